@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout, full_group
-from services.pages.topology import rank_layout
+from services.pages.ranks import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
 from services.runtime.model_files import LoadFormat, prepare, resolve

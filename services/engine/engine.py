@@ -42,10 +42,11 @@ from services.engine.told import draw, tell_scores, tell_sums
 from services.grammars.shelf import Shelf
 from services.grammars.vocabulary import read_vocabulary
 from services.pages.layout import KvLayout, full_group
-from services.pages.topology import Topology, rank_layout
+from services.pages.ranks import rank_layout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
+from services.topology import Topology
 
 WARM_UP_TOKENS: Final = 64
 

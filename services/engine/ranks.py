@@ -17,8 +17,8 @@ import torch.distributed
 
 from services.engine.interface import TeamBroken
 from services.pages.checksum import WORD
-from services.pages.topology import Topology
 from services.runtime.gloo_connections import connect_gloo, first_line
+from services.topology import Topology
 
 NAME: Final = "team"
 LOADING_S: Final = 600.0

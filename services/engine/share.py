@@ -10,7 +10,7 @@ from services.engine.supported import Geometry
 from services.engine.team import Mute, Team
 from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout, full_group
-from services.pages.topology import rank_layout
+from services.pages.ranks import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import UnsupportedModel
 

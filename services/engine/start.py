@@ -9,13 +9,13 @@ from services.engine.interface import TeamBroken
 from services.engine.memory import enough
 from services.engine.ranks import join_team
 from services.engine.team import Team
-from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
 from services.runtime.model_files import LoadFormat, ModelKind, ModelSource, Quantize, prepare, resolve
 from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
+from services.topology import Topology
 
 log = Log(__name__)
 

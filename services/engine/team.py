@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from services.engine.interface import TeamBroken
-from services.pages.topology import Topology
+from services.topology import Topology
 
 
 class Team(Protocol):

@@ -16,7 +16,7 @@ from services.engine.sampler import sample
 from services.engine.scores import score
 from services.engine.team import Team
 from services.pages.layout import KvLayout
-from services.pages.topology import rank_layout
+from services.pages.ranks import rank_layout
 from services.rooms.request import Score, Token
 
 NONE: Final[abc.Mapping[type[NotANumber] | type[NotHeld], float]] = {NotANumber: -1.0, NotHeld: -2.0}

@@ -9,7 +9,7 @@ from typing import Final
 
 from services.pages.errors import LayoutMismatch
 from services.pages.layout import KvGroup, KvLayout
-from services.pages.topology import RANKS_MAX
+from services.topology import RANKS_MAX
 
 _IDS_TOLD: Final = 8
 """Of layers or heads, in an error."""

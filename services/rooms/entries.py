@@ -1,7 +1,7 @@
 """What does the registry write down about a worker, and what about a room?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -11,6 +11,7 @@ from services.rooms.errors import Cause
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
 from services.rooms.timeline import Event, Line
+from services.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
@@ -19,6 +20,31 @@ CANARY_TOKENS: Final = 25
 
 BOTH: Final = frozenset(Side)
 EVENTS_PER_ROOM_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StackFacts:
+    """What must be equal across the stack. The last five hold one value for each group of the KV layout."""
+
+    schema: str = ""
+    """Of the metadata record."""
+    kv_checksum: str = ""
+    quantize: str = ""
+    kind: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    """How many."""
+    heads: tuple[int, ...] = ()
+    """How many."""
+    planes: tuple[str, ...] = ()
+
+    def in_words(self) -> dict[str, str]:
+        """Each value by its field, in the order in which they are compared."""
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: value if isinstance(value, str) else "; ".join(map(str, value))
+            for name, value in sorted(told.items())
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +59,7 @@ class WorkerFacts:
     """host:port of its gRPC server."""
     model: str
     """Fingerprint of configuration and weights."""
-    geometry: tuple[tuple[str, str], ...]
-    """(field, value) pairs that must be equal across the stack: dtype, layers, schema, …"""
+    stack: StackFacts
     tokens_max: int
     """KV positions that its whole cache holds."""
     rooms_max: int
@@ -43,7 +68,7 @@ class WorkerFacts:
     """Most tokens of a sequence; 0: not said."""
     page_tokens: int = 1
     """Of any two workers of the stack, one's is a multiple of the other's."""
-    topology: str = "tp1pp1"
+    topology: Topology = ONE_RANK
     pid: int = 0
     """Of its process, for whoever started it on the same machine; 0: not told."""
     keeps_prefixes: bool = True

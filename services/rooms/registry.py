@@ -268,7 +268,7 @@ class Registry:
     def quantize(self) -> str | None:
         """As what all workers hold the model's weights; None without workers."""
         known = (worker for role in self._on.values() for worker in role)
-        return next((dict(worker.facts.geometry).get("quantize") for worker in known), None)
+        return next((worker.facts.stack.quantize for worker in known), None)
 
     def tokens_least_now(self, side: Side) -> int:
         """The same of the smallest of those that get rooms now or may again at once, if there are any."""
@@ -481,10 +481,10 @@ def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]
 
 
 def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:
-    want, got = dict(known.geometry), dict(new.geometry)
-    for name in sorted(want.keys() | got.keys()):
-        if want.get(name) != got.get(name):
-            raise WorkerRefused(name, want.get(name, "none"), got.get(name, "none"))
+    got = new.stack.in_words()
+    for name, want in known.stack.in_words().items():
+        if want != got[name]:
+            raise WorkerRefused(name, want, got[name])
     small, large = sorted((known.page_tokens, new.page_tokens))
     if large % small:
         told = f"{new.page_tokens}: neither is a multiple"

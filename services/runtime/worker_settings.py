@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from services.pages.checksum import KvChecksum
-from services.pages.topology import RANKS_MAX, Topology
 from services.rooms.ballot import PLACES_MAX
 from services.rooms.entries import CANARY_ROOMS
 from services.runtime.errors import SettingsError
@@ -25,6 +24,7 @@ from services.runtime.setting_kinds import (
     optional,
 )
 from services.runtime.settings import setting
+from services.topology import RANKS_MAX, Topology
 
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
 NAME: Final = matching(

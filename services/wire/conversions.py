@@ -24,7 +24,7 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.pages.topology import Topology
+from services.rooms.entries import StackFacts
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
 from services.rooms.registry import RoomEntry, WorkerFacts
@@ -48,6 +48,7 @@ from services.rooms.request import (
 )
 from services.rooms.timeline import Event, Line, Moment
 from services.rooms.trace import read_trace
+from services.topology import Topology
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.receiver_secret import DIGEST_BYTES
 
@@ -409,7 +410,6 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
     if not (wire.tokens_max and wire.rooms_max):
         raise Malformed("tokens_max and rooms_max must be at least 1")
     layout = layout_from_wire(wire.layout)
-    topology = topology_from_wire(wire.topology)
     return WorkerFacts(
         name=wire.worker.name,
         side=side,
@@ -417,33 +417,24 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         address=wire.worker.address,
         model=layout.model,
         context_length=layout.context_length,
-        geometry=(
-            ("schema", wire.schema),
-            ("kv_checksum", checksum_from_wire(wire.kv_checksum).value),
-            ("quantize", layout.quantize),
-            ("groups", str(len(layout.groups))),
-            *_geometry(layout.groups),
+        stack=StackFacts(
+            schema=wire.schema,
+            kv_checksum=checksum_from_wire(wire.kv_checksum).value,
+            quantize=layout.quantize,
+            kind=tuple(group.kind.value for group in layout.groups),
+            dtype=tuple(group.dtype for group in layout.groups),
+            layers=tuple(len(group.layers) for group in layout.groups),
+            heads=tuple(len(group.heads) for group in layout.groups),
+            planes=tuple(", ".join(map(str, group.planes)) for group in layout.groups),
         ),
         tokens_max=wire.tokens_max,
         rooms_max=wire.rooms_max,
         page_tokens=layout.block_tokens,
-        topology=f"tp{topology.tensor}pp{topology.pipeline}",
+        topology=topology_from_wire(wire.topology),
         pid=wire.pid,
         keeps_prefixes=wire.keeps_prefixes,
         secret_digest=wire.worker.secret_digest,
     )
-
-
-def _geometry(groups: Sequence[KvGroup]) -> Iterator[tuple[str, str]]:
-    """What the groups of all workers must have in common, by the field."""
-    for field, values in (
-        ("kind", [group.kind.value for group in groups]),
-        ("dtype", [group.dtype for group in groups]),
-        ("layers", [str(len(group.layers)) for group in groups]),
-        ("heads", [str(len(group.heads)) for group in groups]),
-        ("planes", [", ".join(map(str, group.planes)) for group in groups]),
-    ):
-        yield field, "; ".join(values)
 
 
 def side_to_wire(side: Side) -> rooms_pb2.Side.ValueType:

@@ -17,9 +17,9 @@ from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
 from services.pages.prefixes import PrefixTree
+from services.pages.ranks import rank_layout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
-from services.pages.topology import rank_layout
 from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken
 from services.rooms.errors import Cause, RostersDiverged

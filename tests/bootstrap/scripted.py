@@ -45,7 +45,7 @@ P, D = Side.PREFILL, Side.DECODE
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 LAYOUT = layout_to_wire(one_group("model", "float32", 16, (0,), (0,), 8))
-GEOMETRY = worker_from_wire(
+STACK = worker_from_wire(
     workers_pb2.RegisterRequest(
         worker=rooms_pb2.Peer(name="any", incarnation=1, address="127.0.0.1:1"),
         side=rooms_pb2.SIDE_PREFILL,
@@ -53,7 +53,7 @@ GEOMETRY = worker_from_wire(
         tokens_max=1,
         rooms_max=1,
     )
-).geometry
+).stack
 """What registrations of the tests say."""
 
 Step = Any
@@ -145,7 +145,7 @@ class ScriptedWorker:
             self.incarnation,
             self.address,
             "model",
-            GEOMETRY,
+            STACK,
             tokens_max=self.tokens_max,
             rooms_max=self.rooms_max,
             pid=self.pid,

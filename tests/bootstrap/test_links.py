@@ -11,6 +11,7 @@ import pytest
 from services.bootstrap import links
 from services.bootstrap.links import Links, WorkerStream
 from services.ids import Incarnation, RoomId
+from services.rooms.entries import StackFacts
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import WorkerFacts
@@ -110,7 +111,9 @@ async def at() -> AsyncIterator[At]:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(worker, server)
 
     async with serving(add) as address:
-        facts = WorkerFacts("prefill-0", Side.PREFILL, Incarnation(7), address, "model", (), 1_000, 100)
+        facts = WorkerFacts(
+            "prefill-0", Side.PREFILL, Incarnation(7), address, "model", StackFacts(), 1_000, 100
+        )
         absent: list[tuple[int, Side]] = []
         made = At(worker, Links(channels, lambda *told: absent.append(told)), facts, absent)
         try:
@@ -249,7 +252,9 @@ async def test_terminal_reaches_peer_the_stream_of_a_worker_that_is_lost_ends_at
 
 
 async def test_an_address_where_nobody_listens_is_unreachable(at: At) -> None:
-    nobody = WorkerFacts("gone", Side.DECODE, Incarnation(8), "127.0.0.1:1", "model", (), 1_000, 100)
+    nobody = WorkerFacts(
+        "gone", Side.DECODE, Incarnation(8), "127.0.0.1:1", "model", StackFacts(), 1_000, 100
+    )
     ear = Ear()
     at.links.to(nobody).open(inference_pb2.StreamRoomRequest(room=1), ear)
     await until(lambda: ear.error is not None)

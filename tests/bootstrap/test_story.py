@@ -19,6 +19,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
 from services.rooms.registry import CANARIES_KEPT, RoomEntry
 from services.rooms.timeline import Event, Moment
+from services.topology import Topology
 from services.wire.baton.v1 import rooms_pb2
 from services.wire.conversions import event_from_wire
 from tests.bootstrap.scripted import House, asked, house
@@ -264,7 +265,7 @@ async def test_no_stage_is_longer_than_a_room_that_failed(at: House) -> None:
 async def test_each_rank_has_a_lane_and_says_only_what_it_saw_itself(at: House) -> None:
     at.registry.worker(at.decode.incarnation)
     entry = await at.admission.admit("request-1", 3, 5)
-    object.__setattr__(entry.decode, "topology", "tp2pp1")
+    object.__setattr__(entry.decode, "topology", Topology(2))
     hand_over(at)
     say(at, "decode-0/1", "voted", "to go on from transferring; another rank does not yet")
     told = await story(at, "request-1")

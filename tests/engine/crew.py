@@ -16,7 +16,7 @@ import torch.distributed
 
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.ranks import ProcessTeam, join_team
-from services.pages.topology import Topology
+from services.topology import Topology
 from tests.forks import Forked, fork_answering
 
 PATIENCE_S: Final = 120.0

@@ -15,8 +15,9 @@ from services.engine.interface import PageSum, Row, Sequence, SumPart
 from services.pages.checksum import WORD, told
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.plan import plan_hand_over, windows
-from services.pages.topology import Topology, rank_layout
+from services.pages.ranks import rank_layout
 from services.rooms.request import Request
+from services.topology import Topology
 from tests.engine.conftest import MakeEngine
 from tests.engine.summing import Memory, carry, reference
 from tests.engine.worker import GREEDY

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from services.engine.interface import NotANumber, NotHeld
 from services.pages.checksum import WORD
-from services.pages.topology import Topology
 from services.rooms.request import Sampling
+from services.topology import Topology
 from tests.engine import scenes, tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.crew import Crew

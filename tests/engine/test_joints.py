@@ -12,8 +12,8 @@ from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 from services.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
 from services.engine.share import RankLink
 from services.engine.team import Mute
-from services.pages.topology import Topology
 from services.runtime.model_facts import UnsupportedModel
+from services.topology import Topology
 from tests.engine import tiny
 
 ALONE = Topology()

@@ -22,8 +22,8 @@ from services.engine.shards import StoredTensor, weights_in
 from services.engine.sources import Box
 from services.engine.team import Mute
 from services.engine.unpacking import Experts, Scaled, numbers_of
-from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from services.topology import Topology
 from tests.engine import tiny
 from tests.engine.counted import Counted
 from tests.engine.quantisers import (

@@ -29,11 +29,11 @@ from services.engine.sight import Reach
 from services.engine.start import start_engine
 from services.engine.supported import COUNTING, WINDOW, refuse_by_configuration
 from services.engine.team import Mute, alone
-from services.pages.topology import Topology
 from services.rooms.entries import CANARY_TOKENS
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from services.runtime.model_files import LoadFormat
+from services.topology import Topology
 from tests.engine import tiny
 
 BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [

@@ -18,8 +18,8 @@ from services.engine.model import load_model
 from services.engine.shards import Files
 from services.engine.sources import WALKS, Box, Cut, fetch, sources_of
 from services.engine.team import Mute
-from services.pages.topology import Topology
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from services.topology import Topology
 from tests.engine import tiny
 from tests.engine.quantisers import FORMATS, MXFP4, PT, write
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, RoomPhase, WorkerFacts
+from services.rooms.entries import RoomEntry, RoomPhase, StackFacts, WorkerFacts
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -145,7 +145,14 @@ class Book:
     def _facts(self, side: int, incarnation: Incarnation) -> WorkerFacts:
         name = SIDES[side].value
         return WorkerFacts(
-            name, SIDES[side], _named(side, incarnation), name, MODEL, (), self._places, self._places
+            name,
+            SIDES[side],
+            _named(side, incarnation),
+            name,
+            MODEL,
+            StackFacts(),
+            self._places,
+            self._places,
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services.pages.topology import Topology
+from services.topology import Topology
 
 _ONE: Final = Topology()
 _TP2: Final = Topology(tensor=2)

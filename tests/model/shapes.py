@@ -10,7 +10,8 @@ from typing import Final
 
 from services.ids import RoomId
 from services.pages.layout import DTYPE_BYTES, KvLayout
-from services.pages.topology import Topology, rank_layout
+from services.pages.ranks import rank_layout
+from services.topology import Topology
 from tests.layouts import one_group
 from tests.model.scopes import Scope
 

@@ -21,9 +21,9 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.model import load_model
 from services.engine.paged import PagedKernel
 from services.engine.team import Mute, alone
-from services.pages.topology import Topology
 from services.rooms.request import Sampling, Token
 from services.runtime.errors import StartupError
+from services.topology import Topology
 from tests.engine import scenes
 from tests.engine.crew import Crew
 from tests.engine.tiny import maker_of

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
 from services.pages.plan import GroupPlan, HandoverPlan, TransferPlan, plan_hand_over, windows
+from services.pages.ranks import rank_layout
 from services.pages.runs import PageRun
-from services.pages.topology import RANKS_MAX, Topology, rank_layout
+from services.topology import RANKS_MAX, Topology
 from tests.layouts import changed, one_group
 
 GROUP = full_group("bfloat16", 16, (0, 1), (0, 1, 2), 64)

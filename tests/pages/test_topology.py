@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout
-from services.pages.topology import RANKS_MAX, Place, Topology, rank_layout
+from services.pages.ranks import rank_layout
+from services.topology import RANKS_MAX, Place, Topology
 from tests.layouts import one_group
 
 SMOLLM2: Final = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)

@@ -12,7 +12,6 @@ from typing import Final
 import pytest
 
 from services.ids import RoomId
-from services.pages.topology import Place, Topology
 from services.parallel.interface import RankGroup
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
@@ -20,6 +19,7 @@ from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
+from services.topology import Place, Topology
 from services.worker.turns import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
 from tests.rooms.group import receiver

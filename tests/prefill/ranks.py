@@ -8,12 +8,13 @@ from typing import Final
 from services.decode.peers import endpoint_to_wire
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.layout import KvLayout
+from services.pages.ranks import rank_layout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from services.pages.topology import Topology, rank_layout
 from services.prefill.ways import Ways
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.memory_transfer import MemoryTransfer
+from services.topology import Topology
 from services.transfer.interface import PutId, Region, Run, kv_region
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire

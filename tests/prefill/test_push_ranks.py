@@ -6,11 +6,11 @@ import pytest
 
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.pages.topology import Topology
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
 from services.rooms.evidence import Granted
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
+from services.topology import Topology
 from services.transfer.interface import PutId, Run, kv_region
 from tests.pages.ids import page_ids
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks

@@ -4,9 +4,9 @@ import pytest
 
 from services.ids import Incarnation
 from services.pages.errors import LayoutMismatch
-from services.pages.topology import Topology
 from services.rooms.errors import NotConnected
 from services.testing.memory_fabric import MemoryFabric
+from services.topology import Topology
 from services.transfer.interface import TransferError
 from services.wire.conversions import Malformed, layout_to_wire
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks, layouts

@@ -1,6 +1,7 @@
 """Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from services.rooms.entries import (
     EVENTS_PER_ROOM_MAX,
     RoomEntry,
     RoomPhase,
+    StackFacts,
     Worker,
     WorkerFacts,
     WorkerState,
@@ -42,7 +44,7 @@ from services.rooms.registry import (
 from services.rooms.timeline import Event
 
 LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
-GEOMETRY = (("schema", "1"), ("dtype", "bfloat16"), ("layers", "30"))
+STACK = StackFacts(schema="1", dtype=("bfloat16",), layers=(30,))
 LOST = Cause(Reason.DECODE_LOST, "its process is gone")
 
 
@@ -53,7 +55,7 @@ def facts(side: Side, number: int, *, tokens_max: int = 1000, rooms_max: int = 1
         incarnation=Incarnation(number + (100 if side is Side.DECODE else 0)),
         address=f"127.0.0.1:{9000 + number}",
         model="model",
-        geometry=GEOMETRY,
+        stack=STACK,
         tokens_max=tokens_max,
         rooms_max=rooms_max,
         pid=1000 + number,
@@ -71,7 +73,7 @@ def registry_of(*workers: WorkerFacts, first_room: int = 500) -> Registry:
 def test_what_the_workers_quantise_is_known_once_one_is_there() -> None:
     registry = Registry("model", 500, LEASE_MS, KEPT, FAILED_KEPT)
     assert registry.quantize is None
-    registry.register(replace(facts(Side.DECODE, 1), geometry=(*GEOMETRY, ("quantize", "int8"))), 0)
+    registry.register(replace(facts(Side.DECODE, 1), stack=replace(STACK, quantize="int8")), 0)
     assert registry.quantize == "int8"
 
 
@@ -114,18 +116,18 @@ def test_schema_agreed_another_model_is_refused_by_name(stack: Registry) -> None
 
 
 @pytest.mark.parametrize(
-    ("geometry", "field", "text"),
+    ("other", "field", "text"),
     [
-        ((*GEOMETRY[:2], ("layers", "32")), "layers", "this stack has 30, the worker has 32"),
-        (GEOMETRY[:2], "layers", "this stack has 30, the worker has none"),
-        ((*GEOMETRY, ("rope", "yarn")), "rope", "this stack has none, the worker has yarn"),
+        ({"layers": (32,)}, "layers", "this stack has 30, the worker has 32"),
+        ({"layers": (25, 5)}, "layers", "this stack has 30, the worker has 25; 5"),
+        ({"schema": "2"}, "schema", "this stack has 1, the worker has 2"),
     ],
 )
 def test_schema_agreed_another_geometry_is_refused_by_field(
-    stack: Registry, geometry: tuple[tuple[str, str], ...], field: str, text: str
+    stack: Registry, other: dict[str, Any], field: str, text: str
 ) -> None:
     with pytest.raises(WorkerRefused, match=text) as caught:
-        stack.register(replace(P2, geometry=geometry), 0)
+        stack.register(replace(P2, stack=replace(STACK, **other)), 0)
     assert caught.value.field == field
     assert len(stack.workers()) == 2
 

@@ -3,10 +3,10 @@
 import pytest
 
 from services.decode.settings import DecodeSettings
-from services.pages.topology import Topology
 from services.prefill.settings import PrefillSettings
 from services.runtime.errors import SettingsError
 from services.runtime.settings import load, to_flags
+from services.topology import Topology
 
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"rank": "0", "tp": "2"}, r"^--rank 0 of 2 needs --rendezvous"),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.pages.checksum import KvChecksum
-from services.pages.topology import Topology
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
+from services.topology import Topology
 from tests.sim.network import CALM, Weather
 
 

@@ -19,9 +19,9 @@ from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
 from services.pages.prefixes import PrefixTree
+from services.pages.ranks import rank_layout
 from services.pages.record import SLOT_BYTES
 from services.pages.slots import SlotPool
-from services.pages.topology import Topology, rank_layout
 from services.parallel.interface import RankGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
@@ -35,6 +35,7 @@ from services.rooms.request import Request
 from services.rooms.timeline import Moment
 from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
+from services.topology import Topology
 from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer, kv_region
 from services.wire.channel import Channels

@@ -17,7 +17,6 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.pages.topology import Topology
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.request import (
@@ -36,6 +35,7 @@ from services.rooms.request import (
     Token,
 )
 from services.rooms.timeline import Event, Moment
+from services.topology import Topology
 from services.wire import conversions as wire
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
@@ -332,7 +332,7 @@ def registration(**fields: Any) -> workers_pb2.RegisterRequest:
 def test_a_registration_says_what_the_worker_is() -> None:
     facts = wire.worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
-    assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", "tp2pp3", 10, 2)
+    assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", Topology(2, 3), 10, 2)
     layout = wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
     longer = registration()
     longer.layout.CopyFrom(layout)
@@ -342,14 +342,14 @@ def test_a_registration_says_what_the_worker_is() -> None:
     layout.quantize = "int8"
     assert wire.layout_from_wire(layout).quantize == "int8"
     longer.layout.CopyFrom(layout)
-    told = [dict(each.geometry)["quantize"] for each in (facts, wire.worker_from_wire(longer))]
+    told = [each.stack.quantize for each in (facts, wire.worker_from_wire(longer))]
     assert told == ["none", "int8"], "what a worker that does not say does"
     assert facts.page_tokens == 16
-    assert "page_tokens" not in dict(facts.geometry), "need not be equal"
-    assert dict(facts.geometry)["schema"] == "s"
-    assert dict(facts.geometry)["kv_checksum"] == "record", "what a worker that does not say does"
+    assert "page_tokens" not in facts.stack.in_words(), "need not be equal"
+    assert facts.stack.schema == "s"
+    assert facts.stack.kv_checksum == "record", "what a worker that does not say does"
     summing = wire.worker_from_wire(registration(kv_checksum="pages"))
-    assert dict(summing.geometry)["kv_checksum"] == "pages"
+    assert summing.stack.kv_checksum == "pages"
     kept = [facts.keeps_prefixes, wire.worker_from_wire(registration(keeps_prefixes=True)).keeps_prefixes]
     assert kept == [False, True]
 

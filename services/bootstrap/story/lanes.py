@@ -1,12 +1,11 @@
 """Who has a lane in the picture of a request, and what is each line of a timeline?"""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from services.bootstrap.story.clocks import OneClock
 from services.bootstrap.story.parts import Lane, Line, LineKind
-from services.rooms.entries import RoomEntry, WorkerFacts
+from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
 from services.rooms.timeline import BOOTSTRAP, Moment
 
@@ -65,21 +64,15 @@ def lanes_of(rooms: Sequence[RoomEntry], clock: OneClock) -> list[Lane]:
     else said something."""
     lanes = [Lane(CLIENT, CLIENT, "", 0, "host"), Lane(BOOTSTRAP, BOOTSTRAP, "", 0, "host")]
     for side in Side:
-        workers = dict.fromkeys((entry.worker(side).name, ranks_of(entry.worker(side))) for entry in rooms)
+        workers = dict.fromkeys(
+            (entry.worker(side).name, entry.worker(side).topology.ranks) for entry in rooms
+        )
         for name, ranks in workers:
             lanes += [_lane(name, side.value, rank, clock) for rank in range(min(ranks, RANKS_SHOWN_MAX))]
     known = {lane.id for lane in lanes}
     strangers = dict.fromkeys(each.source for entry in rooms for each in entry.events)
     lanes += [_lane(each, CLIENT, 0, clock) for each in strangers if each not in known]
     return list({lane.id: lane for lane in lanes}.values())
-
-
-def ranks_of(worker: WorkerFacts) -> int:
-    """From its topology, such as tp2pp1."""
-    ranks = 1
-    for dimension in re.findall(r"[0-9]+", worker.topology):
-        ranks *= int(dimension)
-    return max(ranks, 1)
 
 
 def _lane(worker: str, role: str, rank: int, clock: OneClock) -> Lane:

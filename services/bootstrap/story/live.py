@@ -12,7 +12,6 @@ from typing import Any, Final
 from services.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.story.chains import Chain, RetryChains
-from services.bootstrap.story.lanes import ranks_of
 from services.bootstrap.story.parts import OVER, State
 from services.bootstrap.story.picture import last_word
 from services.bootstrap.story.tell import state_of
@@ -94,8 +93,8 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
         "state": worker.state.value,
         "incarnation": str(facts.incarnation),
         "address": facts.address,
-        "topology": facts.topology,
-        "ranks": ranks_of(facts),
+        "topology": f"tp{facts.topology.tensor}pp{facts.topology.pipeline}",
+        "ranks": facts.topology.ranks,
         "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
         "rooms": worker.places_taken,
         "rooms_max": facts.rooms_max,

@@ -22,12 +22,13 @@ from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, PageId
 from services.pages.layout import KvLayout, full_group
 from services.pages.plan import plan_hand_over
+from services.pages.ranks import rank_layout
 from services.pages.record import SLOT_BYTES
 from services.pages.runs import PageRun
-from services.pages.topology import Topology, rank_layout
 from services.prefill.push import Push
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
+from services.topology import Topology
 from services.transfer.interface import Endpoint, Region, kv_region
 from services.transfer.nixl import NixlTransfer, nixl_memory
 from services.transfer.nixl_library import Library, unframed

@@ -8,7 +8,7 @@ import pytest
 
 from services.engine.model import load_model
 from services.engine.team import Mute
-from services.pages.topology import Topology
+from services.topology import Topology
 from tests.engine import scenes, tiny
 from tests.engine.crew import Crew
 from tests.engine.matrix.table import TYPES
