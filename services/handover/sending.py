@@ -8,7 +8,7 @@ this very class.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, assert_never
+from typing import Final, Protocol, TypeVar, assert_never
 
 from services.handover.requests import (
     BeginWrites,
@@ -34,6 +34,8 @@ from services.rooms.plurals import counted
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.rooms.timeline import Moment
+
+GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
 
 
 class Writes(Protocol):
@@ -234,8 +236,7 @@ class Sending(HandOverSide[S, SenderRequest]):
                 raise PeerFault(f"room {room}: the registry named another receiver")
             if held.grant is not None and held.grant.generation != generation:
                 raise PeerFault(f"room {room}: generation {generation} was not granted")
-        cause = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
-        self.roster.give_up(room, receiver, cause, now_ms)
+        self.roster.give_up(room, receiver, GIVEN_UP, now_ms)
 
     def depart(self, receiver: Incarnation) -> None:
         """A decode process is known to be gone: nothing can land in it any more."""

@@ -1,29 +1,41 @@
-"""What does one rank of a prefill worker do? As `services.prefill`, with the product's own parts,
-the `Push` of a room's writes and the `Ways` to the receivers' memory among them.
+"""What is around one rank of a prefill worker? The product's own half of its hand-overs is driven here, with
+the `Push` of a room's writes and the `Ways` to the receivers' memory.
 
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import cast
+from typing import assert_never, cast
 
+from services.handover.requests import (
+    BeginWrites,
+    Forget,
+    Outcome,
+    Report,
+    Retired,
+    SenderRequest,
+    SendPages,
+    SendRecord,
+    SendSeal,
+)
 from services.handover.route import Route
+from services.handover.sending import GIVEN_UP, Sending, SendingRoom
 from services.ids import Generation, Incarnation, PageId, RoomId
+from services.pages.errors import Truncated
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
-from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
-from services.pages.slots import SlotPool
-from services.prefill.push import Push, Stage
+from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
+from services.pages.slots import Slot, SlotPool
+from services.prefill.push import Push
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
-from services.rooms.evidence import Failed, Fenced, Finished, Granted, Proof, Sealed, Written
-from services.rooms.phases import GATED, Effect, Phase, SenderEffect
-from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
-from services.rooms.sender import Sender
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
+from services.rooms.evidence import Failed, Granted, Proof
+from services.rooms.request import Request, Token
+from services.rooms.roster import TOMBSTONE_MS
 from services.transfer.interface import PutState, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
@@ -36,56 +48,50 @@ from tests.model.shapes import layouts
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
 
-@dataclass(slots=True)
-class Job:
-    sender: Sender
-    way: Route | None = None
-    push: Push | None = None
-    pages: tuple[PageId, ...] = ()
-    computed: bool = False
+@dataclass(slots=True, eq=False)
+class WritingRoom(SendingRoom):
+    push: Push | None = field(default=None, init=False)
 
 
 class PrefillRank:
     def __init__(self, scope: Scope, rank: int) -> None:
-        self._layout = layouts(scope, 0)[rank]
         self._theirs = layouts(scope, 1)
         self._sums = scope.sums
-        self._draining = self._left = False
-        self._prompt = scope.prompt_pages
+        self._left = False
+        self._pages = scope.prompt_pages
+        self._prompt = (1,) * max(scope.prompt_pages, 1)
+        """One of which no page is sent has a token, too: its receiver is said to hold it, and counts none."""
         self._told_ways = scope.ways
         self._steps = scope.steps
+        self._air = Airspace.of(scope, rank)
+        self._ways = Ways(cast(Transfer, self._air), layouts(scope, 0), rank)
         self._slot_memory = bytearray(scope.rooms * SLOT_BYTES)
-        self._holdings = Holdings(PagePool(scope.sender_pages), SlotPool(memoryview(self._slot_memory)))
-        self._roster: Roster[Sender] = Roster(scope.rooms)
-        self._jobs: dict[RoomId, Job] = {}
-        self._step: list[RoomId] = []
+        self._sending: Sending[WritingRoom] = Sending(
+            WritingRoom,
+            scope.rooms,
+            Holdings(PagePool(scope.sender_pages), SlotPool(memoryview(self._slot_memory))),
+            layouts(scope, 0)[rank],
+            FAR,
+            elected=self._ways.elected,
+        )
+        self._step: list[WritingRoom] = []
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
-        self._air = Airspace.of(scope, rank)
-        self._ways = Ways(cast(Transfer, self._air), layouts(scope, 0), rank)
-        self._connecting: list[str] = []
-        """The turn's connections, and what became of them on this rank: "" for a way that was made."""
 
     # ---- commands, the same on every rank
 
     def open(self, room: RoomId, peer: Incarnation) -> str:
-        def make(place: int) -> Sender:
-            return Sender(
-                room, f"request-{room}", peer, place, self._prompt, FAR, 0, elected=self._ways.elected
-            )
-
         try:
-            sender = self._roster.open(room, make, 0)
+            opened = self._sending.open(room, Request(f"request-{room}", self._prompt, 1), peer, 0)
         except Refusal as error:
             return type(error).__name__
-        if room in self._cancelled and sender.cause is None:
+        if room in self._cancelled and opened.cause is None:
             raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
         self._opened.add(room)
         self._cancelled.discard(room)
         self._forgotten.discard(room)
-        self._jobs[room] = Job(sender)
-        return ""
+        return self._carry_out()
 
     def connect(
         self,
@@ -97,23 +103,25 @@ class PrefillRank:
         """What became of it here; whoever asked is told after the next turn. `reached`: exposures by which
         memory can be written in truth. `reaches`: this one can be reached from this rank."""
         self._air.reaches = reaches
-        self._connecting.append(self._connect(receiver, exposure, reached))
+        problem = self._connect(receiver, exposure, reached)
         self._air.reaches = True
-        return self._connecting[-1]
+        self._sending.connection(problem)
+        return _name(problem)
 
-    def _connect(self, receiver: Incarnation, exposure: Incarnation, reached: frozenset[Incarnation]) -> str:
-        answer = ""
+    def _connect(
+        self, receiver: Incarnation, exposure: Incarnation, reached: frozenset[Incarnation]
+    ) -> NotConnected | None:
+        problem = None
         try:
             self._ways.connect(_connect(receiver, exposure, self._theirs))
         except NotConnected as error:
-            answer = type(error).__name__
-        for job in self._jobs.values():
-            if job.sender.peer == receiver and job.way is not None and job.way.revoked_by(exposure):
-                job.sender.note(Failed(Cause(Reason.MEMORY_REVOKED, "taken back")))
-                job.sender.note(Fenced(Proof.REVOKED))
-                if job.push is not None:
-                    self._air.give_up(job.sender.id, job.push._in_flight, reached)
-        return answer
+            problem = type(error)()
+        unproven = [room for room in self._sending.roster if room.proof is None]
+        self._sending.revoke(receiver, exposure)
+        for room in unproven:
+            if room.proof is Proof.REVOKED and room.push is not None:
+                self._air.give_up(room.id, room.push._in_flight, reached)
+        return problem
 
     def grant(
         self,
@@ -126,66 +134,51 @@ class PrefillRank:
         reached: frozenset[Incarnation],
     ) -> str:
         """Not empty: why it was refused. The leader gives the answer. `reached`: as for `connect`."""
-        grant = Granted(generation, pages, slot)
-        if room not in self._roster:
-            self._roster.note(room, grant)
-            return "UnknownRoom"
-        sender = self._roster.get(room)
-        if receiver != sender.peer:
-            return "PeerFault"
-        if not self._told_ways:
+        roster = self._sending.roster
+        if not self._told_ways and room in roster and roster.get(room).peer == receiver:
             self._connect(receiver, exposure, reached)
+        route: Route | NotConnected
         try:
-            way = self._ways.granted(receiver, exposure)
+            route = self._ways.granted(receiver, exposure)
         except NotConnected as error:
-            if not self._ways.elected:
-                sender.note(Failed(Cause(Reason.CONNECT_FAILED, "not connected here")))
-            return type(error).__name__
-        if len(pages) != sender.pages_needed:
-            return "Truncated"
+            route = error
         try:
-            sender.note(grant)
-        except PeerFault as error:
-            return type(error).__name__
-        self._jobs[room].way = way
+            held = len(self._prompt) - self._pages
+            self._sending.grant(room, receiver, Granted(generation, pages, slot, held), route)
+        except (UnknownRoom, PeerFault, NotConnected, Truncated) as error:
+            return _name(error)
         return ""
 
     def cancel(self, room: RoomId, reason: Reason) -> str:
-        self._roster.cancel(room, Cause(reason, "as the world tells"), 0)
+        # Called off or given up is the same to a sender: said alike, it makes no more states.
+        cause = GIVEN_UP if reason is Reason.CANCELLED else Cause(reason, "as the world tells")
+        self._sending.cancel(room, cause, 0)
         if room not in self._opened:
             self._cancelled.add(room)
         return ""
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation) -> str:
-        if room in self._roster:
-            sender = self._roster.get(room)
-            if sender.peer != receiver:
-                return "PeerFault"
-            if sender.grant is not None and sender.grant.generation != generation:
-                return "PeerFault"
-        self._roster.give_up(room, receiver, Cause(Reason.CANCELLED, "as the world tells"), 0)
+        try:
+            self._sending.close(room, receiver, generation, 0)
+        except PeerFault as error:
+            return _name(error)
         if room not in self._opened:
             self._cancelled.add(room)
         return ""
 
     def depart(self, peer: Incarnation) -> str:
-        for job in self._jobs.values():
-            if job.sender.peer == peer:
-                job.sender.note(Failed(Cause(Reason.DECODE_LOST, "its process is gone")))
-                job.sender.note(Fenced(Proof.DEAD))
-        self._ways.forget(peer, gone=True)
-        self._air.gone.add(peer)
-        return ""
+        self._sending.depart(peer)
+        return self._carry_out()
 
     def drain(self) -> str:
-        """Hold no more rooms than there are, and leave when there are none."""
-        self._draining = True
+        self._sending.drain()
         return ""
 
     def forget(self) -> str:
         """What is remembered of rooms that are not here has expired."""
-        self._roster._forget_old(TOMBSTONE_MS)
-        self._forgotten |= self._opened - self._jobs.keys()
+        roster = self._sending.roster
+        roster._forget_old(TOMBSTONE_MS)
+        self._forgotten |= {room for room in self._opened if room not in roster}
         self._cancelled.clear()
         return ""
 
@@ -193,7 +186,7 @@ class PrefillRank:
 
     def fail(self, room: RoomId) -> str:
         """Something here tells of a failure, perhaps of a room that is over."""
-        self._roster.note(room, Failed(Cause(Reason.ENGINE_FAILED, "seen here")))
+        self._sending.note(room, Failed(Cause(Reason.ENGINE_FAILED, "seen here")))
         return ""
 
     def ended(self, number: int, state: PutState) -> str:
@@ -204,177 +197,146 @@ class PrefillRank:
     def step_ends(self) -> str:
         """Every prompt of the batch is computed."""
         for room in self._step:
-            job = self._jobs[room]
-            sender = job.sender
-            sender.busy, job.computed = False, True
-            if job.push is not None and sender.phase is Phase.TRANSFERRING:
-                job.push.ready(self._prompt, complete=True)
-                if sender.elected:
-                    self._tell(job.push, sender)
+            self._sending.computed(room, len(self._prompt), Token(FIRST_TOKEN), 0)
         self._step = []
-        return ""
+        return self._carry_out()
 
     # ---- a turn
 
     def ballot(self, late: RoomId | None) -> tuple[int, ...]:
         """See and vote. `late`: the room whose deadline has passed here."""
-        with expired(self._roster, late):
+        with expired(self._sending.roster, late):
             return tuple(self._ballot().encode())
 
     def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
         """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
-        with expired(self._roster, late):
+        with expired(self._sending.roster, late):
             ballot = self._ballot()
             verdict = read_verdict(ballot, list(agreed))
-            moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
+            moves = self._sending.roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
-        answers = self._connected(verdict.connects)
-        for sender, effect in moves:
-            self._perform(sender, effect)
+        answers = tuple(map(_name, self._sending.agreed(verdict.connects)))
+        for room, effect in moves:
+            self._sending.perform(room, effect, 0)
+            self._carry_out()
         if verdict.compute:
             self._compute()
-        return tuple((sender.id, effect, ()) for sender, effect in moves), answers
-
-    def _connected(self, count: int) -> tuple[str, ...]:
-        answers = [
-            NotConnected.__name__ if place >= count and not problem else problem
-            for place, problem in enumerate(self._connecting)
-        ]
-        self._connecting.clear()
-        return tuple(answers)
+        return tuple((room.id, effect, ()) for room, effect in moves), answers
 
     def _ballot(self) -> Ballot:
-        for job in list(self._jobs.values()):
-            if job.sender.phase in GATED:
-                self._see_push(job)
-            elif job.sender.phase is Phase.FAILED and job.sender.proof is None and not job.sender.busy:
-                self._see_quiet(job)
-        capacity = Capacity(self._holdings.pages.free, self._holdings.slots.free)
-        votes, digest = self._roster.votes(0, capacity), self._roster.digest()
-        may_leave = self._draining and not self._jobs
-        made = [not problem for problem in self._connecting]
-        connects = made.index(False) if False in made else len(made)
-        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0, votes), connects)
-
-    def _see_push(self, job: Job) -> None:
-        push, sender = job.push, job.sender
-        if push is None or sender.grant is None or sender.sealed or sender.cause is not None:
-            return
-        push.advance(_uncounted)
-        if push.failure is not None:
-            sender.note(Failed(Cause(Reason.TRANSFER_FAILED, push.failure)))
-            return
-        if push.written and not sender.written:
-            sender.note(Written())
-        if push.stage is Stage.SEALED:
-            sender.note(Sealed(sender.grant.generation))
-
-    def _see_quiet(self, job: Job) -> None:
-        if job.push is None:
-            job.sender.note(Fenced(Proof.UNEXPOSED))
-        elif job.push.drain(_uncounted):
-            job.sender.note(Fenced(Proof.QUIET))
-
-    def _perform(self, sender: Sender, effect: Effect) -> None:
-        match effect:
-            case SenderEffect.COMPUTE:
-                self._begin(self._jobs[sender.id])
-            case SenderEffect.SEAL:
-                self._seal(self._jobs[sender.id])
-            case SenderEffect.REPORT:
-                sender.note(Finished())
-            case Effect.RELEASE:
-                self._air.unwritten.discard(sender.id)
-                self._holdings.give_back(sender.id)
-                self._roster.retire(sender.id, 0)
-                del self._jobs[sender.id]
-            case _:
-                pass
-
-    def _begin(self, job: Job) -> None:
-        sender, grant = job.sender, job.sender.grant
-        if grant is None or job.way is None:
-            raise AssertionError(f"room {sender.id} computes without a destination")
-        holding = self._holdings.take(sender.id, sender.pages_needed)
-        job.pages = holding.pages
-        line = Line(self._air, sender.id, grant.generation, holding.pages, self._slot_memory)
-        staging = self._holdings.slots.view(holding.slot)
-        job.push = Push(
-            cast(Transfer, line),
-            job.way,
-            holding.pages,
-            self._layout.page_tokens,
-            grant,
-            self._layout.page_bytes,
-            staging,
-            holding.slot.index,
-        )
-
-    def _seal(self, job: Job) -> None:
-        sender, push = job.sender, job.push
-        if push is None or not job.computed:
-            raise AssertionError(f"room {sender.id} is sealed before it was computed")
-        if sender.elected:
-            push.seal()
-
-    def _tell(self, push: Push, sender: Sender) -> None:
-        if sender.grant is None:
-            raise AssertionError(f"room {sender.id} was computed without a destination")
-        record = MetadataRecord(
-            room=sender.id,
-            generation=sender.grant.generation,
-            prompt_tokens=self._prompt,
-            cached_tokens=0,
-            pages=len(sender.grant.pages),
-            first_token=FIRST_TOKEN,
-        )
-        push.tell(record, lambda heads: told_sum(heads) if self._sums else 0)
+        sending = self._sending
+        for room in sending.sent():
+            if room.push is not None:
+                sending.observe(room, room.push, 0, moved=room.push.advance(_uncounted))
+        for room in sending.unproven():
+            if room.push is None or room.push.drain(_uncounted):
+                sending.ended(room)
+        self._carry_out()
+        votes, digest = sending.roster.votes(0, sending.capacity()), sending.roster.digest()
+        reasons = sending.roster.reasons(0, votes)
+        return Ballot(0, digest, not self._step, sending.may_leave(), votes, reasons, sending.connects())
 
     def _compute(self) -> None:
-        for room, job in self._jobs.items():
-            if job.sender.phase is Phase.TRANSFERRING and not job.computed:
-                job.sender.busy = True
+        for room in self._sending.roster:
+            if room.computable:
+                room.busy = True
                 self._step.append(room)
         if not self._steps:
             self.step_ends()
 
+    # ---- what the hand-over asks of the world
+
+    def _carry_out(self) -> str:
+        while requests := self._sending.take_requests():
+            for request in requests:
+                self._do(request)
+        return ""
+
+    def _do(self, request: SenderRequest) -> None:
+        match request:
+            case BeginWrites(room, slot):
+                self._begin(self._sending.roster.get(room), slot)
+            case SendPages(room, tokens, complete):
+                self._push(room).ready(tokens, complete=complete)
+            case SendRecord(room, record):
+                told = replace(record, prompt_tokens=self._pages)
+                self._push(room).tell(told, lambda heads: told_sum(heads) if self._sums else 0)
+            case SendSeal(room):
+                self._push(room).seal()
+            case Retired(room):
+                self._air.unwritten.discard(room)
+            case Forget(peer):
+                self._ways.forget(peer, gone=True)
+                self._air.gone.add(peer)
+            case Report() | Outcome():
+                pass
+            case _:
+                assert_never(request)
+
+    def _begin(self, room: WritingRoom, slot: Slot) -> None:
+        if room.grant is None or room.route is None:
+            raise AssertionError(f"room {room.id} computes without a destination")
+        line = Line(self._air, room.id, room.grant.generation, room.pages, self._slot_memory)
+        layout = self._sending.layout
+        room.push = Push(
+            cast(Transfer, line),
+            room.route,
+            room.pages,
+            layout.page_tokens,
+            room.grant,
+            layout.page_bytes,
+            self._sending.holdings.slots.view(slot),
+            slot.index,
+        )
+
+    def _push(self, room: RoomId) -> Push:
+        push = self._sending.roster.get(room).push
+        if push is None:
+            raise AssertionError(f"room {room} is written before it has begun")
+        return push
+
     # ---- what it is
 
     def standing(self) -> Standing:
-        check_tables(self._roster, self._holdings, self._jobs, self._opened, self._forgotten)
+        roster, holdings = self._sending.roster, self._sending.holdings
+        here = {room.id: room for room in roster}
+        check_tables(roster, holdings, here, self._opened, self._forgotten)
         flying = tuple(self._air.flying.values())
         for flight in flying:
             self._check_source(flight)
-        rooms = {room: At(job.sender.phase, job.sender.cause) for room, job in self._jobs.items()}
         return Standing(
-            rooms,
-            frozenset(self._opened - rooms.keys() - self._forgotten),
-            not self._jobs and nothing_held(self._roster, self._holdings),
+            {room.id: At(room.phase, room.cause) for room in roster},
+            frozenset(self._opened - here.keys() - self._forgotten),
+            nothing_held(roster, holdings),
             bool(self._step),
-            self._draining,
+            self._sending.draining,
             self._left,
             flying=flying,
             owing=frozenset(
-                room for room, job in self._jobs.items() if not job.computed or room in self._air.unwritten
+                room.id for room in roster if not room.complete or room.id in self._air.unwritten
             ),
         )
 
     def _check_source(self, flight: Flight) -> None:
         if exposed_by(flight.peer) in self._air.gone:
             return  # where it was going is no more
-        room = flight.room
-        if room not in self._jobs or room not in self._holdings:
+        room, holdings = flight.room, self._sending.holdings
+        if room not in self._sending.roster or room not in holdings:
             raise Broken(Law.SOURCE_PINNED, f"room {room} gave its pages back while a {flight.kind} is read")
-        holding = self._holdings.get(room)
+        holding = holdings.get(room)
         mine = holding.pages if flight.kind == PAGE else (holding.slot.index,)
         if not set(flight.sources) <= set(mine):
             raise Broken(Law.SOURCE_PINNED, f"room {room}: a {flight.kind} is read from pages not its own")
-        if flight.kind == PAGE and not self._jobs[room].computed:
+        if flight.kind == PAGE and not self._sending.roster.get(room).complete:
             raise Broken(Law.WRITTEN_BEFORE_SENT, f"room {room}: a page is sent before it is computed")
         start = holding.slot.index * SLOT_BYTES + (SEAL_OFFSET if flight.kind == SEAL else 0)
         body = bytes(self._slot_memory[start : start + len(flight.body)])
         if flight.kind in (RECORD, SEAL) and body != flight.body:
             raise Broken(Law.SOURCE_PINNED, f"room {room}: what a {flight.kind} is read from has changed")
+
+
+def _name(problem: Exception | None) -> str:
+    return "" if problem is None else type(problem).__name__
 
 
 def _uncounted(length: int) -> None:

@@ -18,6 +18,10 @@ from typing import Any, Final
 OBSERVED_ONLY: Final = frozenset({"dropped", "phase_ms"})
 """What the product writes for people (a metric, a histogram) and never reads to decide something."""
 
+GIVEN: Final = frozenset({"_make", "layout", "_deadlines", "request", "request_id"})
+"""What a rank or a room is made with, the same in every state of a scope for the same room."""
+
+_LEFT_OUT: Final = OBSERVED_ONLY | GIVEN
 _LEAVES: Final[set[type]] = {int, str, bytes, bool, float, type(None)}
 """Kinds whose instances are hashable by content as they are."""
 
@@ -53,7 +57,7 @@ def _how(kind: type) -> Freeze:
         return lambda each: (kind.__qualname__, tuple(map(frozen, fields(each))))
     return lambda each: (
         kind.__qualname__,
-        tuple(frozen(held) for name, held in vars(each).items() if name not in OBSERVED_ONLY),
+        tuple(frozen(held) for name, held in vars(each).items() if name not in _LEFT_OUT),
     )
 
 
@@ -75,7 +79,7 @@ def load(dumped: bytes) -> Any:
 
 def _slots(kind: type) -> tuple[str, ...]:
     names = [name for each in reversed(kind.__mro__) for name in each.__dict__.get("__slots__", ())]
-    return tuple(name for name in names if name not in OBSERVED_ONLY)
+    return tuple(name for name in names if name not in _LEFT_OUT)
 
 
 class _Pickler(pickle.Pickler):
