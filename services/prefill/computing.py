@@ -21,7 +21,7 @@ CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
 
-class PrefillComputing:
+class Prefilling:
     """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
 
     def __init__(

@@ -25,7 +25,7 @@ from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.errors import LayoutMismatch, Truncated
 from services.prefill.commands import PrefillCommands
-from services.prefill.computing import PrefillComputing
+from services.prefill.computing import Prefilling
 from services.prefill.early_grants import EarlyGrants
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.pushes import Pushes
@@ -107,7 +107,7 @@ class PrefillWork:
             reporter=reporter,
             clock=clock,
         )
-        self._computing = PrefillComputing(
+        self._computing = Prefilling(
             sending,
             stepper,
             chunk_tokens,
