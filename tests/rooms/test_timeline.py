@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,36 @@ def docstrings() -> Mapping[Moment, str]:
             case _:
                 pass
     return found
+
+
+OF: Final[Mapping[str, Set[str]]] = {
+    "bootstrap": {"Bootstrap"},
+    "prefill": {"Prefill"},
+    "decode": {"Decode"},
+    "handover/sending.py": {"Prefill"},
+    "handover/receiving.py": {"Decode"},
+    "worker": {"Prefill", "Decode"},
+    "wire": {"Nobody"},
+}
+"""Whose lines a source's are."""
+NAMED: Final[Mapping[str, Set[str]]] = {
+    "Both workers": {"Prefill", "Decode"},
+    "Every rank": {"Prefill", "Decode"},
+    "Both workers and the bootstrap": {"Prefill", "Decode", "Bootstrap"},
+    "Prefill, every rank": {"Prefill"},
+    "Decode, every rank": {"Decode"},
+}
+
+
+def written(source: str) -> Iterator[Moment]:
+    """What a source hands on to be written down, or keeps in a table for that."""
+    for node in ast.walk(ast.parse(source)):
+        for value in node.args if isinstance(node, ast.Call) else getattr(node, "values", ()):
+            match value:
+                case ast.Attribute(ast.Name("Moment"), name):
+                    yield Moment[name]
+                case _:
+                    pass
 
 
 def is_name(node: ast.expr) -> bool:
@@ -66,6 +96,17 @@ def test_each_word_says_who_writes_it_and_what_it_means() -> None:
     assert list(said) == list(Moment)
     for word, text in said.items():
         assert re.fullmatch(r"[A-Z][^:]+: [^\n]+\.", text), word
+
+
+def test_each_word_is_written_by_those_whom_it_names() -> None:
+    found: dict[Moment, set[str]] = {}
+    for where, whose in OF.items():
+        place = SERVICES / where
+        for path in place.rglob("*.py") if place.is_dir() else [place]:
+            for word in written(path.read_text()):
+                found.setdefault(word, set()).update(whose)
+    said = {word: text.partition(":")[0] for word, text in docstrings().items()}
+    assert found == {word: NAMED.get(who, {who}) for word, who in said.items()}
 
 
 def test_the_page_has_every_word(rewrite: bool) -> None:
