@@ -12,11 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import lcm
+from typing import TypeAlias
 
+from services.pages.compatibility import check_fit
 from services.pages.errors import Truncated
-from services.pages.fit import check_fit
 from services.pages.layout import KvGroup, KvLayout
-from services.pages.runs import PageRun, Window
+
+PageRun: TypeAlias = tuple[int, int, int]
+"""(source, target, length): `length` bytes from offset `source` of the sender's KV region to `target` of the
+receiver's. Plain: a window may have thousands, and a tuple with names takes 5 times as long to make."""
+
+Window: TypeAlias = tuple[int, list[PageRun]]
+"""(bytes, runs) of one put."""
 
 
 @dataclass(frozen=True, slots=True)

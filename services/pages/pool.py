@@ -25,7 +25,7 @@ from typing import Final
 
 from services.ids import PageId
 from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.gaps import Gaps
+from services.pages.free_runs import FreeRuns
 
 
 class PageState(Enum):
@@ -63,13 +63,13 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
 class PagePool:
     """A fixed number of equal pages. Knows states, not owners: `Holdings` binds them to rooms.
 
-    Neighbours are handed out together where there are some (`Gaps`), so that a transfer needs few, large
+    Neighbours are handed out together where there are some (`FreeRuns`), so that a transfer needs few, large
     descriptors.
     """
 
     def __init__(self, pages: int) -> None:
         self._states = [PageState.FREE] * pages
-        self._free = Gaps(pages)
+        self._free = FreeRuns(pages)
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: pages}
 
     def __len__(self) -> int:

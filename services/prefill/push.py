@@ -17,9 +17,8 @@ from typing import Final
 
 from services.handover.route import Route
 from services.ids import Incarnation
-from services.pages.plan import windows
+from services.pages.plan import Window, windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.runs import Window
 from services.rooms.evidence import Granted
 from services.transfer.interface import (
     SLOTS,

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from services.ids import Incarnation
-from services.pages.runs import PageRun
+from services.pages.plan import PageRun
 
 NOTICE_BYTES_MAX: Final = 1024
 """Longest payload of a notice."""

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
-from services.pages.plan import GroupPlan, HandoverPlan, TransferPlan, plan_hand_over, windows
+from services.pages.plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
 from services.pages.ranks import rank_layout
-from services.pages.runs import PageRun
 from services.topology import RANKS_MAX, Topology
 from tests.layouts import changed, one_group
 

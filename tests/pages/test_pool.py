@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.ids import PageId
 from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.gaps import Gaps
+from services.pages.free_runs import FreeRuns
 from services.pages.pool import PAGE_MOVES, PagePool, PageState
 from tests.pages.ids import page_ids
 
@@ -135,7 +135,7 @@ def test_pools_with_the_same_free_pages_hand_out_the_same_ones(order: tuple[int,
     pool.reserve(6)
     for page in order:
         pool.release(page_ids(page))
-    assert vars(pool._free) == vars(Gaps(4))
+    assert vars(pool._free) == vars(FreeRuns(4))
     assert [pool.reserve(count) for count in (1, 2, 1)] == [(0,), (1, 2), (3,)]
 
 

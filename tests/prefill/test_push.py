@@ -6,9 +6,8 @@ import pytest
 
 from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, RoomId
-from services.pages.plan import TransferPlan, plan_hand_over
+from services.pages.plan import PageRun, TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.pages.runs import PageRun
 from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory

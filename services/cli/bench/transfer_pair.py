@@ -21,10 +21,9 @@ from services.cli.bench.report import seconds_of
 from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, PageId
 from services.pages.layout import KvLayout, full_group
-from services.pages.plan import plan_hand_over
+from services.pages.plan import PageRun, plan_hand_over
 from services.pages.ranks import rank_layout
 from services.pages.record import SLOT_BYTES
-from services.pages.runs import PageRun
 from services.prefill.push import Push
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory

@@ -11,7 +11,7 @@ from typing import cast
 from services.ids import PageId
 
 
-class Gaps:
+class FreeRuns:
     """Free pages as runs of neighbours. Those with the same free pages are the same in everything, however
     they came to be."""
 
