@@ -27,8 +27,6 @@ from services.rooms.placement import Need, all_full, beyond, largest, place
 from services.rooms.room_index import RoomIndex
 from services.rooms.timeline import Event
 
-__all__ = ["Registry", "RoomEntry", "RoomPhase", "Worker", "WorkerFacts", "WorkerState"]
-
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
 """For how long a turn may not end, where a lease is shorter. An idle worker ends one each second."""

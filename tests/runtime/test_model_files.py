@@ -20,15 +20,15 @@ import pytest
 from services.runtime import model_cache, model_files
 from services.runtime.errors import StartupError
 from services.runtime.model_cache import ConversionFailed, converted
-from services.runtime.model_facts import ContextTooLong, UnsupportedModel, weight_files
-from services.runtime.model_files import (
-    ModelKind,
+from services.runtime.model_facts import (
+    ContextTooLong,
     ModelNotFound,
     ModelUnreadable,
-    prepare,
+    UnsupportedModel,
     read_model,
-    resolve,
+    weight_files,
 )
+from services.runtime.model_files import ModelKind, prepare, resolve
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
 

@@ -38,3 +38,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     modules = sources()
     others = modules.keys() - {PROGRAM}
     TopologicalSorter({name: imported(source) & others for name, source in modules.items()}).prepare()
+
+
+def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
+    """The type checker refuses every other import, but where a module lists what it passes on."""
+    assert [name for name, source in sources().items() if "__all__" in source] == []

@@ -38,7 +38,8 @@ def perplexity(
     from services.engine.engine import load_engine
     from services.engine.start import coding_of
     from services.openai.tokenizer import load_tokenizer
-    from services.runtime.model_files import prepare, read_model, resolve
+    from services.runtime.model_facts import read_model
+    from services.runtime.model_files import prepare, resolve
 
     source = resolve(model)
     directory = prepare(source, lambda _: None)
