@@ -51,6 +51,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+from services.handover.route import Route
 from services.ids import Generation, Incarnation, PageId, RoomId
 from services.pages.errors import PagesError
 from services.pages.pool import PageState
@@ -58,7 +59,7 @@ from services.rooms.errors import Cause, NotConnected, Reason, RoomError
 from services.rooms.evidence import Connected, Evidence, Failed, Granted, Landed, Sealed
 from services.rooms.phases import Phase, Vote
 from tests.rooms.group import PEER, Settled, deadlines
-from tests.stories.stage import DEADLINE_MS, DecodeStage, OneExposure, PrefillStage, request
+from tests.stories.stage import DEADLINE_MS, LAYOUT, DecodeStage, PrefillStage, request
 
 Words = Mapping[str, str]
 Act = Callable[[int, Any], None]
@@ -75,6 +76,8 @@ class Play:
 
     def __init__(self) -> None:
         self._stages: dict[str, DecodeStage | PrefillStage] = {}
+        self._decode: DecodeStage
+        self._prefill: PrefillStage
         self._now_ms = 0
         self._verbs: Mapping[str, Callable[[str, Words], list[str] | None]] = {
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
@@ -106,21 +109,19 @@ class Play:
     def do_group(self, side: str, words: Words) -> None:
         sizes = (int(words["ranks"]), int(words["pages"]), int(words["slots"]))
         more: dict[str, Any] = {word: words[word] for word in ("prefixes", "checksum") if word in words}
-        self._stages[side] = DecodeStage(*sizes, **more) if side == "decode" else PrefillStage(*sizes, **more)
+        if side == "decode":
+            self._stages[side] = self._decode = DecodeStage(*sizes, **more)
+        else:
+            self._stages[side] = self._prefill = PrefillStage(*sizes, **more)
 
     def do_open(self, side: str, words: Words) -> list[str]:
         room, needed, ms = _room(words), int(words["needed"]), int(words.get("deadline", DEADLINE_MS))
         choices, like = int(words.get("choices", 1)), int(words.get("like", 0))
         asked = request(room, needed, int(words.get("expected", needed)), choices=choices, like=like)
-        more = (
-            {"sender_name": "p"}
-            if self._stage(side) is self._stages.get("decode")
-            else {"receiver_name": "d"}
-        )
         ends_ms = int(words["ends"]) if "ends" in words else None
 
         def act(_: int, rank: Any) -> None:
-            opened = rank.open(room, asked, PEER, self._now_ms, ends_ms=ends_ms, **more)
+            opened = rank.open(room, asked, PEER, self._now_ms, ends_ms=ends_ms)
             opened.deadlines = replace(deadlines(ms), waiting_ms=int(words.get("waiting", ms)))
 
         return self._each(side, words, act)
@@ -137,7 +138,7 @@ class Play:
             exposure = told.exposure
         grant = replace(grant, prefix_tokens=int(words.get("prefix", grant.prefix_tokens)))
         lost = NotConnected("nothing leads there") if "unreachable" in words else None
-        route = lost or OneExposure(exposure)
+        route = lost or Route(exposure, LAYOUT.page_tokens, ())
         return self._each("prefill", words, lambda _, rank: rank.grant(room, _peer(words), grant, route))
 
     def do_post(self, side: str, words: Words) -> None:
@@ -257,20 +258,6 @@ class Play:
 
     def _stage(self, side: str) -> DecodeStage | PrefillStage:
         return self._stages[side or next(iter(self._stages))]
-
-    @property
-    def _decode(self) -> DecodeStage:
-        stage = self._stages["decode"]
-        if not isinstance(stage, DecodeStage):
-            raise TypeError("decode is not on stage")
-        return stage
-
-    @property
-    def _prefill(self) -> PrefillStage:
-        stage = self._stages["prefill"]
-        if not isinstance(stage, PrefillStage):
-            raise TypeError("prefill is not on stage")
-        return stage
 
     def _ranks(self, side: str, words: Words) -> list[tuple[int, Any]]:
         """Every rank with its number, or the one that is named."""

@@ -74,17 +74,6 @@ class Destination:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class OneExposure:
-    """A sender's route to it."""
-
-    exposure: Incarnation
-    page_tokens: int = LAYOUT.page_tokens
-
-    def revoked_by(self, exposure: Incarnation) -> bool:
-        return self.exposure < exposure
-
-
 class Stage(Generic[R]):
     """A worker's rank group."""
 
