@@ -51,7 +51,8 @@ log = Log(__name__)
 
 
 class RoomStream:
-    """One room being followed: a `services.openai.backend.TokenStream`."""
+    """One room being followed: a `services.openai.backend.TokenStream` to its reader, and a
+    `services.bootstrap.links.Hearer` to the streams of both its workers."""
 
     def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0
@@ -141,7 +142,7 @@ class RoomStream:
     def _call(self, side: Side) -> None:
         try:
             request = self._opening(side)
-            self._rooms.links.to(self.entry.worker(side)).open(request, _Ear(self, side))
+            self._rooms.links.to(self.entry.worker(side)).open(request, self)
         except Exception as error:
             self._could_not_follow(error)
         else:
@@ -372,19 +373,3 @@ def _first_is_prefills(request: Request) -> bool:
     sampling = request.sampling
     tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
     return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX
-
-
-class _Ear:
-    """What one side says of one room: a `services.bootstrap.links.Hearer`."""
-
-    __slots__ = ("_side", "_stream")
-
-    def __init__(self, stream: RoomStream, side: Side) -> None:
-        self._stream = stream
-        self._side = side
-
-    def heard(self, reply: Any) -> None:
-        self._stream.heard(self._side, reply)
-
-    def broken(self, error: RemoteError) -> None:
-        self._stream.broken(self._side, error)

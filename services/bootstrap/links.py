@@ -42,13 +42,13 @@ Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 
 
 class Hearer(Protocol):
-    """Who follows one room on one worker."""
+    """Who follows one room on its workers."""
 
-    def heard(self, reply: Any) -> None:
-        """Nothing follows an outcome."""
+    def heard(self, side: Side, reply: Any) -> None:
+        """The worker of that side said something of the room. It says nothing after an outcome."""
 
-    def broken(self, error: RemoteError) -> None:
-        """Nothing follows: the room was refused, or the stream broke."""
+    def broken(self, side: Side, error: RemoteError) -> None:
+        """The worker of that side refused the room, or its stream broke: it says nothing more."""
 
 
 class Links:
@@ -134,7 +134,7 @@ class WorkerStream:
         if length > OPEN_BYTES_MAX:
             text = f"the request takes {length} bytes, at most {OPEN_BYTES_MAX} are taken"
             error = RemoteError(grpc.StatusCode.INVALID_ARGUMENT, CommandTooLong.__name__, text)
-            asyncio.get_running_loop().call_soon(_tell, room, hearer.broken, error)
+            asyncio.get_running_loop().call_soon(self._tell, room, hearer.broken, error)
             return
         self._hearers[room] = hearer
         self._opening.append(request)
@@ -210,7 +210,7 @@ class WorkerStream:
         self._untold = deque(self._over)
         self._news.clear()
         for room, hearer in hearers.items():
-            _tell(room, hearer.broken, error)
+            self._tell(room, hearer.broken, error)
 
     def _read(self, message: Any) -> None:
         self._pause_s = RETELL_S
@@ -225,12 +225,19 @@ class WorkerStream:
                 continue  # of a room that is over
             if line.HasField("refused"):
                 del self._hearers[room]
-                _tell(room, hearer.broken, refusal_from_wire(line.refused))
+                self._tell(room, hearer.broken, refusal_from_wire(line.refused))
                 continue
             reply = line.reply
             if reply.HasField("outcome"):
                 del self._hearers[room]
-            _tell(room, hearer.heard, reply)
+            self._tell(room, hearer.heard, reply)
+
+    def _tell(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
+        """One room's trouble ends neither the stream nor the other rooms on it."""
+        try:
+            hear(self._facts.side, what)
+        except Exception as error:
+            log.error("a room's reply could not be taken", room=room, error=error)  # noqa: TRY400
 
     def _next(self) -> Any:
         """What is sent next, if anything."""
@@ -259,11 +266,3 @@ class WorkerStream:
                 )
                 length += told.ByteSize()
         return message
-
-
-def _tell(room: RoomId, hear: Callable[[Any], None], what: object) -> None:
-    """One room's trouble ends neither the stream nor the other rooms on it."""
-    try:
-        hear(what)
-    except Exception as error:
-        log.error("a room's reply could not be taken", room=room, error=error)  # noqa: TRY400
