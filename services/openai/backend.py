@@ -32,7 +32,7 @@ class BackendError(Exception):
 
 
 class Overloaded(BackendError):
-    """Queues are full: 429."""
+    """Queues are full. `retry_after_s`: when it is worth another try."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class Overloaded(BackendError):
 
 
 class NoWorker(BackendError):
-    """No worker of a role can take it: 503. The message names the role."""
+    """No worker of a role can take it. The message names the role."""
 
 
 class RoomFailed(BackendError):
-    """The room failed after admission: 503 before the first byte, a final SSE error after it."""
+    """The room failed after admission, before its first token or behind any."""
 
     def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
