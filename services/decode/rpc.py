@@ -9,14 +9,16 @@ from services.rooms.phases import Side
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
 from services.worker.mailbox import Mailbox
-from services.worker.rpc import RoomService
+from services.worker.rpc import RoomOpeningService
 
 
-class DecodeService(RoomService[inference_pb2.StreamRoomReply], inference_pb2_grpc.DecodeServiceServicer):
+class DecodeService(
+    RoomOpeningService[inference_pb2.StreamRoomReply], inference_pb2_grpc.DecodeServiceServicer
+):
     side = Side.DECODE
     message = inference_pb2.StreamRoomsReply
-    StreamRoom = RoomService.room
-    StreamRooms = RoomService.rooms
+    StreamRoom = RoomOpeningService.room
+    StreamRooms = RoomOpeningService.rooms
 
     def __init__(self, work: DecodeWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
         super().__init__(work, mailbox, incarnation, self._end_choices)

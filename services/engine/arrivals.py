@@ -32,7 +32,7 @@ THIS_CONTEXT: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class DeviceWrites:
     """What a GPU says of writes that a network card makes to it."""
 
     supported: bool
@@ -65,7 +65,7 @@ def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | 
     return flush
 
 
-def writes_to(device: torch.device, driver: Any) -> Writes:
+def writes_to(device: torch.device, driver: Any) -> DeviceWrites:
     """Of a GPU, by CUDA's `driver`. Raises RuntimeError where it does not say."""
     bind_thread(str(device))
     number = ctypes.c_int()
@@ -76,7 +76,7 @@ def writes_to(device: torch.device, driver: Any) -> Writes:
         _succeed(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
         return value.value
 
-    return Writes(bool(told(SUPPORTED)), told(ORDERING), bool(told(FLUSH_OPTIONS) & BY_A_CALL))
+    return DeviceWrites(bool(told(SUPPORTED)), told(ORDERING), bool(told(FLUSH_OPTIONS) & BY_A_CALL))
 
 
 def _succeed(code: int) -> None:

@@ -136,7 +136,7 @@ class RowSteps:
         return logits[[each - (row.stop - 1 if last else row.start) for each in row.wanted]]
 
 
-class Notes:
+class RowNotes:
     """Keys and values by layer, as a definition gives them of one sequence: what it gets is what it gave."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def judge(facts: ModelFacts, definition: Definition, device: torch.device, dtype
     if any(tokens < context_length for tokens in kept_of(config).values()):
         raise UnsupportedModel.needing(name, kind, [WINDOW])
     alone = [definition.logits(tokens, 0, None) for tokens in both]
-    at_once, cut = (Notes(), Notes()), (Notes(), Notes())
+    at_once, cut = (RowNotes(), RowNotes()), (RowNotes(), RowNotes())
     together = [definition.logits(tokens, 0, notes) for tokens, notes in zip(both, at_once, strict=True)]
     told: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     chunks = [(begin, min(end, whole)) for begin, end in CHUNKS if begin < whole]
@@ -188,7 +188,7 @@ def judge(facts: ModelFacts, definition: Definition, device: torch.device, dtype
     return geometry
 
 
-def _geometry(name: str, kind: str, notes: Notes, layers: int, passes: int) -> Geometry:
+def _geometry(name: str, kind: str, notes: RowNotes, layers: int, passes: int) -> Geometry:
     if sorted(notes.seen) != list(range(layers)) or notes.updates != layers * passes:
         raise UnsupportedModel.needing(name, kind, ["keys and values that are not once per numbered layer"])
     shapes = {each.shape for pair in notes.seen.values() for each in pair}

@@ -16,14 +16,16 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.conversions import check_peer
 from services.wire.errors import errors_as_status
 from services.worker.mailbox import Mailbox
-from services.worker.rpc import RoomService
+from services.worker.rpc import RoomOpeningService
 
 
-class PrefillService(RoomService[inference_pb2.RunRoomReply], inference_pb2_grpc.PrefillServiceServicer):
+class PrefillService(
+    RoomOpeningService[inference_pb2.RunRoomReply], inference_pb2_grpc.PrefillServiceServicer
+):
     side = Side.PREFILL
     message = inference_pb2.RunRoomsReply
-    RunRoom = RoomService.room
-    RunRooms = RoomService.rooms
+    RunRoom = RoomOpeningService.room
+    RunRooms = RoomOpeningService.rooms
 
     def __init__(self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
         super().__init__(work, mailbox, incarnation)

@@ -31,7 +31,7 @@ class Opener(Protocol[Reply]):
     def draining(self) -> bool: ...
 
 
-class RoomService(ABC, Generic[Reply]):
+class RoomOpeningService(ABC, Generic[Reply]):
     """What the servicers of both roles are."""
 
     side: ClassVar[Side]

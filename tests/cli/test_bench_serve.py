@@ -15,7 +15,7 @@ import uvicorn
 from services.cli.bench.answers import Answer, AnswerFailed, understand
 from services.cli.bench.latencies import Objective, summarise
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator, Outcome
+from services.cli.bench.load import LoadGenerator, LoadOutcome
 from services.cli.bench.probe import NotMeasurable
 from services.cli.bench.stream_client import Reply, ServerAddress
 from services.cli.bench.trial import Closed, Open, measure
@@ -101,7 +101,7 @@ def test_every_percentile_is_the_nearest_rank_of_what_was_measured() -> None:
         )
         for first in (0.4, 0.1, 0.3, 0.2)
     ]
-    told = summarise(Outcome(answers, wall_s=1.0), Objective())
+    told = summarise(LoadOutcome(answers, wall_s=1.0), Objective())
     assert told["ttft_ms"] == {"p50": 200, "p90": 400, "p99": 400, "max": 400}
 
 
@@ -158,7 +158,7 @@ REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), 
 
 async def asked_one_by_one(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], count: int
-) -> Outcome:
+) -> LoadOutcome:
     """What comes of so many requests to a server that does this with each connection."""
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]

@@ -18,7 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator, Outcome
+from services.cli.bench.load import LoadGenerator, LoadOutcome
 from services.cli.bench.probe import NotMeasurable, model_of, writer_for
 from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, Workload, Writer, make_asks, schedule
@@ -134,7 +134,7 @@ async def _flow(
 
 
 def _told(
-    outcome: Outcome, rate: float, before: Mapping[str, float], after: Mapping[str, float]
+    outcome: LoadOutcome, rate: float, before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, Any]:
     """A request that is refused with 429 is told apart: it is an answer past a stated bound."""
     statuses = Counter(_status(each) for each in outcome.failures)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.cli.bench.answers import Answer
-from services.cli.bench.load import Outcome
+from services.cli.bench.load import LoadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Objective:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def summarise(outcome: Outcome, objective: Objective) -> dict[str, Any]:
+def summarise(outcome: LoadOutcome, objective: Objective) -> dict[str, Any]:
     """One round. Has no times if nothing was answered."""
     answers, wall_s = outcome.answers, outcome.wall_s
     told: dict[str, Any] = {

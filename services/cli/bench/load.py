@@ -21,7 +21,7 @@ OPENED_BEFORE: Final = 32
 
 
 @dataclass(slots=True)
-class Outcome:
+class LoadOutcome:
     """What became of one round of requests."""
 
     answers: list[Answer] = field(default_factory=list)
@@ -43,7 +43,7 @@ class LoadGenerator:
         self._replies: list[tuple[float, Reply]] = []
         self._failures: list[str] = []
 
-    async def closed(self, asks: Sequence[Ask], concurrency: int) -> Outcome:
+    async def closed(self, asks: Sequence[Ask], concurrency: int) -> LoadOutcome:
         await self._connections.open(min(concurrency, len(asks)))
         todo = iter(asks)
 
@@ -55,7 +55,7 @@ class LoadGenerator:
             await asyncio.gather(*(caller() for _ in range(concurrency)))
         return outcome
 
-    async def open(self, asks: Sequence[Ask], in_flight_max: int) -> Outcome:
+    async def open(self, asks: Sequence[Ask], in_flight_max: int) -> LoadOutcome:
         """By each one's `at_s`; beyond `in_flight_max` at a time they wait here, which counts as waiting."""
         await self._connections.open(min(in_flight_max, len(asks), OPENED_BEFORE))
         places = asyncio.Semaphore(in_flight_max)
@@ -96,9 +96,9 @@ class LoadGenerator:
             self._replies.append((due, reply))
 
     @contextmanager
-    def _measured(self) -> Iterator[Outcome]:
+    def _measured(self) -> Iterator[LoadOutcome]:
         """The collector rests meanwhile: its pauses would be read as the server's."""
-        outcome = Outcome()
+        outcome = LoadOutcome()
         gc.collect()
         gc.disable()
         started, cpu = time.perf_counter(), time.process_time()

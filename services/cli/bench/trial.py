@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.cli.bench.latencies import Objective, medians, summarise
-from services.cli.bench.load import LoadGenerator, Outcome
+from services.cli.bench.load import LoadGenerator, LoadOutcome
 from services.cli.bench.probe import NotMeasurable, model_of, writer_for
 from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.workload import ArrivalProcess, PromptForm, Workload, Writer, make_asks, schedule
@@ -79,7 +79,7 @@ class Trial:
             told["failures"] = sorted(set(outcome.failures))[:FAILURES_TOLD]
         return told
 
-    async def _outcome(self, pace: Closed | Open, requests: int, turn: int) -> Outcome:
+    async def _outcome(self, pace: Closed | Open, requests: int, turn: int) -> LoadOutcome:
         asks = make_asks(self._workload, self.writer, requests, turn)
         match pace:
             case Closed(concurrency):
