@@ -6,7 +6,7 @@ step, is called when it has ended, and takes its tokens in a later turn.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
 from services.engine.interface import Drawn, EngineLost, Row, Steps, SumPart, TeamBroken
@@ -27,10 +27,13 @@ class StepFailed(Exception):
 class Stepper:
     """Used from one event loop. `on_done` is called in it when a step has ended."""
 
-    def __init__(self, engine: Steps, on_done: Callable[[], None]) -> None:
+    def __init__(self, engine: Steps, on_done: Callable[[], None], thread: Executor | None = None) -> None:
+        """`thread`: runs one step at a time. Not given: one of its own, which the engine binds."""
         self._engine = engine
         self._on_done = on_done
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=engine.bind_thread)
+        self._thread = thread or ThreadPoolExecutor(
+            1, thread_name_prefix="engine", initializer=engine.bind_thread
+        )
         self._running: asyncio.Future[Any] | None = None
         self._summing = False
         """What runs is a sum of pages, not a step."""

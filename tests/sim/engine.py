@@ -9,8 +9,10 @@ another layer or head is seen. What lands is read once more when it is admitted.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
 from hashlib import shake_128
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from services.engine.interface import Row, SumPart
 from services.openai.schemas import Drawing
@@ -18,7 +20,6 @@ from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
-from services.worker.stepper import StepFailed, Stepper
 from tests.layouts import one_group
 from tests.sim.loop import VirtualLoop
 
@@ -121,6 +122,8 @@ class SimulatedEngine:
         self.memory = HostMemory(pages * layout.page_bytes)
         self._pages = model.pages.setdefault((self._size, *self._lanes), {})
 
+    def bind_thread(self) -> None: ...
+
     def begin(self, rows: Sequence[Row]) -> None:
         self._read(rows, "starts")
         noise = _NOISE * self._layout.page_bytes
@@ -128,7 +131,8 @@ class SimulatedEngine:
             for first in range(row.start - row.start % self._size, row.stop, self._size):
                 self._write(row, first, noise)
 
-    def end(self, rows: Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+        """The rest of it, where it ends."""
         self._read(rows, "ends")
         drawn = []
         for row in rows:
@@ -219,15 +223,18 @@ def _lane_sum(head: int, layer: int, plane: int, words: Iterable[tuple[int, byte
     )
 
 
-class SimStepper:
-    """`services.worker.stepper.Stepper` in virtual time."""
+class StepFault(Exception):
+    """What the simulation raises in a step. The product logs it as an error of its engine's."""
+
+
+class SimulatedThread(Executor):
+    """The one that makes the steps of a rank's engine: in virtual time."""
 
     def __init__(
         self,
         engine: SimulatedEngine,
         loop: VirtualLoop,
         rng: random.Random,
-        on_done: Callable[[], None],
         fails: Callable[[], bool],
         slow: float = 1.0,
     ) -> None:
@@ -235,55 +242,20 @@ class SimStepper:
         self._engine = engine
         self._loop = loop
         self._random = rng
-        self._on_done = on_done
         self._fails = fails
-        self._running: Callable[[], list[Token | None] | None] | None = None
-        self._summing = False
-        self._ended: list[Token | None] | StepFailed | None = None
-        self._over = False
         self._slow = slow
 
-    def as_stepper(self) -> Stepper:
-        return cast(Stepper, self)
-
-    @property
-    def free(self) -> bool:
-        return self._running is None
-
-    def start(self, rows: Sequence[Row]) -> None:
-        self._start(lambda: self._engine.end(rows), summing=False)
-        self._engine.begin(rows)
-
-    def start_sum(self, parts: Sequence[SumPart]) -> None:
-        self._start(lambda: self._engine.sum_pages(parts), summing=True)
-
-    def take(self) -> list[Token | None] | None:
-        return self._take() if self._over and not self._summing else None
-
-    def take_sum(self) -> bool:
-        if not (self._over and self._summing):
-            return False
-        self._take()
-        return True
-
-    def _start(self, work: Callable[[], list[Token | None] | None], *, summing: bool) -> None:
-        if self._running is not None:
-            raise RuntimeError("a step is running")
-        self._running, self._summing = work, summing
-        self._loop.call_later(self._random.uniform(0.002, 0.006) * self._slow, self._end)
-
-    def _take(self) -> list[Token | None] | None:
-        ended, self._ended = self._ended, None
-        self._running, self._over = None, False
-        if isinstance(ended, StepFailed):
-            raise ended
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> "Future[Any]":
+        ended: Future[Any] = Future()
+        self._loop.call_later(
+            self._random.uniform(0.002, 0.006) * self._slow, self._end, ended, partial(work, *given, **named)
+        )
+        if work == self._engine.step:
+            self._engine.begin(*given)
         return ended
 
-    def _end(self) -> None:
-        assert self._running is not None
+    def _end(self, ended: "Future[Any]", work: Callable[[], Any]) -> None:
         if self._fails():
-            self._ended = StepFailed("RuntimeError: a fault of the simulation")
+            ended.set_exception(StepFault("a fault of the simulation"))
         else:
-            self._ended = self._running()
-        self._over = True
-        self._on_done()
+            ended.set_result(work())

@@ -12,6 +12,7 @@ import heapq
 from asyncio import events, tasks
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -164,6 +165,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[no-untyped-def, override]
         raise AssertionError("nothing here runs in another thread")
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor, work: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """By an executor of the simulation, which ends it in this thread."""
+        future = self.create_future()
+
+        def ended(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(error)
+                future.exception()  # a process that dies meanwhile never asks
+
+        executor.submit(work, *args).add_done_callback(ended)
+        return future
 
     def call_later(  # type: ignore[override]
         self,

@@ -42,6 +42,7 @@ from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
 from services.worker.mailbox import Mailbox
 from services.worker.reporter import Reporter
+from services.worker.stepper import Stepper
 from tests.layouts import changed
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (
@@ -49,9 +50,9 @@ from tests.sim.engine import (
     PAGE_TOKENS,
     VOCABULARY,
     WHOLE,
-    SimStepper,
     SimulatedEngine,
     SimulatedModel,
+    SimulatedThread,
 )
 from tests.sim.fabric import Bank, WatchedFabric
 from tests.sim.loop import SimulatedProcess, VirtualLoop
@@ -106,7 +107,7 @@ class Rank:
     group: RankGroup
     mailbox: Mailbox
     bank: Bank
-    stepper: SimStepper
+    stepper: Stepper
     registry: CollectorRegistry
     work: PrefillWork | DecodeWork
     endpoints: list[Incarnation]
@@ -214,7 +215,7 @@ def make_rank(
         return True
 
     engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
-    stepper = SimStepper(engine, world.loop, rng, mailbox.wake, fails, shape.slow)
+    stepper = Stepper(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)
     prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
@@ -237,7 +238,7 @@ def make_rank(
         work = PrefillWork(
             Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=ways.elected),
             bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=stepper.as_stepper(),
+            stepper=stepper,
             transfer=transfer,
             mailbox=mailbox,
             reporter=reporter,
@@ -266,7 +267,7 @@ def make_rank(
             receiving,
             incarnation=worker,
             bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=stepper.as_stepper(),
+            stepper=stepper,
             exposure=exposure,
             slots=slots,
             peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
