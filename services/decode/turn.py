@@ -14,9 +14,9 @@ from typing import assert_never
 from services.decode.batch import how_many
 from services.decode.commands import DecodeCommands
 from services.decode.computing import Decoding
+from services.decode.handover_client import Peers, endpoint_to_wire
 from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import Peers, endpoint_to_wire
 from services.decode.rest import deadline_s, look_s
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings

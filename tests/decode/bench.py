@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, LeaderPeers, Peers
 from services.decode.room import DecodeRoom, replies_max
 from services.decode.turn import DecodeWork
 from services.grammars.shelf import Shelf

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.decode.peers import LeaderPeers, Peers
+from services.decode.handover_client import LeaderPeers, Peers
 from services.ids import Incarnation
 
 

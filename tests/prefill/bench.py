@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.decode.peers import endpoint_to_wire
+from services.decode.handover_client import endpoint_to_wire
 from services.grammars.shelf import Shelf
 from services.handover.sending import Sending
 from services.ids import Generation, Incarnation, RoomId

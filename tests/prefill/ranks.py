@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from services.decode.peers import endpoint_to_wire
+from services.decode.handover_client import endpoint_to_wire
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.pages.ranks import rank_layout

@@ -18,8 +18,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
+from services.decode.handover_client import LeaderPeers
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import LeaderPeers
 from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from services.decode.peers import LeaderPeers
+from services.decode.handover_client import LeaderPeers
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
+from services.decode.handover_client import FollowerPeers, LeaderPeers
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, LeaderPeers
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.handover.receiving import Receiving

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from services.decode.peers import Peers
+from services.decode.handover_client import Peers
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
 from services.ids import Incarnation

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.decode.peers import endpoint_to_wire
+from services.decode.handover_client import endpoint_to_wire
 from services.engine.interface import Sequence
 from services.engine.sampler import sample
 from services.pages.layout import DTYPE_BYTES, KvKind

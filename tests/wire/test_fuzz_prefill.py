@@ -11,7 +11,7 @@ from typing import Final
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from services.decode.peers import endpoint_to_wire
+from services.decode.handover_client import endpoint_to_wire
 from services.ids import Incarnation, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES

@@ -19,8 +19,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
+from services.decode.handover_client import FollowerPeers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
-from services.decode.peers import FollowerPeers, endpoint_to_wire
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
