@@ -80,7 +80,7 @@ class LeaseKeeper:
         self._on_renewal = on_renewal
         self._census = census
         self._stall = None if turns is None else Stall(turns)
-        self._departed: set[int] = set()
+        self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
         self._sent = self._heard = 0
         """Renewals sent so far, and the latest of them that was answered."""
@@ -174,8 +174,9 @@ class LeaseKeeper:
         self._refusal = None
         self._pause_s = RETRY_MIN_S
         self.proven = not reply.unproven
-        fresh = [Incarnation(each) for each in reply.departed if each not in self._departed]
-        self._departed = set(reply.departed)
+        departed = [Incarnation(each) for each in reply.departed]
+        fresh = [each for each in departed if each not in self._departed]
+        self._departed = set(departed)
         if fresh:
             self._on_departed(fresh)
 
