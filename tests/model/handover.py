@@ -1,5 +1,6 @@
-"""What do the two workers say to each other about a room? As `services.decode.handover_client`: connect, grant, close.
+"""What do the two workers say to each other about a room?
 
+As `services.decode.handover_client` and `services.prefill.handover` do: connect, grant, close.
 The receiver's leader calls, and the sender's leader answers. A call that is not answered has been lost, or
 the sender stands still; either way what the receiver makes of it is here.
 """
