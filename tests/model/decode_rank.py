@@ -1,198 +1,175 @@
-"""What does one rank of a decode worker do? As `services.decode`, with the product's own parts.
+"""What surrounds one rank of a decode worker? Its hand-over is `services.handover.receiving`, which decides.
 
+Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.requests import Close, Grant, Join, SumPages
 from services.ids import Generation, Incarnation, RoomId
-from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
 from services.pages.pool import PagePool
-from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, read_slot, seal_bytes
+from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from services.pages.slots import SlotPool
 from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.choices import Choices
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
-from services.rooms.evidence import Connected, Failed, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.evidence import Connected, Failed
 from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect
-from services.rooms.quarantine import in_quarantine, revocation_due
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.receiver import Receiver
-from services.rooms.roster import TOMBSTONE_MS, Capacity, Roster
+from services.rooms.quarantine import revocation_due
+from services.rooms.roster import TOMBSTONE_MS, Roster
 from tests.model.flights import PAGE, RECORD, Flight, exposed_anew, exposure, leaders
 from tests.model.laws import Broken, Law
 from tests.model.passing import FAR, expired
 from tests.model.scopes import Scope
-from tests.model.shapes import content, layouts, strips
+from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN, VOCABULARY, asked, content, layouts, reserving, strips
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
-FIRST_TOKEN = 5
 _DRAWN, _DRAWN_MAX = 200, 8
 """What is drawn, at most so many tokens of each choice, says this and more, and no prompt does."""
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
 
-Done = tuple[RoomId, AnyEffect, tuple[object, ...]]
-"""What a rank did for a room in a turn, and what the world is to know of it."""
+Told = tuple[object, ...]
+"""What the world is to know of a request."""
+Done = tuple[RoomId, AnyEffect, Told]
+"""What a rank did for a room in a turn, and what it told of that."""
 
 
-@dataclass(slots=True)
-class Job:
-    receiver: Receiver
-    ends: Choices
-    steps: list[int]
-    """Of each choice, that have ended and counted."""
-    record: MetadataRecord | None = None
-    cut: frozenset[int] = frozenset()
+@dataclass(slots=True, eq=False)
+class WatchedRoom(ReceivingRoom):
+    enough: frozenset[int] = field(default=frozenset(), init=False)
     """Choices that the world has said are enough."""
-    exposure: Incarnation | None = None
-    """By which its sender was told of its memory."""
+    told: Incarnation | None = field(default=None, init=False)
+    """By which exposure its sender was told of its memory."""
+
+    def steps(self, choice: int) -> int:
+        """Of this choice, that have ended and counted: the sender drew the first token of choice 0."""
+        return len(self.outputs[choice]) - (choice == 0)
 
 
 class DecodeRank:
     def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
-        layout = layouts(scope, 1)[rank]
-        self._strips = strips(layout)
+        ranks = layouts(scope, 1)
+        self._scope = scope
+        self._strips = strips(ranks[rank])
         """Of each page."""
-        self._sum = told_sum(layout.kv_heads) if scope.sums else 0
+        self._sum = told_sum(ranks[rank].kv_heads) if scope.sums else 0
         """That the record is to tell."""
-        self._incarnation = incarnation
         self._exposure = exposure(incarnation, 1, rank)
         self._reached_by = {self._exposure}
         """Exposures by which writes still reach what is read here."""
-        self._revoking = False
-        self._draining = self._left = False
-        self._prompt = scope.prompt_pages
-        self._division = ChoicePages(
-            scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=1
-        )
+        self._left = False
         self._lasts = [scope.tokens + choice % 2 for choice in range(scope.choices)]
         """Steps of each choice."""
-        self._steps = scope.steps or scope.receiver_steps
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
         self._kv = bytearray(scope.pages * len(self._strips))
         """What was written to each strip since its page was taken: 0 for nothing."""
         self._slot_writers: dict[int, int] = {}
         """Which rank of the sender wrote to a slot since it was handed out."""
-        self._holdings = Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory)))
-        self._roster: Roster[Receiver] = Roster(scope.rooms)
-        self._jobs: dict[RoomId, Job] = {}
+        self._receiving: Receiving[WatchedRoom] = Receiving(
+            WatchedRoom,
+            scope.rooms,
+            Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory))),
+            reserving(scope, ranks[rank]),
+            FAR,
+            exposure=self._exposure,
+            # (Where no rank is late, to wait for the others makes no difference but one more turn.)
+            ranks=len(ranks) if scope.budget.lags else 1,
+            vocabulary=VOCABULARY,
+            checksum=KvChecksum.PAGES if scope.sums else KvChecksum.RECORD,
+        )
         self._step: list[tuple[RoomId, int]] = []
         """Rooms, and which choice of each."""
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
         self._cancelled: set[RoomId] = set()
         """Before they were opened."""
-        self._later = scope.budget.lags > 0 and len(layouts(scope, 1)) > 1
-        """The sender is told where to write when every rank has exposed it: after the next agreement. (Where
-        no rank is late, that makes no difference but one more turn.)"""
-        self._granting: list[Done] = []
-        """Exposed here, and not yet known to be so on every rank."""
         self._gone: set[Incarnation] = set()
         """Prefill workers known to be gone: nobody connects to them any more."""
+
+    @property
+    def _roster(self) -> Roster[WatchedRoom]:
+        return self._receiving.roster
+
+    @property
+    def _holdings(self) -> Holdings:
+        return self._receiving.holdings
 
     # ---- commands, the same on every rank
 
     def open(self, room: RoomId, peer: Incarnation, connected: bool = True) -> str:
         """`connected`: the sender knows this memory; else `connected` will tell."""
-
-        def make(place: int) -> Receiver:
-            return Receiver(
-                room,
-                f"request-{room}",
-                peer,
-                place,
-                self._division.needed,
-                FAR,
-                0,
-                pages_expected=self._prompt,
-            )
-
         try:
-            receiver = self._roster.open(room, make, 0)
+            opened = self._receiving.open(room, asked(self._scope, room), peer, 0)
         except Refusal as error:
             return type(error).__name__
-        if room in self._cancelled and receiver.cause is None:
+        if room in self._cancelled and opened.cause is None:
             raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
         self._opened.add(room)
         self._cancelled.discard(room)
         self._forgotten.discard(room)
-        count = self._division.choices
-        self._jobs[room] = Job(receiver, Choices(count), [0] * count)
         if peer in self._gone:
-            receiver.note(Failed(Cause(Reason.CONNECT_FAILED, "its process is gone")))
+            self._receiving.fail(opened, Reason.CONNECT_FAILED, "its process is gone")
         elif connected:
-            receiver.note(Connected())
+            self._receiving.note(room, Connected())
+        self._carry_out()
         return ""
 
     def connected(self, peer: Incarnation) -> str:
-        for job in self._jobs.values():
-            if job.receiver.peer == peer:
-                job.receiver.note(Connected())
+        self._receiving.connected(peer)
         return ""
 
     def cancel(self, room: RoomId, reason: Reason) -> str:
-        self._roster.cancel(room, Cause(reason, "as the world tells"), 0)
+        self._receiving.cancel(room, Cause(reason, "as the world tells"), 0)
         if room not in self._opened:
             self._cancelled.add(room)
         return ""
 
     def end_choice(self, room: RoomId, choice: int) -> str:
-        job = self._jobs.get(room)
-        if job is not None:
-            job.cut |= {choice}
-            job.ends.cut.add(choice)
-            if choice in job.ends.going_on and job.ends.end(choice):
-                job.receiver.note(Finished())
+        if room in self._roster:
+            self._roster.get(room).enough |= {choice}
+        self._receiving.cut(room, choice)
+        self._carry_out()
         return ""
 
     def quiet(self, room: RoomId, generation: Generation) -> str:
-        if room in self._roster and self._roster.get(room).generation != generation:
-            return "PeerFault"
-        self._roster.note(room, Fenced(Proof.QUIET))
+        try:
+            self._receiving.quiet(room, generation)
+        except PeerFault as error:
+            return type(error).__name__
         return ""
 
     def depart(self, peer: Incarnation) -> str:
-        for job in self._jobs.values():
-            if job.receiver.peer != peer or job.receiver.phase is Phase.SUCCESS:
-                continue
-            if job.receiver.phase is Phase.TRANSFERRING and job.record is None:
-                self._see_slot(job)
-            if job.record is None:
-                job.receiver.note(Failed(Cause(Reason.PREFILL_LOST, "its process is gone")))
-            job.receiver.note(Fenced(Proof.DEAD))
+        self._receiving.depart(peer)
+        self._carry_out()
         self._gone.add(peer)
         return ""
 
     def drain(self) -> str:
-        """Hold no more rooms than there are, and leave when there are none."""
-        self._draining = True
+        self._receiving.drain()
         return ""
 
     def forget(self) -> str:
         """What is remembered of rooms that are not here has expired."""
         self._roster._forget_old(TOMBSTONE_MS)
-        self._forgotten |= self._opened - self._jobs.keys()
+        self._forgotten |= {room for room in self._opened if room not in self._roster}
         self._cancelled.clear()
         return ""
 
     def revoke(self) -> str:
-        """Every room whose memory is exposed ends: all of it is about to go."""
-        self._revoking = True
-        for job in self._jobs.values():
-            if job.receiver.phase is Phase.TRANSFERRING:
-                job.receiver.note(Failed(Cause(Reason.MEMORY_REVOKED, "taken back from another")))
+        self._receiving.revoke()
         return ""
 
     # ---- what happens to this rank alone
 
     def fail(self, room: RoomId) -> str:
         """Something here tells of a failure, perhaps of a room that is over."""
-        self._roster.note(room, Failed(Cause(Reason.TRANSFER_FAILED, "seen here")))
+        self._receiving.note(room, Failed(Cause(Reason.TRANSFER_FAILED, "seen here")))
         return ""
 
     def land(self, flight: Flight) -> str:
@@ -223,26 +200,20 @@ class DecodeRank:
     def _expected(self, room: RoomId, page: int, strip: int) -> int:
         return content(room, page, self._strips[strip])
 
-    def _blank(self, pages: Sequence[int]) -> None:
-        size = len(self._strips)
-        for page in pages:
-            self._kv[page * size : (page + 1) * size] = bytes(size)
-
     def step_ends(self) -> str:
         """Every sequence of the batch has drawn a token."""
-        for room, _ in self._step:
-            self._jobs[room].receiver.busy = False
-        for room, choice in self._step:
-            job = self._jobs[room]
-            if self._division.choices > 1:
-                self._read(job, choice)
-                self._write(job, choice)
-            if choice not in job.ends.going_on or job.receiver.stopping:
-                continue
-            job.steps[choice] += 1
-            if job.steps[choice] == self._lasts[choice] and job.ends.end(choice):
-                job.receiver.note(Finished())
-        self._step = []
+        step, self._step = self._step, []
+        for room, choice in step:
+            held = self._roster.get(room)
+            held.busy = False
+            if self._scope.choices > 1:
+                self._read(held, choice)
+                self._write(held, choice)
+            if choice in held.ends.going_on and not held.stopping:
+                last = held.steps(choice) + 1 == self._lasts[choice]
+                held.outputs[choice].append(STOP_TOKEN if last else FIRST_TOKEN)
+                self._receiving.drawn(held, choice)
+        self._carry_out()
         return ""
 
     # ---- a turn
@@ -257,224 +228,193 @@ class DecodeRank:
         with expired(self._roster, late):
             ballot = self._ballot()
             verdict = read_verdict(ballot, list(agreed))
+            self._receiving.agreed()
+            done: list[Done] = [(room, ReceiverEffect.GRANT, facts) for room, facts in self._carry_out()]
             moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
         self._left = verdict.leave
-        done, self._granting = self._granting, []
-        done += [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
-        if verdict.compute and self._revoking:
+        for room, effect in moves:
+            told = self._perform(room, effect)
+            done.append((room.id, effect, told[0][1] if told else ()))
+        if verdict.compute and self._receiving.revoking:
             self._take_memory_back()
         elif verdict.compute:
             self._compute()
         return tuple(done), ()
 
     def _ballot(self) -> Ballot:
-        for job in self._jobs.values():
-            if job.receiver.phase is Phase.TRANSFERRING and not job.receiver.sealed:
-                self._see_slot(job)
-        votes, digest = self._roster.votes(0, self._capacity()), self._roster.digest()
-        may_leave = self._draining and not self._jobs
-        return Ballot(0, digest, not self._step, may_leave, votes, self._roster.reasons(0, votes))
+        for room in self._receiving.touched():
+            self._receiving.look(room)
+        self._carry_out()
+        votes, digest = self._roster.votes(0, self._receiving.capacity()), self._roster.digest()
+        reasons = self._roster.reasons(0, votes)
+        return Ballot(0, digest, not self._step, self._receiving.may_leave(), votes, reasons)
 
-    def _capacity(self) -> Capacity:
-        if self._revoking:
-            return Capacity(0, 0)
-        return Capacity(self._holdings.pages.free, self._holdings.slots.free)
+    def _carry_out(self) -> list[tuple[RoomId, Told]]:
+        """What the hand-over asks. Returns of rooms what others are to hear."""
+        told: list[tuple[RoomId, Told]] = []
+        while requests := self._receiving.take_requests():
+            for request in requests:
+                match request:
+                    case Grant(room, _, by, generation, pages, slot):
+                        told.append((room, ("grant", leaders(by), generation, pages, slot)))
+                    case Close(room, _, generation, doubtful):
+                        told.append((room, ("close", generation, doubtful)))
+                    case SumPages(room):
+                        self._receiving.summed(self._roster.get(room), self._sum)
+                    case Join(room):
+                        held = self._roster.get(room)
+                        if 0 in held.ends.going_on:
+                            self._receiving.drawn(held, 0)
+                    case _:
+                        pass
+        return told
 
-    def _see_slot(self, job: Job) -> None:
-        receiver = job.receiver
-        slot = self._holdings.get(receiver.id).slot
-        generation = Generation(slot.generation)
-        try:
-            record = read_slot(self._holdings.slots.view(slot), receiver.id, generation)
-            if record is None:
-                return
-            self._check_record(receiver, record)
-            receiver.note(Landed(generation, record.pages))
-        except (RecordCorrupt, RecordForeign, PeerFault) as error:
-            receiver.note(Failed(Cause(Reason.RECORD_CORRUPT, str(error))))
+    def _perform(self, room: WatchedRoom, effect: Effect | ReceiverEffect) -> list[tuple[RoomId, Told]]:
+        if effect is ReceiverEffect.ADMIT and room.record is None:
+            raise Broken(Law.GATE_BEFORE_AGREE, f"room {room.id} is admitted without its record")
+        if effect is Effect.RELEASE:
+            self._check_release(room)
+            self._blank(room)
+        self._receiving.perform(room, effect, 0)
+        if effect is ReceiverEffect.GRANT:
+            self._blank(room)
+            room.told = self._exposure
+            slot = self._holdings.get(room.id).slot
+            if any(self._holdings.slots.view(slot)):
+                raise Broken(Law.SLOT_ZERO, f"slot {slot.index} is handed to room {room.id} written")
+        return self._carry_out()
+
+    def _blank(self, room: WatchedRoom) -> None:
+        """Its memory has changed hands: nobody has written to it since."""
+        if room.id not in self._holdings:
             return
-        job.record = record
-        receiver.note(Sealed(generation))
-
-    def _check_record(self, receiver: Receiver, record: MetadataRecord) -> None:
-        if (record.prompt_tokens, record.pages) != (self._prompt, receiver.pages_expected):
-            raise RecordCorrupt(f"it tells of {record.pages} pages")
-        if record.pages_checksum != self._sum:
-            raise RecordCorrupt("it tells the checksum of another rank's pages")
-
-    def _perform(self, receiver: Receiver, effect: Effect) -> tuple[object, ...]:
-        match effect:
-            case ReceiverEffect.GRANT:
-                return self._grant(receiver)
-            case ReceiverEffect.ADMIT:
-                if self._jobs[receiver.id].record is None:
-                    raise Broken(Law.GATE_BEFORE_AGREE, f"room {receiver.id} is admitted without its record")
-                self._holdings.commit(receiver.id)
-            case Effect.FENCE:
-                if not self._holdings.quarantine(receiver.id):
-                    receiver.note(Fenced(Proof.UNEXPOSED))
-                elif receiver.generation is not None and receiver.proof is None:
-                    return ("close", receiver.generation, _doubtful(receiver))
-            case Effect.RELEASE:
-                self._release(receiver)
-            case _:
-                pass
-        return ()
-
-    def _grant(self, receiver: Receiver) -> tuple[object, ...]:
-        self._holdings.take(receiver.id, receiver.pages_needed)
-        holding = self._holdings.expose(receiver.id, receiver.pages_expected)
-        self._blank(holding.pages)
+        holding, size = self._holdings.get(room.id), len(self._strips)
+        for page in holding.pages:
+            self._kv[page * size : (page + 1) * size] = bytes(size)
         self._slot_writers.pop(holding.slot.index, None)
-        if any(self._holdings.slots.view(holding.slot)):
-            raise Broken(Law.SLOT_ZERO, f"slot {holding.slot.index} is handed to room {receiver.id} written")
-        receiver.expose(Generation(holding.slot.generation))
-        self._jobs[receiver.id].exposure = self._exposure
-        where = holding.slot.generation, holding.exposed, holding.slot.index
-        told = ("grant", leaders(self._exposure), *where)
-        if not self._later:
-            return told
-        self._granting.append((receiver.id, ReceiverEffect.GRANT, told))
-        return ()
 
     def _take_memory_back(self) -> None:
         if self._step:
             raise Broken(Law.APPLY_VERDICT, "memory is taken back under a running step")
         self._move()
-        for job in self._jobs.values():
-            if in_quarantine(job.receiver):
-                job.receiver.note(Fenced(Proof.REVOKED))
-        self._revoking = False
+        self._receiving.revoked(self._exposure, memoryview(self._slot_memory))
 
     def _move(self) -> None:
         """As `services.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
         goes by an older one lands where nobody reads."""
         self._slot_memory = bytearray(self._slot_memory)
         self._kv = bytearray(self._kv)
-        self._holdings.slots.moved(memoryview(self._slot_memory))
         self._reached_by.clear()
         self._exposure = exposed_anew(self._exposure)
         self._reached_by.add(self._exposure)
 
-    def _release(self, receiver: Receiver) -> None:
-        if receiver.phase is Phase.RETIRED and receiver.cause is not None and receiver.proof is None:
-            raise Broken(Law.PROOF_NOT_TIME, f"room {receiver.id} gives its memory back without a proof")
-        if any(room == receiver.id for room, _ in self._step):
-            raise Broken(Law.EXITS_RELEASE_ALL, f"room {receiver.id} is released under a running step")
-        if receiver.cause is None and not receiver.stopping:
-            self._check_ends(self._jobs[receiver.id])
-        if receiver.id in self._holdings:
-            holding = self._holdings.get(receiver.id)
-            self._blank(holding.pages)
-            self._slot_writers.pop(holding.slot.index, None)
-        self._holdings.give_back(receiver.id)
-        self._roster.retire(receiver.id, 0)
-        del self._jobs[receiver.id]
+    def _check_release(self, room: WatchedRoom) -> None:
+        if room.cause is not None and room.proof is None:
+            raise Broken(Law.PROOF_NOT_TIME, f"room {room.id} gives its memory back without a proof")
+        if any(each == room.id for each, _ in self._step):
+            raise Broken(Law.EXITS_RELEASE_ALL, f"room {room.id} is released under a running step")
+        if room.cause is None and not room.stopping:
+            self._check_ends(room)
 
     def _compute(self) -> None:
-        for room, job in self._jobs.items():
-            receiver = job.receiver
-            if receiver.phase is Phase.SUCCESS and not receiver.finished and not receiver.stopping:
-                receiver.busy = True
-                self._step += [(room, choice) for choice in job.ends.going_on]
-        if self._division.choices > 1:
-            for room, choice in self._step:
-                self._begin(self._jobs[room], choice)
-        if not self._steps:
+        for room in self._roster:
+            if room.runs:
+                room.busy = True
+                self._step += [(room.id, choice) for choice in room.ends.going_on]
+        if self._scope.choices > 1:
+            for each, choice in self._step:
+                self._begin(self._roster.get(each), choice)
+        if not (self._scope.steps or self._scope.receiver_steps):
             self.step_ends()
 
     # ---- choices, of rooms that have several
 
-    def _begin(self, job: Job, choice: int) -> None:
+    def _begin(self, room: WatchedRoom, choice: int) -> None:
         """A step computes the choice's next token."""
-        if job.steps[choice] >= self._lasts[choice] or choice in job.cut:
-            text = f"choice {choice} of room {job.receiver.id} has ended, and is drawn on"
-            raise Broken(Law.CHOICES_END_ALONE, text)
-        tables = [self._table(job, each) for each in range(self._division.choices)]
-        position = self._position(job, choice)
+        if room.steps(choice) >= self._lasts[choice] or choice in room.enough:
+            raise Broken(
+                Law.CHOICES_END_ALONE, f"choice {choice} of room {room.id} has ended, and is drawn on"
+            )
+        tables = [room.table(each) for each in range(self._scope.choices)]
+        position = self._position(room, choice)
         if len(tables[choice]) <= position:
             raise Broken(Law.CHOICES_APART, f"choice {choice} has no page for token {position}")
         page = tables[choice][position]
         for other, table in enumerate(tables):
             if other != choice and page in table:
                 raise Broken(Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads")
-        self._read(job, choice)
+        self._read(room, choice)
 
-    def _table(self, job: Job, choice: int) -> Sequence[int]:
-        return self._division.table(self._holdings.get(job.receiver.id).pages, choice)
-
-    def _position(self, job: Job, choice: int) -> int:
+    def _position(self, room: WatchedRoom, choice: int) -> int:
         """Of the token that its next step computes: choice 0's first was drawn by the sender's side."""
-        return self._division.known_tokens + job.steps[choice] - (choice > 0)
+        return self._scope.prompt_pages + room.steps(choice) - (choice > 0)
 
-    def _read(self, job: Job, choice: int) -> None:
-        table, size = self._table(job, choice), len(self._strips)
-        for position in range(self._position(job, choice)):
+    def _read(self, room: WatchedRoom, choice: int) -> None:
+        table, size = room.table(choice), len(self._strips)
+        for position in range(self._position(room, choice)):
             for strip in range(size):
                 there = self._kv[table[position] * size + strip]
-                if there != self._drawn(job, choice, position, strip):
-                    text = f"choice {choice} of room {job.receiver.id} reads another's token {position}"
+                if there != self._drawn(room, choice, position, strip):
+                    text = f"choice {choice} of room {room.id} reads another's token {position}"
                     raise Broken(Law.CHOICES_APART, text)
 
-    def _write(self, job: Job, choice: int) -> None:
-        position, size = self._position(job, choice), len(self._strips)
-        page = self._table(job, choice)[position]
+    def _write(self, room: WatchedRoom, choice: int) -> None:
+        position, size = self._position(room, choice), len(self._strips)
+        page = room.table(choice)[position]
         for strip in range(size):
-            self._kv[page * size + strip] = self._drawn(job, choice, position, strip)
+            self._kv[page * size + strip] = self._drawn(room, choice, position, strip)
 
-    def _drawn(self, job: Job, choice: int, position: int, strip: int) -> int:
+    def _drawn(self, room: WatchedRoom, choice: int, position: int, strip: int) -> int:
         """What a strip of a token says: choices differ in what they have drawn."""
-        if position < self._prompt:
-            return self._expected(job.receiver.id, position, strip)
-        return _DRAWN + choice * _DRAWN_MAX + position - self._prompt
+        if position < self._scope.prompt_pages:
+            return self._expected(room.id, position, strip)
+        return _DRAWN + choice * _DRAWN_MAX + position - self._scope.prompt_pages
 
-    def _check_ends(self, job: Job) -> None:
+    def _check_ends(self, room: WatchedRoom) -> None:
         """The room is answered."""
         for choice, lasts in enumerate(self._lasts):
-            if job.steps[choice] < lasts and choice not in job.cut:
-                text = f"room {job.receiver.id} is answered, and its choice {choice} has not ended"
+            if room.steps(choice) < lasts and choice not in room.enough:
+                text = f"room {room.id} is answered, and its choice {choice} has not ended"
                 raise Broken(Law.CHOICES_END_ALONE, text)
 
     # ---- what it is
 
     def standing(self) -> Standing:
-        check_tables(self._roster, self._holdings, self._jobs, self._opened, self._forgotten)
+        rooms = list(self._roster)
+        here = {room.id: At(room.phase, room.cause) for room in rooms}
+        check_tables(self._roster, self._holdings, self._opened, self._forgotten)
         owners: dict[int, tuple[RoomId, bool]] = {}
         slots: dict[int, tuple[RoomId, int, bool]] = {}
         sealed: set[RoomId] = set()
         landed: set[RoomId] = set()
-        for room in self._jobs:
-            if room not in self._holdings:
+        for room in rooms:
+            if room.id not in self._holdings:
                 continue
-            holding = self._holdings.get(room)
+            holding = self._holdings.get(room.id)
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
             exposed = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
-            owners |= {page: (room, open_to_peer and page in exposed) for page in holding.pages}
+            owners |= {page: (room.id, open_to_peer and page in exposed) for page in holding.pages}
             generation = holding.slot.generation
-            slots[holding.slot.index] = (room, generation, open_to_peer)
-            if self._seal_there(room, holding.slot.index, generation):
-                sealed.add(room)
-                if self._pages_there(room, holding.exposed):
-                    landed.add(room)
-            if holding.standing is Held.EXPOSED and self._jobs[room].exposure != self._exposure:
-                raise Broken(
-                    Law.EXPOSURE_ON_PAGE,
-                    f"room {room} waits for writes by an exposure that was taken back",
-                )
+            slots[holding.slot.index] = (room.id, generation, open_to_peer)
+            if self._seal_there(room.id, holding.slot.index, generation):
+                sealed.add(room.id)
+                if self._pages_there(room.id, holding.exposed):
+                    landed.add(room.id)
+            if holding.standing is Held.EXPOSED and room.told != self._exposure:
+                text = f"room {room.id} waits for writes by an exposure that was taken back"
+                raise Broken(Law.EXPOSURE_ON_PAGE, text)
         self._check_memory(slots, landed)
-        receivers = [job.receiver for job in self._jobs.values()]
-        rooms = {room: At(job.receiver.phase, job.receiver.cause) for room, job in self._jobs.items()}
         return Standing(
-            rooms,
-            frozenset(self._opened - rooms.keys() - self._forgotten),
-            not self._jobs and nothing_held(self._roster, self._holdings),
+            here,
+            frozenset(self._opened - here.keys() - self._forgotten),
+            not rooms and nothing_held(self._roster, self._holdings),
             bool(self._step),
-            self._draining,
+            self._receiving.draining,
             self._left,
             exposure=self._exposure,
             reached_by=frozenset(self._reached_by),
-            revoking=self._revoking,
-            overdue=revocation_due(receivers, _LATE_MS, len(self._holdings.pages)),
+            revoking=self._receiving.revoking,
+            overdue=revocation_due(rooms, _LATE_MS, len(self._holdings.pages)),
             owners=owners,
             slots=slots,
             sealed=frozenset(sealed),
@@ -498,14 +438,11 @@ class DecodeRank:
             bytes_there = self._slot_memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
             if index not in slots and any(bytes_there):
                 raise Broken(Law.SLOT_ZERO, f"slot {index} belongs to nobody and is not blank")
-        for room, job in self._jobs.items():
-            if job.receiver.phase is Phase.SUCCESS and room not in landed:
-                raise Broken(Law.STALE_NEVER_SERVED, f"room {room} decodes from bytes that are not its own")
-
-
-def _doubtful(receiver: Receiver) -> bool:
-    """Whether the way from its sender may be what went wrong."""
-    return receiver.cause is None or REASONS[receiver.cause.reason].fault is not Fault.CALLER
+        for room in self._roster:
+            if room.phase is Phase.SUCCESS and room.id not in landed:
+                raise Broken(
+                    Law.STALE_NEVER_SERVED, f"room {room.id} decodes from bytes that are not its own"
+                )
 
 
 def told_sum(heads: Sequence[int]) -> int:

@@ -128,15 +128,11 @@ def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> Sta
 # ---- close
 
 
-def must_close(told: Facts) -> bool:
-    """Whether a failed room's sender is asked to be quiet: when any rank lacks a proof."""
-    return any(told)
-
-
 def wants_close(world: World, state: State, room: RoomId, told: Facts) -> State:
-    if not must_close(told):
+    """A failed room's sender is asked to be quiet, if the leader's hand-over says so."""
+    if not told[0]:
         return state
-    _, generation, doubtful = next(facts for facts in told if facts)
+    _, generation, doubtful = told[0]
     close = Close(room, Generation(int(str(generation))), WANTED)
     if doubtful and state.rooms[room - 1].peers[PREFILL] == state.peers[PREFILL]:
         state = doubted(world, state)

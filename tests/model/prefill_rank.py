@@ -39,12 +39,12 @@ from services.rooms.roster import TOMBSTONE_MS
 from services.transfer.interface import PutState, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
-from tests.model.decode_rank import FIRST_TOKEN, Done, told_sum
+from tests.model.decode_rank import Done, told_sum
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law
 from tests.model.passing import FAR, expired
 from tests.model.scopes import Scope
-from tests.model.shapes import layouts
+from tests.model.shapes import FIRST_TOKEN, layouts
 from tests.model.standing import At, Standing, check_tables, nothing_held
 
 
@@ -300,7 +300,7 @@ class PrefillRank:
     def standing(self) -> Standing:
         roster, holdings = self._sending.roster, self._sending.holdings
         here = {room.id: room for room in roster}
-        check_tables(roster, holdings, here, self._opened, self._forgotten)
+        check_tables(roster, holdings, self._opened, self._forgotten)
         flying = tuple(self._air.flying.values())
         for flight in flying:
             self._check_source(flight)

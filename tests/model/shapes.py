@@ -11,13 +11,21 @@ from typing import Final
 from services.ids import RoomId
 from services.pages.layout import DTYPE_BYTES, KvLayout
 from services.pages.ranks import rank_layout
+from services.rooms.request import Request
 from services.topology import Topology
-from tests.layouts import one_group
+from tests.layouts import changed, one_group
 from tests.model.scopes import Scope
 
 STRIP: Final = DTYPE_BYTES["float16"]
 """Bytes of one."""
 
+FIRST_TOKEN: Final = 5
+"""What every sender draws."""
+STOP_TOKEN: Final = 6
+VOCABULARY: Final = 8
+
+_ANSWER_TOKENS: Final = 3
+"""Of a page that a prompt has begun: they are its answer's, where the scope reserves no page for that."""
 _HEADS_MAX: Final = 4
 _PAGES_MAX: Final = 2
 _LAYERS_MAX: Final = 2
@@ -34,6 +42,24 @@ def layouts(scope: Scope, side: int) -> tuple[KvLayout, ...]:
     whole = one_group("model", "float16", 1, tuple(range(layers)), tuple(range(heads)), 1)
     topology: Topology = sizes[side]
     return tuple(rank_layout(whole, topology, rank) for rank in range(topology.ranks))
+
+
+@cache
+def asked(scope: Scope, room: RoomId) -> Request:
+    """For a token a page of its prompt; each choice is drawn until STOP_TOKEN."""
+    return Request(
+        f"request-{room}",
+        (1,) * scope.prompt_pages,
+        scope.tokens + 1,
+        stop_token_ids=(STOP_TOKEN,),
+        further_seeds=(0,) * (scope.choices - 1),
+    )
+
+
+@cache
+def reserving(scope: Scope, layout: KvLayout) -> KvLayout:
+    """By which a receiver counts the pages of a prompt and its answer."""
+    return layout if scope.more_pages else changed(layout, page_tokens=1 + _ANSWER_TOKENS)
 
 
 @cache

@@ -36,7 +36,7 @@ def frozen(value: Any) -> Hashable:
         return value  # type: ignore[no-any-return]
     how = _HOW.get(kind)
     if how is None:
-        if issubclass(kind, Enum) or _is_a_value(kind):
+        if issubclass(kind, (Enum, type)) or _is_a_value(kind):
             _LEAVES.add(kind)
             return value  # type: ignore[no-any-return]
         how = _HOW[kind] = _how(kind)
