@@ -14,13 +14,13 @@ from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import blocks
-from services.rooms.entries import RoomEntry, Worker
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.pace import Pace
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.plurals import counted
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, Worker
 from services.rooms.timeline import Event, Moment
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock

@@ -19,10 +19,10 @@ from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
 from services.openai.errors import CLIENT_GONE, from_backend
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Cause, NoSuchWorker
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.registry_records import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s, went_on
 from services.rooms.timeline import Moment

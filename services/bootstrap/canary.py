@@ -19,11 +19,11 @@ from services.openai.backend import Hangup, Limits, RoomFailed
 from services.openai.errors import ApiError
 from services.openai.intake import Defaults, admit, asked_in_completion
 from services.openai.schemas import CompletionRequest
-from services.rooms.entries import CANARY_TOKENS, Worker, WorkerState
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.plurals import counted
+from services.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log

@@ -20,11 +20,11 @@ from services.bootstrap.outbox import Outbox
 from services.bootstrap.rooms import ANSWERED, Rooms
 from services.openai.backend import Hangup, RoomFailed, TokenBatch
 from services.pages.record import ALTERNATIVES_MAX
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.plurals import counted
 from services.rooms.reasons import LOST
+from services.rooms.registry_records import RoomEntry
 from services.rooms.request import FinishReason, Request, Score, Token
 from services.rooms.timeline import Moment
 from services.runtime.logging import Log

@@ -21,10 +21,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from services.ids import RoomId
-from services.rooms.entries import RoomEntry, WorkerState
 from services.rooms.errors import UnknownRoom
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, WorkerState
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000

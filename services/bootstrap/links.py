@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import grpc
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import WorkerFacts
 from services.rooms.errors import Cause
 from services.rooms.phases import Side
+from services.rooms.registry_records import WorkerFacts
 from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc

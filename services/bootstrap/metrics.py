@@ -10,10 +10,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.openai.metrics import Tally
-from services.rooms.entries import RoomPhase, WorkerState
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import GOODBYE, Registry
+from services.rooms.registry_records import RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
 from services.wire.presence import Presence

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from services.ids import Incarnation
-from services.rooms.entries import WorkerFacts
+from services.rooms.registry_records import WorkerFacts
 from services.rooms.room_index import is_of
 
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})

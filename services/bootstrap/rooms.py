@@ -18,11 +18,11 @@ from services.bootstrap.metrics import BootstrapMetrics, Loss
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, RoomPhase, Worker, WorkerFacts
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from services.rooms.phases import Side
 from services.rooms.reasons import LOST
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts
 from services.rooms.timeline import Moment
 from services.runtime.clock import Clock
 from services.runtime.logging import Log

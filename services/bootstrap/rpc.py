@@ -12,9 +12,9 @@ import grpc
 from services.bootstrap.admission import QueueFull
 from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, RoomPhase
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.request import CHOICES_MAX
 from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc

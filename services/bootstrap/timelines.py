@@ -6,9 +6,9 @@ Its timeline, and the span of its trace, which has the bootstrap's own lines as 
 import asyncio
 
 from services.ids import RoomId
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Cause
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
 from services.rooms.trace import TraceContext
 from services.runtime.clock import Clock

@@ -15,9 +15,9 @@ from services.bootstrap.story.parts import State
 from services.cli.admin import Admin, NotTold, admin
 from services.cli.keyboard import Keyboard
 from services.pages.pool import PageState
-from services.rooms.entries import WorkerState
 from services.rooms.plurals import counted
 from services.rooms.queues import RoomQueue
+from services.rooms.registry_records import WorkerState
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110

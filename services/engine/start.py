@@ -9,7 +9,7 @@ from services.engine.interface import TeamBroken
 from services.engine.memory import enough
 from services.engine.ranks import join_team
 from services.engine.team import Team
-from services.rooms.entries import CANARY_TOKENS
+from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
 from services.runtime.model_files import LoadFormat, ModelKind, ModelSource, Quantize, prepare, resolve

@@ -13,10 +13,10 @@ from typing import TypeAlias
 from services.ids import Incarnation
 from services.rooms.affinity import Block
 from services.rooms.choice_pages import ChoicePages
-from services.rooms.entries import Worker, WorkerFacts, WorkerState
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
+from services.rooms.registry_records import Worker, WorkerFacts, WorkerState
 
 Pair: TypeAlias = tuple[Worker, Worker]
 

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
@@ -24,6 +23,7 @@ from services.rooms.errors import (
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, all_full, beyond, largest, place
+from services.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
 from services.rooms.room_index import RoomIndex
 from services.rooms.timeline import Event
 

@@ -10,7 +10,7 @@ from heapq import merge
 from typing import Final
 
 from services.ids import RoomId
-from services.rooms.entries import RoomEntry
+from services.rooms.registry_records import RoomEntry
 
 PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
 """What the prompts of one HTTP request have behind its id."""

@@ -24,9 +24,9 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.rooms.entries import RoomEntry, StackFacts, WorkerFacts
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
 from services.rooms.request import (
     CHOICES_MAX,
     EOS_TOKEN_IDS_MAX,

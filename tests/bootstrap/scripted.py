@@ -17,10 +17,10 @@ from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation, RoomId
 from services.openai.backend import RoomFailed
 from services.openai.schemas import Drawing
-from services.rooms.entries import RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, RoomPhase, WorkerFacts
 from services.rooms.request import FinishReason, Request, Sampling, Score, Token
 from services.rooms.retry import RetryBounds
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc

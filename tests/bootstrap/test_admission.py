@@ -9,11 +9,11 @@ import pytest
 from services.bootstrap.admission import NotInTime, QueueFull, Retry
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.entries import RoomEntry, RoomPhase, Worker
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS
+from services.rooms.registry_records import RoomEntry, RoomPhase, Worker
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S

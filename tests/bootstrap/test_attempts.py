@@ -13,11 +13,11 @@ from services.bootstrap.canary import Canary
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.entries import WorkerState
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.reasons import REASONS, Fault
+from services.rooms.registry_records import WorkerState
 from services.rooms.request import Request, Sampling
 from services.rooms.retry import RETRIED
 from services.wire.conversions import room_to_wire

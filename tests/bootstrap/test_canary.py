@@ -10,11 +10,11 @@ from httpx import ASGITransport, AsyncClient
 from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt, canary_request
 from services.bootstrap.http import probe_router
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import CANARY_ROOMS, WorkerState
 from services.rooms.errors import Cause, Reason
 from services.rooms.pairs import BROKEN_AFTER
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.registry_records import CANARY_ROOMS, WorkerState
 from services.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
 from services.runtime.errors import StartupError
 from tests.bootstrap.scripted import (

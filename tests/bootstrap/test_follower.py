@@ -9,9 +9,9 @@ from services.bootstrap import follower
 from services.bootstrap.links import Hearer, Open, WorkerStream
 from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker, Overloaded
-from services.rooms.entries import RoomPhase, WorkerState
 from services.rooms.errors import Cause, Reason, RosterFull
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomPhase, WorkerState
 from services.wire.baton.v1 import inference_pb2
 from services.wire.errors import Draining
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens

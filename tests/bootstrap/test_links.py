@@ -11,9 +11,9 @@ import pytest
 from services.bootstrap import links
 from services.bootstrap.links import Links, WorkerStream
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import StackFacts, WorkerFacts
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
+from services.rooms.registry_records import StackFacts, WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.errors import RemoteError

@@ -10,9 +10,9 @@ import pytest
 from services.bootstrap import rpc
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomPhase
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomPhase
 from services.rooms.timeline import Moment
 from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc

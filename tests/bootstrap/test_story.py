@@ -15,10 +15,10 @@ from services.bootstrap.story import chains
 from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Cause, Reason
 from services.rooms.placement import Need
 from services.rooms.registry import CANARIES_KEPT
+from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import Event, Moment
 from services.topology import Topology
 from services.wire.baton.v1 import rooms_pb2

@@ -4,11 +4,11 @@ import asyncio
 
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, Worker
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, Worker
 from services.rooms.timeline import Moment
 from services.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker

@@ -29,7 +29,7 @@ from services.engine.sight import Reach
 from services.engine.start import start_engine
 from services.engine.supported import COUNTING, WINDOW, refuse_by_configuration
 from services.engine.team import Mute, alone
-from services.rooms.entries import CANARY_TOKENS
+from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from services.runtime.model_files import LoadFormat

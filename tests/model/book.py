@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomEntry, RoomPhase, StackFacts, WorkerFacts
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
+from services.rooms.registry_records import RoomEntry, RoomPhase, StackFacts, WorkerFacts
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 

@@ -6,15 +6,6 @@ from typing import Any
 import pytest
 
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import (
-    EVENTS_PER_ROOM_MAX,
-    RoomEntry,
-    RoomPhase,
-    StackFacts,
-    Worker,
-    WorkerFacts,
-    WorkerState,
-)
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
@@ -40,6 +31,15 @@ from services.rooms.registry import (
     UNTAKEN_MS,
     UNTOLD_MS,
     Registry,
+)
+from services.rooms.registry_records import (
+    EVENTS_PER_ROOM_MAX,
+    RoomEntry,
+    RoomPhase,
+    StackFacts,
+    Worker,
+    WorkerFacts,
+    WorkerState,
 )
 from services.rooms.timeline import Event
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.ids import Incarnation
-from services.rooms.entries import RoomPhase, WorkerState
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.registry_records import RoomPhase, WorkerState
 from services.runtime.party import Party
 from services.wire.admittance import MAY_CALL
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc

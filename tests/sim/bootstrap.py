@@ -14,10 +14,10 @@ from services.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.ids import Incarnation, RoomId
-from services.rooms.entries import RoomPhase
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomPhase
 from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels

@@ -9,9 +9,9 @@ from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
 from services.prefill.turn import PrefillWork
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Reason
 from services.rooms.phases import Phase
+from services.rooms.registry_records import RoomEntry
 from services.rooms.retry import RetryBounds
 from services.transfer.interface import Transfer
 from tests.decode.links import asking, closing, needed

@@ -28,9 +28,9 @@ from services.prefill.room import PrefillRoom
 from services.prefill.turn import PrefillWork
 from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
-from services.rooms.entries import CANARY_ROOMS
 from services.rooms.errors import Cause
 from services.rooms.phases import Effect, ReceiverEffect, Side
+from services.rooms.registry_records import CANARY_ROOMS
 from services.rooms.request import Request
 from services.rooms.timeline import Moment
 from services.runtime.host_memory import HostMemory

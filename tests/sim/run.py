@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.openai.backend import Hangup, RoomFailed
-from services.rooms.entries import Worker
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.registry_records import Worker
 from tests.sim.checks import QUIET, amplified, deaf, dirty, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import StepFault, answer

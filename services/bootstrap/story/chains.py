@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Final
 
 from services.ids import RoomId
-from services.rooms.entries import RoomEntry, RoomPhase
 from services.rooms.errors import UnknownRoom
 from services.rooms.reasons import REASONS, Fault
 from services.rooms.registry import Registry
+from services.rooms.registry_records import RoomEntry, RoomPhase
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
 """What the API puts before a request's id to name its answer."""

@@ -5,8 +5,8 @@ from typing import Final
 
 from services.bootstrap.story.clocks import OneClock
 from services.bootstrap.story.parts import Lane, Line, LineKind
-from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"

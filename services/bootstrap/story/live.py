@@ -16,9 +16,9 @@ from services.bootstrap.story.parts import OVER, State
 from services.bootstrap.story.picture import last_word
 from services.bootstrap.story.tell import state_of
 from services.openai.errors import CLIENT_GONE
-from services.rooms.entries import RoomPhase, Worker
 from services.rooms.phases import Side
 from services.rooms.queues import RoomQueue
+from services.rooms.registry_records import RoomPhase, Worker
 from services.rooms.timeline import BOOTSTRAP, Moment
 
 RECENT: Final = 50

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from services.bootstrap.story.lanes import CLIENT
 from services.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
-from services.rooms.entries import RoomEntry, RoomPhase
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
 
 Begin = tuple[Doing, str]

@@ -5,8 +5,8 @@ from math import inf
 from typing import Final
 
 from services.bootstrap.story.parts import Line, RequestStep
-from services.rooms.entries import RoomEntry
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import BOOTSTRAP, Moment
 
 P, D, B = Side.PREFILL.value, Side.DECODE.value, BOOTSTRAP

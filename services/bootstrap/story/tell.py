@@ -11,8 +11,8 @@ from services.bootstrap.story.picture import bars_of, client_bars, last_word, li
 from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
 from services.openai.errors import CLIENT_GONE
-from services.rooms.entries import RoomEntry, RoomPhase
 from services.rooms.errors import Reason
+from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
 
 

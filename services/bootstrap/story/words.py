@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.bootstrap.story.parts import State, Why
-from services.rooms.entries import RoomEntry
 from services.rooms.errors import Cause
 from services.rooms.reasons import REASONS
+from services.rooms.registry_records import RoomEntry
 
 ENDS_SENTENCE: Final = (".", "!", "?")
 

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import httpx
 
-from services.rooms.entries import RoomPhase
 from services.rooms.phases import Side
+from services.rooms.registry_records import RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Moment
 
 REQUEST_S: Final = 300.0

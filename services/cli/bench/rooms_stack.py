@@ -26,9 +26,9 @@ from services.bootstrap.metrics import BootstrapMetrics
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.cli.bench.rooms_worker import CONTEXT, MODEL, live
-from services.rooms.entries import WorkerState
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
+from services.rooms.registry_records import WorkerState
 from services.rooms.request import Request, Sampling
 from services.runtime.clock import SystemClock
 from services.runtime.errors import StartupError
