@@ -134,13 +134,13 @@ class SenderLink:
         """How long it has refused to, pause by pause. What it does not answer is not counted."""
         self._grants: dict[RoomId, _Grant] = {}
         self._closes: dict[RoomId, _Close] = {}
-        self._say_connect = False
-        self._say_grants: dict[RoomId, None] = {}
-        self._say_closes: dict[RoomId, None] = {}
+        self._connect_to_send = False
+        self._grants_to_send: dict[RoomId, None] = {}
+        self._closes_to_send: dict[RoomId, None] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ended = False
-        self._greeted = self._heard = False
+        self._greeted = self._answered = False
         """On this stream: that was said, and anything was."""
 
     @property
@@ -165,7 +165,7 @@ class SenderLink:
     def grant(self, request: inference_pb2.GrantRequest) -> None:
         room = RoomId(request.room)
         self._grants[room] = _Grant(request)
-        self._say_grants[room] = None
+        self._grants_to_send[room] = None
         self._speak()
 
     def close(self, room: RoomId, generation: Generation) -> None:
@@ -174,7 +174,7 @@ class SenderLink:
         warning = asyncio.get_running_loop().call_later(CLOSE_WARNING_S, self._warn, room)
         request = inference_pb2.CloseRequest(room=room, generation=generation)
         self._closes[room] = _Close(request, warning)
-        self._say_closes[room] = None
+        self._closes_to_send[room] = None
         self._speak()
 
     def over(self, room: RoomId) -> None:
@@ -213,7 +213,7 @@ class SenderLink:
 
     def _ask_connection(self) -> None:
         if self.connecting and not self._ended:
-            self._say_connect = True
+            self._connect_to_send = True
             self._speak()
 
     def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
@@ -249,12 +249,12 @@ class SenderLink:
         for room, grant in self._grants.items():
             if grant.held:
                 grant.held, grant.again = False, True
-                self._say_grants[room] = None
-        if self._say_grants:
+                self._grants_to_send[room] = None
+        if self._grants_to_send:
             self._speak()
 
     def _connection_failed(self, problem: Problem) -> None:
-        self.connecting = self.connected = self._say_connect = False
+        self.connecting = self.connected = self._connect_to_send = False
         log.warning("not connected", worker=self.peer.name, cause=str(problem))
         held = [room for room, grant in self._grants.items() if grant.held]
         if _shuts_out(problem) and (self._waiting or held):
@@ -272,7 +272,7 @@ class SenderLink:
     def _grant_answered(self, reply: inference_pb2.GrantReply) -> None:
         room = RoomId(reply.room)
         grant = self._grants.get(room)
-        if grant is None or grant.held or room in self._say_grants:
+        if grant is None or grant.held or room in self._grants_to_send:
             return  # it is not wanted any more, or not asked
         if not reply.HasField("refused"):
             del self._grants[room]
@@ -295,14 +295,14 @@ class SenderLink:
 
     def _forget_grant(self, room: RoomId) -> None:
         self._grants.pop(room, None)
-        self._say_grants.pop(room, None)
+        self._grants_to_send.pop(room, None)
 
     # ---- closes
 
     def _close_answered(self, reply: inference_pb2.CloseReply) -> None:
         room = RoomId(reply.room)
         close = self._closes.get(room)
-        if close is None or close.request.generation != reply.generation or room in self._say_closes:
+        if close is None or close.request.generation != reply.generation or room in self._closes_to_send:
             return  # it is not wanted any more, or not asked: no proof (`ack-is-proof`)
         if reply.HasField("refused"):
             close.problem = str(refusal_from_wire(reply.refused))
@@ -314,12 +314,12 @@ class SenderLink:
 
     def _ask_close(self, room: RoomId) -> None:
         if room in self._closes and not self._ended:
-            self._say_closes[room] = None
+            self._closes_to_send[room] = None
             self._speak()
 
     def _forget_close(self, room: RoomId) -> None:
         close = self._closes.pop(room, None)
-        self._say_closes.pop(room, None)
+        self._closes_to_send.pop(room, None)
         if close is not None:
             close.warning.cancel()
 
@@ -341,25 +341,25 @@ class SenderLink:
         while not self._ended:
             await self._news.wait()
             error = await self._stream()
-            if self._heard:
+            if self._answered:
                 pause_s = unnamed_s = 0.0
-            if _says_nothing(error):
+            if _is_no_answer(error):
                 unnamed_s = min(max(unnamed_s * 2, UNNAMED_PAUSE_MIN_S), UNNAMED_PAUSE_MAX_S)
             else:
                 pause_s = min(max(pause_s * 2, OPEN_PAUSE_MIN_S), OPEN_PAUSE_MAX_S)
             self._broke(error)
-            await asyncio.sleep(unnamed_s if _says_nothing(error) else pause_s)
+            await asyncio.sleep(unnamed_s if _is_no_answer(error) else pause_s)
 
     async def _stream(self) -> RemoteError:
         """One stream, to its end: why it ended."""
         channel = self._channels.to(self.peer.address, Party.PREFILL, self.incarnation)
-        self._greeted = self._heard = False
+        self._greeted = self._answered = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
-        return await converse(call, self._news, self._next, self._hear)
+        return await converse(call, self._news, self._next, self._receive)
 
     def _next(self) -> inference_pb2.HandOverRequest | None:
         """What is said next, if anything."""
-        if not (self._say_connect or self._say_grants or self._say_closes):
+        if not (self._connect_to_send or self._grants_to_send or self._closes_to_send):
             return None
         message = self._message()
         if not self._greeted:
@@ -372,24 +372,24 @@ class SenderLink:
     def _message(self) -> inference_pb2.HandOverRequest:
         """What is said next."""
         message = inference_pb2.HandOverRequest()
-        if self._say_connect:
-            self._say_connect = False
+        if self._connect_to_send:
+            self._connect_to_send = False
             if self._asked != self._speaker.exposure:
                 self._asked, self._refused_s = self._speaker.exposure, 0.0
             message.connect.CopyFrom(self._speaker.connect())
         length = 0
-        while self._say_grants and length < MESSAGE_BYTES:
-            room = next(iter(self._say_grants))
-            del self._say_grants[room]
+        while self._grants_to_send and length < MESSAGE_BYTES:
+            room = next(iter(self._grants_to_send))
+            del self._grants_to_send[room]
             message.grants.append(self._grants[room].request)
             length += self._grants[room].request.ByteSize()
-        if not self._say_grants:
-            message.closes.extend(self._closes[room].request for room in self._say_closes)
-            self._say_closes.clear()
+        if not self._grants_to_send:
+            message.closes.extend(self._closes[room].request for room in self._closes_to_send)
+            self._closes_to_send.clear()
         return message
 
-    def _hear(self, reply: inference_pb2.HandOverReply) -> None:
-        self._heard = True
+    def _receive(self, reply: inference_pb2.HandOverReply) -> None:
+        self._answered = True
         for connect in reply.connects:
             self._connect_answered(connect)
         for grant in reply.grants:
@@ -400,8 +400,10 @@ class SenderLink:
 
     def _broke(self, error: RemoteError) -> None:
         """The stream ended: nothing that was said on it is answered any more."""
-        if _says_nothing(error):
-            self._say_grants.update({room: None for room, grant in self._grants.items() if not grant.held})
+        if _is_no_answer(error):
+            self._grants_to_send.update(
+                {room: None for room, grant in self._grants.items() if not grant.held}
+            )
         else:
             if self.connecting or self._grants:
                 log.info("a stream to a sender broke", worker=self.peer.name, cause=str(error))
@@ -414,10 +416,10 @@ class SenderLink:
                 self.connecting = self.knows  # of an older exposure: it is to hear of this one
         if not (self.knows or self._waiting or self._grants):
             self.connecting = False  # whoever wanted it has ended (`zero-at-idle`)
-        self._say_connect = self.connecting
-        self._say_closes.update(dict.fromkeys(self._closes))
+        self._connect_to_send = self.connecting
+        self._closes_to_send.update(dict.fromkeys(self._closes))
         self._let_go()
-        if self._say_connect or self._say_grants or self._say_closes:
+        if self._connect_to_send or self._grants_to_send or self._closes_to_send:
             self._news.set()
         else:
             self._news.clear()
@@ -431,7 +433,7 @@ class SenderLink:
         self._mailbox.put(group_pb2.Command(cancel=cancel))
 
 
-def _says_nothing(error: RemoteError) -> bool:
+def _is_no_answer(error: RemoteError) -> bool:
     """Of the sender: the stream ended before anything of it was taken, or by us. All is said again."""
     return isinstance(error, ChannelClosed) or error.kind == UnknownReceiver.__name__
 

@@ -154,13 +154,13 @@ class HandOverStream:
     def _follow(self, asked: asyncio.Future[None], answered: Callable[[Exception | None], None]) -> None:
         self._asked.add(asked)
 
-        def hear(asked: asyncio.Future[None]) -> None:
+        def answer(asked: asyncio.Future[None]) -> None:
             self._asked.discard(asked)
             if not asked.cancelled():
                 error = asked.exception()
                 answered(error if isinstance(error, Exception) else None)
 
-        asked.add_done_callback(hear)
+        asked.add_done_callback(answer)
 
     def _ask_grant(self, grant: inference_pb2.GrantRequest) -> None:
         self._ask(group_pb2.Command(grant=grant), partial(self._granted, grant))
@@ -175,7 +175,7 @@ class HandOverStream:
             reply.layouts.extend(layout_to_wire(each) for each in self._layouts)
         else:
             reply.refused.CopyFrom(refusal_to_wire(error))
-        self._say(reply)
+        self._answer(reply)
 
     def _granted(self, grant: inference_pb2.GrantRequest, error: Exception | None) -> None:
         room = RoomId(grant.room)
@@ -188,7 +188,7 @@ class HandOverStream:
         reply = inference_pb2.GrantReply(room=room)
         if error is not None:
             reply.refused.CopyFrom(refusal_to_wire(error))
-        self._say(reply)
+        self._answer(reply)
 
     def _closed(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
         if error is None:
@@ -201,9 +201,9 @@ class HandOverStream:
         reply = inference_pb2.CloseReply(room=close.room, generation=close.generation)
         if error is not None:
             reply.refused.CopyFrom(refusal_to_wire(error))
-        self._say(reply)
+        self._answer(reply)
 
-    def _say(self, answer: Answer) -> None:
+    def _answer(self, answer: Answer) -> None:
         self._said.append(answer)
         self._news.set()
 
@@ -232,7 +232,7 @@ class HandOverStream:
 
         def expired() -> None:
             del self._early[room]
-            self._say(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
+            self._answer(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
 
         kept = self._work.early.keep(room, self.receiver, again, expired)
         if kept is None:

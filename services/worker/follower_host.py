@@ -69,7 +69,7 @@ class FollowerHost:
         of `broken` it does not return: the process ends."""
         self._problem = None
         spare_what_is_loaded()
-        helpers = [asyncio.create_task(_tell_asked(shutdown)), asyncio.create_task(self.reporter.run())]
+        helpers = [asyncio.create_task(_log_asked(shutdown)), asyncio.create_task(self.reporter.run())]
         try:
             await turns
         except broken as error:
@@ -92,6 +92,6 @@ class FollowerHost:
         await self._pages.stop()
 
 
-async def _tell_asked(shutdown: asyncio.Event) -> None:
+async def _log_asked(shutdown: asyncio.Event) -> None:
     await shutdown.wait()
     log.warning("asked to stop: the leader decides when, ask it; a second signal ends this rank at once")

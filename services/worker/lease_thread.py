@@ -50,9 +50,9 @@ class LeaseThread:
         self._keeper = LeaseKeeper(
             self._channels.to(bootstrap, Party.BOOTSTRAP),
             registration,
-            lambda gone: self._tell(on_departed, gone),
+            lambda gone: self._notify(on_departed, gone),
             self._tried,
-            self._told,
+            self._sampled,
             turns,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="lease", daemon=True)
@@ -90,16 +90,16 @@ class LeaseThread:
     def _tried(self, held: bool) -> None:
         """To renew the lease. The next try goes by a channel that shows the certificate of now."""
         self._keeper.reach(self._channels.to(self._bootstrap, Party.BOOTSTRAP))
-        self._tell(self._on_renewal, held)
+        self._notify(self._on_renewal, held)
 
-    def _told(self) -> workers_pb2.WorkerCensus:
+    def _sampled(self) -> workers_pb2.WorkerCensus:
         """What the worker's loop sampled last. It samples for the next time."""
         if not self._sampling:
             self._sampling = True
-            self._tell(self._take_sample)
+            self._notify(self._take_sample)
         return self._sample
 
-    def _tell(self, callback: Callable[..., None], *news: Any) -> None:
+    def _notify(self, callback: Callable[..., None], *news: Any) -> None:
         with suppress(RuntimeError):  # that loop was closed: the process ends
             self._worker.call_soon_threadsafe(callback, *news)
 

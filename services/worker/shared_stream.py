@@ -51,7 +51,7 @@ class SharedStream(Generic[Reply]):
         self._callers: Callers[Reply] = callers
         self._judge = judge
         self._incarnation = incarnation
-        self._rooms: dict[RoomId, _Voice[Reply]] = {}
+        self._rooms: dict[RoomId, _RoomReplies[Reply]] = {}
         """Rooms that have something to say yet."""
         self._said: deque[Line[Reply]] = deque()
         self._news = asyncio.Event()
@@ -124,7 +124,7 @@ class SharedStream(Generic[Reply]):
         except Exception as error:
             self._refuse(room, error)
             return
-        voice = self._rooms[room] = _Voice(self, room, most)
+        voice = self._rooms[room] = _RoomReplies(self, room, most)
         self._start(self._enter(voice, command))
 
     async def _cancel(self, request: inference_pb2.CancelRequest) -> None:
@@ -136,7 +136,7 @@ class SharedStream(Generic[Reply]):
             log.debug("a cancel was not taken", room=room, cause=str(error))
         else:
             if not is_here:
-                self._tell(room, None)
+                self._enqueue(room, None)
 
     async def _take_rest(self, rest: Rest, request: Any) -> None:
         try:
@@ -144,7 +144,7 @@ class SharedStream(Generic[Reply]):
         except (Refusal, PeerFault) as error:
             log.debug("what was asked of a room was not taken", cause=str(error))
 
-    async def _enter(self, voice: "_Voice[Reply]", command: group_pb2.Command) -> None:
+    async def _enter(self, voice: "_RoomReplies[Reply]", command: group_pb2.Command) -> None:
         try:
             await self._callers.open(voice.room, command, voice)
         except Exception as error:
@@ -159,22 +159,22 @@ class SharedStream(Generic[Reply]):
         refused = refusal_to_wire(error)
         if not refused.kind:
             log.error("a room could not be opened", room=room, error=error)
-        self._tell(room, refused)
+        self._enqueue(room, refused)
 
-    def _tell(self, room: RoomId, said: Reply | inference_pb2.Refused | None) -> None:
+    def _enqueue(self, room: RoomId, said: Reply | inference_pb2.Refused | None) -> None:
         self._said.append((room, said))
         self._news.set()
 
-    def say(self, voice: "_Voice[Reply]", reply: Reply) -> None:
+    def reply(self, voice: "_RoomReplies[Reply]", reply: Reply) -> None:
         """By a room of this stream. Of one that has ended nothing is passed on."""
         if self._rooms.get(voice.room) is not voice:
             return
         if reply.HasField("outcome"):
             del self._rooms[voice.room]
-        self._tell(voice.room, reply)
+        self._enqueue(voice.room, reply)
 
 
-class _Voice(Generic[Reply]):
+class _RoomReplies(Generic[Reply]):
     """Where one room says what it has to say."""
 
     __slots__ = ("_left", "_stream", "room")
@@ -189,7 +189,7 @@ class _Voice(Generic[Reply]):
         if self._left == 0:
             raise asyncio.QueueFull
         self._left -= 1
-        self._stream.say(self, reply)
+        self._stream.reply(self, reply)
 
 
 def rooms_reply(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:

@@ -68,7 +68,7 @@ async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str 
     try:
         meet_s = max(settings.meet_timeout_ms / 1000, timeout_s)
         group = await join(settings.rank, ranks, host, port, timeout_s, meet_s)
-        told = await _tell(group, {"number": mine, "word": word, "settings": _shared(settings)})
+        told = await _gather_facts(group, {"number": mine, "word": word, "settings": _shared(settings)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
     compare([each["settings"] for each in told], "was started with")
@@ -83,7 +83,9 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
         await asyncio.wait({here}, timeout=LOOK_S)
         error = here.exception() if here.done() else None
         try:
-            told = await _tell(group, {"done": here.done(), "error": str(error or "")[:TEXT_CHARS_MAX]})
+            told = await _gather_facts(
+                group, {"done": here.done(), "error": str(error or "")[:TEXT_CHARS_MAX]}
+            )
         except GroupBroken as broken:
             raise GroupLost(str(broken)) from error or broken
         if error is not None:
@@ -98,7 +100,7 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
 async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
     """Raises StartedDifferently, on every rank, where the ranks' facts differ, and GroupLost."""
     try:
-        told = await _tell(group, {"facts": dict(facts)})
+        told = await _gather_facts(group, {"facts": dict(facts)})
     except GroupBroken as error:
         raise GroupLost(str(error)) from error
     compare([each["facts"] for each in told], "has")
@@ -138,5 +140,5 @@ def _shared(settings: WorkerSettings) -> dict[str, str]:
     }
 
 
-async def _tell(group: RankGroup, mine: Mapping[str, Any]) -> list[Any]:
+async def _gather_facts(group: RankGroup, mine: Mapping[str, Any]) -> list[Any]:
     return [json.loads(each) for each in await group.gather(json.dumps(mine).encode())]

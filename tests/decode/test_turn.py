@@ -520,7 +520,7 @@ async def test_ack_is_proof_what_is_answered_before_it_was_asked_is_not_heard(be
     early = inference_pb2.HandOverReply(
         grants=[inference_pb2.GrantReply(room=98)], closes=[inference_pb2.CloseReply(room=99, generation=5)]
     )
-    link._hear(early)
+    link._receive(early)
     assert (asking(bench.peers), closing(bench.peers)) == (1, 1)
     await until(lambda: 98 in bench.sender.grants and bool(bench.sender.closes))
     await until(lambda: asking(bench.peers) == 0)
