@@ -1,0 +1,70 @@
+"""Does any test perform a move's effect by itself, where it should drive the classes that production runs?
+
+What joins a room's phase with its memory lives in `services/handover`. A test that reserves, exposes or gives
+back by itself would be a second copy of it, and would go on proving what the product does no more.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = Path(__file__).parents[1]
+OF_THESE_CLASSES: Final = ("pages", "rooms")
+"""Folders of the unit tests of holdings, pools and rosters themselves."""
+WITHOUT_MEMORY: Final = {
+    "decode/test_rest.py": "rooms in some phases, to be waited for",
+    "parallel/test_causes.py": "rooms whose causes ranks tell each other",
+    "parallel/test_dimensions.py": "rooms that ranks vote on, however many",
+    "process/hooks.py": "a room on one rank alone: the fault that is tried",
+}
+"""Rosters are opened there, and nothing is held for them."""
+EFFECTS: Final = {
+    "holdings": {"take", "expose", "commit", "keep", "quarantine", "distrust", "give_back"},
+    "roster": {"open", "retire", "give_up"},
+    "pages": {"reserve", "expose", "commit", "quarantine", "cache", "release"},
+    "slots": {"hand_out", "expose", "commit", "quarantine", "release"},
+}
+"""By what the object is called that performs it."""
+
+
+def effects(source: str) -> Iterator[str]:
+    """Each effect that the source performs, as `line: call`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = _called(node.func.value)
+            if node.func.attr in EFFECTS.get(owner, ()):
+                yield f"{node.lineno}: {ast.unparse(node.func)}"
+
+
+def _called(owner: ast.expr) -> str:
+    """What the object is called, without the underscore of what is private and the s of several."""
+    match owner:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            name = name.lstrip("_")
+        case ast.Subscript(value=several):
+            name = _called(several)
+        case _:
+            return ""
+    return "roster" if name == "rosters" else name
+
+
+def test_no_test_performs_an_effect_by_itself() -> None:
+    found = {}
+    for path in TESTS.rglob("*.py"):
+        name, source = path.relative_to(TESTS), path.read_text()
+        if name.parts[0] in OF_THESE_CLASSES or not any(word in source for word in ("roster", "holdings")):
+            continue
+        there = [each for each in effects(source) if str(name) not in WITHOUT_MEMORY or "roster" not in each]
+        if there:
+            found[str(name)] = there
+    assert found == {}
+
+
+def test_an_effect_is_seen_however_its_object_is_reached() -> None:
+    by_hand = (
+        "holding = self._holdings.take(room, 3)\nroster.retire(room, 0)\nrosters[rank].open(room, make, 0)\n"
+    )
+    by_hand += "memory.holdings.slots.release(slot)\n"
+    assert len(list(effects(by_hand))) == 4
+    assert not list(effects("sending.take(command)\nopen(path)\nbag.take(3)\nself._holdings.get(room)\n"))
