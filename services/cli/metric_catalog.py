@@ -152,7 +152,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     Connections(prefill)
     yield PREFILL, prefill
     describe_process(decode, DECODE, DECODE, rank=0)
-    DecodeMetrics(decode)
+    DecodeMetrics(decode, max_running=1)
     Connections(decode)
     yield DECODE, decode
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from services.decode.room import Choice, DecodeRoom
+from services.engine.interface import Row
 
 
 class ChoiceStep(NamedTuple):
@@ -19,6 +20,10 @@ class ChoiceStep(NamedTuple):
 
     room: DecodeRoom
     choice: Choice
+
+    @property
+    def row(self) -> Row:
+        return self.choice.row
 
 
 def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:

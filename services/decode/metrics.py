@@ -11,37 +11,26 @@ from services.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
+QUEUES: Final = {
+    RoomQueue.PREALLOC: ("baton_decode_prealloc_queue_requests", "Rooms without pages yet."),
+    RoomQueue.TRANSFER: ("baton_decode_transfer_queue_requests", "Rooms whose pages have not all landed."),
+    RoomQueue.WAITING: (
+        "baton_decode_waiting_requests",
+        "Sequences of admitted rooms that do not fit the batch.",
+    ),
+    RoomQueue.RUNNING: ("baton_decode_running_requests", "Sequences being continued."),
+}
 
-class DecodeMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.worker = WorkerMetrics(RECEIVER_MOVES, registry)
-        prealloc = Gauge(
-            "baton_decode_prealloc_queue_requests", "Rooms without pages yet.", registry=registry
-        )
-        transfer = Gauge(
-            "baton_decode_transfer_queue_requests",
-            "Rooms whose pages have not all landed.",
-            registry=registry,
-        )
-        waiting = Gauge(
-            "baton_decode_waiting_requests",
-            "Sequences of admitted rooms that do not fit the batch.",
-            registry=registry,
-        )
-        running = Gauge("baton_decode_running_requests", "Sequences being continued.", registry=registry)
+
+class DecodeMetrics(WorkerMetrics):
+    def __init__(self, registry: CollectorRegistry, max_running: int) -> None:
+        super().__init__(RECEIVER_MOVES, QUEUES, registry)
+        self._max_running = max_running
         batch = Gauge(
             "baton_decode_batch_places",
             "Sequences that one step may continue, by what is there.",
             ["state"],
             registry=registry,
-        )
-        self._queues: Counts[RoomQueue] = Counts(
-            {
-                RoomQueue.PREALLOC: prealloc,
-                RoomQueue.TRANSFER: transfer,
-                RoomQueue.WAITING: waiting,
-                RoomQueue.RUNNING: running,
-            }
         )
         self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
         self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
@@ -51,18 +40,17 @@ class DecodeMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-
         self._revocations = Counter(
             "baton_kv_revocations_total",
             "Times that the exposed memory was taken back from its senders.",
             registry=registry,
         )
 
-    def record_queues(self, queues: Mapping[RoomQueue, int], most: int) -> None:
-        """`most`: that may be running."""
-        running = queues[RoomQueue.RUNNING]
-        self._queues.record(queues)
-        self._batch.record({"taken": running, "free": most - running})
+    def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
+        super().record_queues(queues)
+        self._batch.record(
+            {"taken": queues[RoomQueue.RUNNING], "free": self._max_running - queues[RoomQueue.RUNNING]}
+        )
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)

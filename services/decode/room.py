@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from services.engine.interface import PageSum, Row, Sequence
 from services.handover.receiving import ReceivingRoom
 from services.ids import PageId
-from services.rooms.errors import Cause
-from services.rooms.phases import Phase, Vote
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.wire.conversions import outcome_to_wire
-from services.worker.callers import Replies
+from services.worker.room import CalledRoom
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:
@@ -40,15 +37,13 @@ class Choice:
 
 
 @dataclass(slots=True, eq=False)
-class DecodeRoom(ReceivingRoom):
+class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
+    REPLY = inference_pb2.StreamRoomReply
+
     prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
-    replies: Replies[inference_pb2.StreamRoomReply] | None = field(default=None, init=False)
-    """Where its caller hears of it, on the leader, until it has heard how the room ended."""
     choices: tuple[Choice, ...] = field(init=False)
     landed: PageSum | None = field(default=None, init=False)
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
-    voted: tuple[Phase, Vote] | None = field(default=None, init=False)
-    """This rank's last vote that was told, of those that the other ranks did not share at once."""
 
     def __post_init__(self) -> None:
         ReceivingRoom.__post_init__(self)
@@ -57,17 +52,13 @@ class DecodeRoom(ReceivingRoom):
             for place, output in enumerate(self.outputs)
         )
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """What it draws."""
+        return [choice.sequence for choice in self.choices]
+
     def begin(self) -> None:
         """It was admitted: each choice has its pages, and what the sender computed is there for it."""
         for choice in self.choices:
             choice.pages = self.table(choice.place)
             choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens
-
-    def reply(self, reply: inference_pb2.StreamRoomReply) -> None:
-        if self.replies is not None:
-            self.replies.put_nowait(reply)
-
-    def conclude(self, cause: Cause | None) -> None:
-        """The last that its caller hears."""
-        self.reply(inference_pb2.StreamRoomReply(outcome=outcome_to_wire(cause)))
-        self.replies = None

@@ -1,5 +1,6 @@
 """Which implementations is a decode worker made of, beside what every worker is?"""
 
+from functools import partial
 from typing import Final
 
 from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
@@ -24,7 +25,8 @@ DECODING_MS: Final = 3_600_000
 def run(settings: DecodeSettings, load: LoadEngine) -> int:
     """Run a decode worker, or one rank of it, on the engine that `load` brings up, until it is told to
     stop. Returns the exit code."""
-    return run_worker(settings, load, DecodeMetrics, fit)
+    count = partial(DecodeMetrics, max_running=settings.max_running)
+    return run_worker(settings, load, count, fit)
 
 
 def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
@@ -61,18 +63,13 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     )
     work = DecodeWork(
         receiving,
+        rank.parts,
         incarnation=rank.incarnation,
-        bounds=rank.bounds,
-        stepper=rank.stepper,
         exposure=rank.exposure,
         slots=rank.slots,
         peers=peers,
-        mailbox=host.mailbox,
-        reporter=host.reporter,
         metrics=metrics,
-        clock=rank.clock,
         max_running=settings.max_running,
-        folds=rank.folds,
     )
     service = DecodeService(work, host.mailbox, rank.incarnation)
     return Fitting(

@@ -51,7 +51,7 @@ class ReceivingRoom(Receiver):
     """What a decode rank keeps of a room. A shell's record adds its own to it."""
 
     request: Request = field(kw_only=True)
-    sender_name: str = field(default="", kw_only=True)
+    peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
     """Of its pages, among the choices."""
     pages: tuple[PageId, ...] = field(default=(), init=False)
@@ -85,6 +85,11 @@ class ReceivingRoom(Receiver):
     def runs(self) -> bool:
         """Its choices that go on have their next tokens drawn."""
         return self.phase is Phase.SUCCESS and not self.finished and not self.stopping
+
+    @property
+    def succeeded(self) -> bool:
+        """Whatever happens now, its caller has its answer."""
+        return self.finished
 
     @property
     def undecided(self) -> bool:
@@ -144,7 +149,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         now_ms: int,
         *,
         ends_ms: int | None = None,
-        sender_name: str = "",
+        peer_name: str = "",
         compiled: bool = True,
     ) -> R:
         """Enter a room that the registry opened. Raises Refusal."""
@@ -171,7 +176,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 pages_expected=self.layout.pages_for(request.prefill_tokens),
                 compiled=compiled,
                 request=request,
-                sender_name=sender_name,
+                peer_name=peer_name,
                 division=division,
             )
 
@@ -210,7 +215,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             if room.phase is Phase.TRANSFERRING and room.record is None:
                 self.look(room)
             if room.record is None:
-                self.fail(room, Reason.PREFILL_LOST, f"prefill worker {room.sender_name} is gone")
+                self.fail(room, Reason.PREFILL_LOST, f"prefill worker {room.peer_name} is gone")
             room.note(Fenced(Proof.DEAD))
         self._ask(Forget(sender))
 

@@ -57,7 +57,7 @@ class SendingRoom(Sender):
     """What a prefill rank keeps of a room. A shell's record adds its own to it."""
 
     request: Request = field(kw_only=True)
-    receiver_name: str = field(default="", kw_only=True)
+    peer_name: str = field(default="", kw_only=True)
     route: Route | None = field(default=None, init=False)
     """Where its grant leads."""
     pages: tuple[PageId, ...] = field(default=(), init=False)
@@ -85,6 +85,11 @@ class SendingRoom(Sender):
         any case: what follows it is drawn from that. Of a prompt that is scored all are
         (`scored-is-computed`)."""
         return self.tokens[:-1] if self.request.prompt_logprobs is None else ()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whatever happens now, it is handed over."""
+        return self.phase is Phase.SUCCESS
 
     @property
     def computable(self) -> bool:
@@ -155,7 +160,7 @@ class Sending(HandOverSide[S, SenderRequest]):
         now_ms: int,
         *,
         ends_ms: int | None = None,
-        receiver_name: str = "",
+        peer_name: str = "",
         compiled: bool = True,
     ) -> S:
         """Enter a room that the registry opened. Raises Refusal."""
@@ -178,7 +183,7 @@ class Sending(HandOverSide[S, SenderRequest]):
                 elected=self.elected,
                 compiled=compiled,
                 request=request,
-                receiver_name=receiver_name,
+                peer_name=peer_name,
             )
 
         opened = self.roster.open(room, make, now_ms)
@@ -196,7 +201,7 @@ class Sending(HandOverSide[S, SenderRequest]):
         (`source-pinned`)."""
         for room in self.roster:
             if room.peer == receiver and room.route is not None and room.route.revoked_by(exposure):
-                text = f"decode worker {room.receiver_name} took its memory back"
+                text = f"decode worker {room.peer_name} took its memory back"
                 self.fail(room, Reason.MEMORY_REVOKED, text)
                 room.note(Fenced(Proof.REVOKED))
 
@@ -242,7 +247,7 @@ class Sending(HandOverSide[S, SenderRequest]):
         """A decode process is known to be gone: nothing can land in it any more."""
         for room in self.roster:
             if room.peer == receiver:
-                self.fail(room, Reason.DECODE_LOST, f"decode worker {room.receiver_name} is gone")
+                self.fail(room, Reason.DECODE_LOST, f"decode worker {room.peer_name} is gone")
                 room.note(Fenced(Proof.DEAD))
         self._ask(Forget(receiver))
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from services.engine.interface import Row
 from services.prefill.room import PrefillRoom
 
 STEPS_MIN: Final = 4
@@ -30,6 +31,10 @@ class PromptPart:
     room: PrefillRoom
     start: int
     stop: int
+
+    @property
+    def row(self) -> Row:
+        return Row(self.room.sequence, self.start, self.stop, self.room.pages, self.last)
 
     @property
     def scored(self) -> int:

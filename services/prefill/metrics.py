@@ -1,34 +1,29 @@
 """What does a prefill worker count?"""
 
-from collections.abc import Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from services.rooms.phases import SENDER_MOVES
 from services.rooms.queues import RoomQueue
-from services.worker.metrics import Counts, WorkerMetrics
+from services.worker.metrics import WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class PrefillMetrics:
+QUEUES: Final = {
+    RoomQueue.BOOTSTRAP: ("baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet."),
+    RoomQueue.WAITING: ("baton_prefill_waiting_queue_requests", "Rooms that are to be computed."),
+    RoomQueue.INFLIGHT: (
+        "baton_prefill_inflight_queue_requests",
+        "Rooms that are computed and not yet all written.",
+    ),
+}
+
+
+class PrefillMetrics(WorkerMetrics):
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.worker = WorkerMetrics(SENDER_MOVES, registry)
-        bootstrap = Gauge(
-            "baton_prefill_bootstrap_queue_requests", "Rooms without a destination yet.", registry=registry
-        )
-        waiting = Gauge(
-            "baton_prefill_waiting_queue_requests", "Rooms that are to be computed.", registry=registry
-        )
-        inflight = Gauge(
-            "baton_prefill_inflight_queue_requests",
-            "Rooms that are computed and not yet all written.",
-            registry=registry,
-        )
-        self._queues: Counts[RoomQueue] = Counts(
-            {RoomQueue.BOOTSTRAP: bootstrap, RoomQueue.WAITING: waiting, RoomQueue.INFLIGHT: inflight}
-        )
+        super().__init__(SENDER_MOVES, QUEUES, registry)
         self._tokens = Counter("baton_prefill_tokens_total", "Prompt tokens computed.", registry=registry)
         self._scored = Counter(
             "baton_prefill_scored_tokens_total",
@@ -50,7 +45,6 @@ class PrefillMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-
         self._transfer = Counter(
             "baton_kv_transfer_busy_seconds_total",
             "Time during which pages of a room that were ready were not all written.",
@@ -61,9 +55,6 @@ class PrefillMetrics:
             "The part of the busy seconds that went on beside a step.",
             registry=registry,
         )
-
-    def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
-        self._queues.record(queues)
 
     def computed(self, tokens: int, scored: int) -> None:
         self._tokens.inc(tokens)

@@ -10,30 +10,26 @@ from services.prefill.room import PrefillRoom
 from services.rooms.phases import Phase
 from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
-from services.runtime.clock import Clock
 from services.transfer.interface import Transfer
-from services.worker.reporter import Reporter
+from services.worker.parts import RankParts
 
 
 class Pushes:
     def __init__(
         self,
         sending: Sending[PrefillRoom],
+        parts: RankParts,
+        metrics: PrefillMetrics,
         transfer: Transfer,
         window_bytes: int,
         checksum: KvChecksum,
-        *,
-        reporter: Reporter,
-        metrics: PrefillMetrics,
-        clock: Clock,
     ) -> None:
         self._sending = sending
         self._transfer = transfer
         self._window_bytes = window_bytes
         self._checksum = checksum
-        self._reporter = reporter
+        self._parts = parts
         self._metrics = metrics
-        self._clock = clock
         self._first: PrefillRoom | None = None
         """The first room for which no window was left the last time: the next time it comes first."""
 
@@ -72,7 +68,7 @@ class Pushes:
         if room.push.waits:
             return False
         moved, written = self._advance(room, quota, beside=beside), room.written
-        now_ms = self._clock.now_ms()
+        now_ms = self._parts.clock.now_ms()
         news = self._sending.observe(room, room.push, now_ms, moved=moved)
         if room.written and not written:
             self._count(room)
@@ -80,7 +76,7 @@ class Pushes:
             spent_ms = room.phase_ms[Phase.TRANSFERRING] + now_ms - room.entered_ms
             self._metrics.sealed(spent_ms / 1000)
             pages = f"{counted(len(room.grant.pages), 'page')}, generation {room.grant.generation}"
-            self._reporter.note(room.id, Moment.SEALED, f"{pages}, {room.overlap.told}")
+            self._parts.reporter.note(room.id, Moment.SEALED, f"{pages}, {room.overlap.told}")
         return news
 
     def drain(self) -> bool:
@@ -110,7 +106,7 @@ class Pushes:
             self._metrics.sent(length)
             room.overlap.length += length
 
-        start_us = self._clock.host_us()
+        start_us = self._parts.clock.host_us()
         moved = push.advance(sent, quota)
-        room.overlap.looked(start_us, self._clock.host_us(), goes_on=push.under_way, beside=beside)
+        room.overlap.looked(start_us, self._parts.clock.host_us(), goes_on=push.under_way, beside=beside)
         return moved

@@ -90,12 +90,15 @@ class _Total:
 class WorkerMetrics:
     """Injected registry: tests are isolated."""
 
-    def __init__(self, moves: Moves, registry: CollectorRegistry) -> None:
-        """`moves`: of this side's rooms."""
+    def __init__(
+        self, moves: Moves, queues: Mapping[RoomQueue, tuple[str, str]], registry: CollectorRegistry
+    ) -> None:
+        """`moves`: of this side's rooms. `queues`: what the gauge of each is called, and what it says."""
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
         rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
         pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
         slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
+        self._queues = Counts({queue: Gauge(*told, registry=registry) for queue, told in queues.items()})
         self._rooms = _labelled(rooms, phases)
         self._pages = _labelled(pages, PageState)
         self._slots = _labelled(slots, [state for state in PageState if state is not PageState.CACHED])
@@ -158,6 +161,9 @@ class WorkerMetrics:
         """`unknown`: news about rooms that are not held here, since start."""
         self._rooms.record(census)
         self._unknown.record(unknown)
+
+    def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
+        self._queues.record(queues)
 
     def record_memory(self, pages: Mapping[PageState, int], slots: Mapping[PageState, int]) -> None:
         self._pages.record(pages)

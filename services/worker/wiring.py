@@ -2,16 +2,16 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from services.engine.interface import Engine, LoadEngine, TeamBroken
-from services.ids import Incarnation, RoomId
+from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -22,11 +22,11 @@ from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken
-from services.rooms.errors import Cause, RostersDiverged
+from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Side
 from services.runtime import serve
 from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import Clock, SystemClock
+from services.runtime.clock import SystemClock
 from services.runtime.cpus import pin
 from services.runtime.host_memory import HostMemory
 from services.runtime.logging import name_rooms
@@ -45,9 +45,11 @@ from services.worker.folds import Folds
 from services.worker.follower_host import FollowerHost
 from services.worker.leader_host import Role, WorkerHost
 from services.worker.metrics import WorkerMetrics
+from services.worker.parts import RankParts
 from services.worker.startup import agree_on, explained, form_group, load_together
 from services.worker.stepper import Stepper
-from services.worker.turns import TurnProgress, Work, run_turns
+from services.worker.turn import RankWork
+from services.worker.turns import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""
@@ -55,14 +57,7 @@ BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
 Settings = TypeVar("Settings", bound=WorkerSettings)
 
 
-class Counted(Protocol):
-    """What a role counts."""
-
-    @property
-    def worker(self) -> WorkerMetrics: ...
-
-
-Metrics = TypeVar("Metrics", bound=Counted)
+Metrics = TypeVar("Metrics", bound=WorkerMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +68,15 @@ class Rank(Generic[Settings]):
     host: WorkerHost | FollowerHost
     incarnation: Incarnation
     """Of the worker: its leader's."""
+    parts: RankParts
     engine: Engine
-    stepper: Stepper
     holdings: Holdings
     slots: HostMemory
     exposure: Exposure
-    clock: Clock
 
     @property
     def checksum(self) -> KvChecksum:
         return KvChecksum(self.settings.kv_checksum)
-
-    @property
-    def bounds(self) -> ModelBounds:
-        return ModelBounds(self.engine.vocab_size, self.engine.context_length)
-
-    @property
-    def folds(self) -> Folds:
-        return Folds(self.engine.grammars, self.host.mailbox.wake)
 
     def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
         """`peer`: what the host does not know of it."""
@@ -113,20 +99,12 @@ class Rank(Generic[Settings]):
         return [rank_layout(self.engine.whole, topology, rank) for rank in range(topology.ranks)]
 
 
-class RoleWork(Work, Protocol):
-    """What a role does in its turns, and beside them."""
-
-    def names_of(self, room: RoomId) -> Mapping[str, str]: ...
-    def break_off(self, cause: Cause) -> None: ...
-    def census(self) -> workers_pb2.WorkerCensus: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Fitting:
     """What a role adds to a rank."""
 
     side: Side
-    work: RoleWork
+    work: RankWork[Any]
     services: Sequence[str]
     """Full names of its gRPC services."""
     listen: Callable[[grpc.aio.Server], None]
@@ -205,8 +183,10 @@ class Start(Generic[Settings]):
 
         prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
         holdings = Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes)
-        stepper = Stepper(engine, host.mailbox.wake)
-        rank = Rank(settings, host, leader, engine, stepper, holdings, slots, exposure, clock)
+        bounds = ModelBounds(engine.vocab_size, engine.context_length)
+        stepper, folds = Stepper(engine, host.mailbox.wake), Folds(engine.grammars, host.mailbox.wake)
+        parts = RankParts(bounds, stepper, folds, host.mailbox, host.reporter, clock)
+        rank = Rank(settings, host, leader, parts, engine, holdings, slots, exposure)
         fitted = fit(rank, metrics)
         work = fitted.work
         name_rooms(work.names_of)
@@ -220,7 +200,7 @@ class Start(Generic[Settings]):
                 registration=rank.registration(fitted.side, fitted.peer),
                 services=fitted.services,
                 turns=turns,
-                on_renewal=metrics.worker.lease_tried,
+                on_renewal=metrics.lease_tried,
                 broken=BROKEN,
                 break_off=work.break_off,
                 census=work.census,

@@ -41,6 +41,7 @@ from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_
 from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
 from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.parts import RankParts
 from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.decode.links import asking, closing
@@ -226,18 +227,20 @@ class DecodeBench:
         )
         self.work = DecodeWork(
             self.receiving,
+            RankParts(
+                BOUNDS,
+                self.stepper,
+                Folds(grammars, self.mailbox.wake),
+                self.mailbox,
+                silent_reporter("decode-0", DECODE),
+                self.clock,
+            ),
             incarnation=DECODE,
-            bounds=BOUNDS,
-            stepper=self.stepper,
             exposure=self.exposure,
             slots=self.slots,
             peers=self.peers,
-            mailbox=self.mailbox,
-            reporter=silent_reporter("decode-0", DECODE),
-            metrics=DecodeMetrics(self.registry),
-            clock=self.clock,
+            metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
-            folds=Folds(grammars, self.mailbox.wake),
         )
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:

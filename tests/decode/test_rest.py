@@ -4,12 +4,13 @@ from functools import partial
 
 import pytest
 
-from services.decode.rest import BESIDE_STEP_S, DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s, look_s
+from services.decode.rest import BESIDE_STEP_S, look_s
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.evidence import Proof
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster
+from services.worker.rest import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from tests.prefill.bench import deadlines
 
 BOUND_MS = 100

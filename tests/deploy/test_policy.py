@@ -308,7 +308,7 @@ def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
     PrefillMetrics(registry)
     prefill = {family.name for family in registry.collect() if family.type == "gauge"}
     registry = CollectorRegistry()
-    DecodeMetrics(registry)
+    DecodeMetrics(registry, max_running=1)
     decode = {family.name for family in registry.collect() if family.type == "gauge"}
     asked = _metrics_asked_for(case)
     assert asked == {

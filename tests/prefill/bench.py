@@ -36,6 +36,7 @@ from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_
 from services.wire.model_bounds import ModelBounds
 from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
@@ -114,18 +115,20 @@ class PrefillBench:
         ways = Ways(self.transfer, layouts, rank, checksum)
         self.work = PrefillWork(
             Sending(PrefillRoom, PLACES, self.holdings, layouts[rank], deadlines(), elected=ways.elected),
-            bounds=BOUNDS,
-            stepper=self.stepper,
+            RankParts(
+                BOUNDS,
+                self.stepper,
+                Folds(grammars, self.mailbox.wake),
+                self.mailbox,
+                self.reporter,
+                self.clock,
+            ),
             transfer=self.transfer,
-            mailbox=self.mailbox,
-            reporter=self.reporter,
             metrics=PrefillMetrics(self.registry),
-            clock=self.clock,
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
             ways=ways,
             checksum=checksum,
-            folds=Folds(grammars, self.mailbox.wake),
             scored_tokens=scored_tokens,
         )
         self._progress = TurnProgress(self.clock)

@@ -7,12 +7,12 @@ import pytest
 
 from services.ids import Incarnation, RoomId
 from services.prefill.push import WINDOWS_A_TURN_MAX, Quota
-from services.prefill.turn import DRAIN_S, POLL_S
 from services.rooms.phases import Phase
 from services.testing.memory_transfer import MemoryTransfer
 from services.testing.transfer_faults import FaultPlan
 from services.transfer.interface import PutId, Run, kv_region
 from services.worker.mailbox import Mailbox
+from services.worker.rest import DRAIN_S, POLL_S
 from tests.prefill import toy
 from tests.prefill.test_group import Group
 from tests.prefill.test_turn import Pair, settle

@@ -46,7 +46,9 @@ from services.transfer.interface import PutId, Region, Run, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.identity import Identity
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.parts import RankParts
 from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, run_turns
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
@@ -206,13 +208,16 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
     holdings = Holdings(PagePool(PAGES), SlotPool(slots.view))
     work = PrefillWork(
         Sending(PrefillRoom, PLACES, holdings, LAYOUT, _deadlines(), elected=True),
-        bounds=BOUNDS,
-        stepper=stepper,
+        RankParts(
+            BOUNDS,
+            stepper,
+            Folds(None, mailbox.wake),
+            mailbox,
+            silent_reporter("prefill", incarnation),
+            clock,
+        ),
         transfer=transfer,
-        mailbox=mailbox,
-        reporter=silent_reporter("prefill", incarnation),
         metrics=PrefillMetrics(registry),
-        clock=clock,
         chunk_tokens=4096,
         window_bytes=WINDOW_BYTES,
         ways=Ways(transfer, [LAYOUT]),
@@ -279,16 +284,14 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     )
     work = DecodeWork(
         receiving,
+        RankParts(
+            BOUNDS, stepper, Folds(None, mailbox.wake), mailbox, silent_reporter("decode", incarnation), clock
+        ),
         incarnation=incarnation,
-        bounds=BOUNDS,
-        stepper=stepper,
         exposure=exposure,
         slots=slots,
         peers=peers,
-        mailbox=mailbox,
-        reporter=silent_reporter("decode", incarnation),
-        metrics=DecodeMetrics(registry),
-        clock=clock,
+        metrics=DecodeMetrics(registry, PLACES),
         max_running=PLACES,
     )
     group = Turns(mailbox.wake)

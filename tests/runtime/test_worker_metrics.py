@@ -18,7 +18,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> WorkerMetrics:
-    return WorkerMetrics(RECEIVER_MOVES, registry)
+    return WorkerMetrics(RECEIVER_MOVES, {}, registry)
 
 
 def test_a_sides_phases_are_those_that_its_rooms_are_in(
@@ -51,13 +51,19 @@ def test_what_a_turn_does_not_change_is_not_set_again(
         put(gauge, value)
 
     monkeypatch.setattr(Gauge, "set", noted)
-    metrics = side(registry)
+    metrics = PrefillMetrics(registry) if side is PrefillMetrics else DecodeMetrics(registry, max_running=8)
     for waiting in (3, 3, 4, 4):
-        if isinstance(metrics, PrefillMetrics):
+        if side is PrefillMetrics:
             metrics.record_queues({RoomQueue.BOOTSTRAP: 0, RoomQueue.WAITING: waiting, RoomQueue.INFLIGHT: 1})
         else:
-            queues = {RoomQueue.PREALLOC: 0, RoomQueue.TRANSFER: 1, RoomQueue.RUNNING: 2}
-            metrics.record_queues(queues | {RoomQueue.WAITING: waiting}, 8)
+            metrics.record_queues(
+                {
+                    RoomQueue.PREALLOC: 0,
+                    RoomQueue.TRANSFER: 1,
+                    RoomQueue.WAITING: waiting,
+                    RoomQueue.RUNNING: 2,
+                }
+            )
     assert told[-1] == 4
     assert told.count(3) == told.count(4) == 1
     name = f"baton_{'prefill_waiting_queue' if side is PrefillMetrics else 'decode_waiting'}_requests"

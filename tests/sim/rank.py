@@ -40,7 +40,9 @@ from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer, kv_region
 from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from tests.layouts import changed
@@ -221,6 +223,8 @@ def make_rank(
     prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
     holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view), prefixes)
     bank = Bank(process.name, process.host, worker, group.rank, layout, engine.memory, slots, holdings)
+    bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, mailbox.wake)
+    parts = RankParts(bounds, stepper, folds, mailbox, reporter, clock)
     known: list[Incarnation] = []
     exposure: Exposure | None = None
     work: PrefillWork | DecodeWork
@@ -237,13 +241,9 @@ def make_rank(
         ways = Ways(transfer, layouts, group.rank, shape.checksum)
         work = PrefillWork(
             Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=ways.elected),
-            bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=stepper,
+            parts,
             transfer=transfer,
-            mailbox=mailbox,
-            reporter=reporter,
             metrics=PrefillMetrics(registry),
-            clock=clock,
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
             ways=ways,
@@ -265,16 +265,12 @@ def make_rank(
         )
         work = WatchedDecode(
             receiving,
+            parts,
             incarnation=worker,
-            bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=stepper,
             exposure=exposure,
             slots=slots,
             peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
-            mailbox=mailbox,
-            reporter=reporter,
-            metrics=DecodeMetrics(registry),
-            clock=clock,
+            metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
         )
         work.landed = engine

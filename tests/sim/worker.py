@@ -113,7 +113,7 @@ class SimulatedWorker:
 
     @property
     def reporter(self) -> Reporter:
-        reporter: Reporter = self.work._reporter
+        reporter: Reporter = self.work._parts.reporter
         return reporter
 
     # ---- what the platform does

@@ -52,7 +52,9 @@ from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
 from services.wire.conversions import layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
+from services.worker.folds import Folds
 from services.worker.mailbox import Mailbox
+from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, take_turn
@@ -180,6 +182,8 @@ class _TurnWorker(ABC):
         self._stepper = Stepper(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
         self._reporter = Reporter(self._channels.to(NOWHERE, Party.BOOTSTRAP), PREFILL, "bench", self._clock)
+        bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, self._mailbox.wake)
+        self._parts = RankParts(bounds, self._stepper, folds, self._mailbox, self._reporter, self._clock)
         self._places = places
         self._fitting = fitting
         self._fabric = MemoryFabric()
@@ -281,16 +285,12 @@ class _Decode(_TurnWorker):
         )
         self.work = DecodeWork(
             receiving,
+            self._parts,
             incarnation=DECODE,
-            bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=self._stepper,
             exposure=exposure,
             slots=self._slots,
             peers=FollowerPeers(),
-            mailbox=self._mailbox,
-            reporter=self._reporter,
-            metrics=DecodeMetrics(CollectorRegistry()),
-            clock=self._clock,
+            metrics=DecodeMetrics(CollectorRegistry(), max(places, 1)),
             max_running=max(places, 1),
         )
         self.work.hear([self.work.told()])
@@ -335,13 +335,9 @@ class _Prefill(_TurnWorker):
         deadlines = Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS)
         self.work = PrefillWork(
             Sending(PrefillRoom, places, self._holdings(pages), LAYOUT, deadlines, elected=True),
-            bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=self._stepper,
+            self._parts,
             transfer=transfer,
-            mailbox=self._mailbox,
-            reporter=self._reporter,
             metrics=PrefillMetrics(CollectorRegistry()),
-            clock=self._clock,
             chunk_tokens=max(places, 1) * PROMPT,
             window_bytes=2**20,
             ways=Ways(transfer, [LAYOUT]),

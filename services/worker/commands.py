@@ -1,0 +1,75 @@
+"""What does each command change on a rank, the same as on every other?"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from services.handover.receiving import Receiving
+from services.handover.sending import Sending
+from services.ids import Incarnation, RoomId
+from services.rooms.errors import PeerFault
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.conversions import (
+    cause_from_wire,
+    check_peer,
+    ends_from_wire,
+    request_from_wire,
+    room_from_wire,
+)
+from services.worker.callers import Callers
+from services.worker.parts import RankParts
+
+Core = TypeVar("Core", bound=Sending[Any] | Receiving[Any])
+
+
+class RankCommands(ABC, Generic[Core]):
+    """They open rooms and end none: that is voted."""
+
+    def __init__(self, core: Core, callers: Callers[Any], parts: RankParts) -> None:
+        self._core: Core = core
+        self._callers: Callers[Any] = callers
+        self._parts = parts
+
+    def apply(self, command: group_pb2.Command) -> None:
+        """Raises Refusal, PeerFault, Truncated and LayoutMismatch, for whoever asked."""
+        match command.WhichOneof("what"):
+            case "cancel":
+                cause = cause_from_wire(command.cancel.cause)
+                self._core.cancel(RoomId(command.cancel.room), cause, self._parts.clock.now_ms())
+            case "departed":
+                self._core.depart(Incarnation(command.departed))
+            case "drain":
+                self._core.drain()
+            case what:
+                if not self._apply(what, command):
+                    raise PeerFault(f"{what} is not a command for this worker")
+
+    @abstractmethod
+    def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
+        """Carry out a command of this side alone; False where it has none of that name."""
+
+    def _open(
+        self,
+        wire: inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest,
+        peer: rooms_pb2.Peer,
+        field: str,
+    ) -> Any:
+        """Enter a room, and tell its caller so. `peer`: the `field` of the message. Returns the room's
+        record. Raises Malformed and a Refusal."""
+        name, request, parts = room_from_wire(wire.room), request_from_wire(wire.request), self._parts
+        check_peer(peer, field)
+        parts.bounds.check(request)
+        now_ms = parts.clock.now_ms()
+        room = self._core.open(
+            name,
+            request,
+            Incarnation(peer.incarnation),
+            now_ms,
+            ends_ms=ends_from_wire(wire.request, now_ms),
+            peer_name=peer.name,
+            compiled=not parts.folds.needs(request),
+        )
+        room.replies = self._callers.take(name)
+        parts.folds.begin(room, *room.sequences)
+        parts.reporter.opened(name, request)
+        room.reply(room.REPLY(accepted=inference_pb2.Accepted()))
+        return room

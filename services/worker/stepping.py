@@ -1,0 +1,85 @@
+"""What does a step of the engine compute for each room, and what comes of it?"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from services.engine.interface import Drawn, NotHeld, Row
+from services.handover.side import HandOverSide
+from services.rooms.errors import Reason
+from services.rooms.room import Room
+from services.worker.metrics import WorkerMetrics
+from services.worker.parts import RankParts
+from services.worker.stepper import StepFailed
+
+
+class StepPart(Protocol):
+    """What a step computes for one room."""
+
+    @property
+    def room(self) -> Room: ...
+    @property
+    def row(self) -> Row: ...
+
+
+P = TypeVar("P", bound=StepPart)
+
+
+class Stepping(Generic[P]):
+    """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
+
+    def __init__(self, core: HandOverSide[Any, Any], parts: RankParts, metrics: WorkerMetrics) -> None:
+        self.tokens = 0
+        """Computed or drawn, since start."""
+        self._core_side = core
+        self._parts = parts
+        self._worker_metrics = metrics
+        self._step: Sequence[P] = ()
+        self._started_us = 0
+
+    def __len__(self) -> int:
+        """Parts of the running step."""
+        return len(self._step)
+
+    @property
+    def free(self) -> bool:
+        return self._parts.stepper.free
+
+    @property
+    def running_us(self) -> int:
+        """Microseconds since the last step was started."""
+        return self._parts.clock.host_us() - self._started_us
+
+    def _start(self, step: Sequence[P]) -> bool:
+        """Whether there is anything to compute, which is started. Only while `free`."""
+        if step:
+            for part in step:
+                part.room.busy = True
+            self._step, self._started_us = step, self._parts.clock.host_us()
+            self._parts.stepper.start([part.row for part in step])
+        return bool(step)
+
+    def _take(self) -> Sequence[tuple[P, Drawn | None]] | None:
+        """What the step that ended has drawn, a part at a time; None where none has. The rooms of one that
+        failed have failed."""
+        failure: StepFailed | None = None
+        drawn: Sequence[Drawn | None] | None = ()
+        try:
+            drawn = self._parts.stepper.take()
+        except StepFailed as error:
+            failure = error
+        if drawn is None:
+            return None
+        step, self._step = self._step, ()
+        for part in step:
+            part.room.busy = False
+            if failure is not None:
+                self._fail(part, failure)
+        if failure is not None:
+            return ()
+        self._worker_metrics.stepped(self.running_us / 1e6)
+        return list(zip(step, drawn, strict=True))
+
+    def _fail(self, part: P, why: Exception) -> None:
+        """The part's room ends: `why` nothing was drawn for it."""
+        reason = Reason.GRAMMAR_FAILED if isinstance(why, NotHeld) else Reason.ENGINE_FAILED
+        self._core_side.fail(part.room, reason, f"{part.room.SIDE.value}: {why}")

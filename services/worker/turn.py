@@ -1,0 +1,181 @@
+"""What does a rank of either role do in a turn, around its side of the hand-over?
+
+Commands, evidence and time go into the core (`services.handover`); what it asks of the world is carried out
+here, and what comes of that goes in again. Nothing is decided here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic
+
+from services.handover.receiving import Receiving
+from services.handover.requests import Outcome, Report, Retired
+from services.handover.sending import Sending
+from services.ids import RoomId
+from services.pages.errors import LayoutMismatch, Truncated
+from services.rooms.errors import Cause, PeerFault, Refusal
+from services.rooms.phases import Phase, Vote
+from services.rooms.queues import RoomQueue
+from services.rooms.roster import Capacity, Roster
+from services.rooms.timeline import Moment
+from services.wire.baton.v1 import group_pb2, workers_pb2
+from services.wire.census import census_to_wire
+from services.worker.callers import Callers
+from services.worker.commands import RankCommands
+from services.worker.metrics import WorkerMetrics
+from services.worker.parts import RankParts
+from services.worker.reporter import wish_told
+from services.worker.room import Reply
+from services.worker.stepping import Stepping
+
+
+class RankWork(ABC, Generic[Reply]):
+    """`services.worker.turns.Work`, but for what one side alone does."""
+
+    def __init__(
+        self,
+        core: Sending[Any] | Receiving[Any],
+        parts: RankParts,
+        metrics: WorkerMetrics,
+        computing: Stepping[Any],
+    ) -> None:
+        self.roster = core.roster
+        self.callers: Callers[Reply] = Callers(parts.mailbox, core.roster)
+        self._core = core
+        self._parts = parts
+        self._metrics = metrics
+        self._computing = computing
+        self._turns = 0
+
+    # ---- what one side alone does
+
+    roster: Roster[Any]
+    _commands: RankCommands[Any]
+    _computing: Stepping[Any]
+    _metrics: WorkerMetrics
+
+    @abstractmethod
+    def see(self) -> bool: ...
+    @abstractmethod
+    def agreed(self, connects: int) -> None: ...
+    @abstractmethod
+    def compute(self) -> bool: ...
+    @abstractmethod
+    async def rest(self) -> bool: ...
+
+    @abstractmethod
+    def _do(self, request: Any) -> None:
+        """Carry out what only this side's core asks of the world."""
+
+    @abstractmethod
+    def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
+        """How many rooms are where, in the field's words. `rooms`: by phase."""
+
+    # ---- what the leader's process calls
+
+    @property
+    def draining(self) -> bool:
+        return self._core.draining
+
+    def names_of(self, room: RoomId) -> Mapping[str, str]:
+        """What a room's request is known by; nothing once it is retired."""
+        names: Mapping[str, str] = self.roster.get(room).request.names if room in self.roster else {}
+        return names
+
+    def break_off(self, cause: Cause) -> None:
+        """This worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
+        room ended, with what ended it before if anything did (`first-cause-wins`). Nothing is given back: all
+        that is held ends with the process."""
+        for room in self.roster:
+            room.conclude(None if room.succeeded else room.cause or cause)
+
+    def census(self) -> workers_pb2.WorkerCensus:
+        """What is held right now, for people to look at."""
+        rooms = self.roster.census()
+        tokens = self._computing.tokens
+        return census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
+
+    # ---- Work
+
+    def take_commands(self) -> bytes:
+        return self._parts.mailbox.take()
+
+    def apply(self, commands: bytes) -> None:
+        for command in group_pb2.Commands.FromString(commands).commands:
+            problem: Exception | None = None
+            try:
+                self._commands.apply(command)
+            except (Refusal, PeerFault, Truncated, LayoutMismatch) as error:
+                problem = error
+            self._carry_out()
+            self._answer(command, problem)
+
+    def _answer(self, command: group_pb2.Command, problem: Exception | None) -> None:  # noqa: ARG002
+        self._parts.mailbox.answer(problem)
+
+    def capacity(self) -> Capacity:
+        return self._core.capacity()
+
+    def may_compute(self) -> bool:
+        return self._computing.free
+
+    def may_leave(self) -> bool:
+        return self._core.may_leave() and self._parts.mailbox.empty
+
+    def connects(self) -> int:
+        return 0
+
+    def told(self) -> bytes | None:
+        return None
+
+    def hear(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
+        raise AssertionError("the ranks of this worker tell each other nothing")
+
+    def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
+        if room.voted != (room.phase, wish):
+            room.voted = (room.phase, wish)
+            self._parts.reporter.seen(room.id, Moment.VOTED, wish_told(room, wish, now_ms))
+
+    def perform(self, room: Any, effect: Any) -> None:
+        self._core.perform(room, effect, self._parts.clock.now_ms())
+        self._carry_out()
+
+    def record(self, agreement_s: float) -> None:
+        rooms, holdings = self.roster.census(), self._core.holdings
+        self._metrics.record_turn(agreement_s, self._parts.reporter.dropped)
+        self._metrics.record_rooms(rooms, self.roster.dropped.total())
+        self._metrics.record_memory(holdings.pages.census(), holdings.slots.census())
+        self._metrics.record_queues(self._queues(rooms))
+        self._turns += 1
+
+    async def pause(self, most_s: float) -> None:
+        await self._parts.mailbox.rest(most_s)
+
+    # ---- what the hand-over asks of the world
+
+    def _carry_out(self) -> None:
+        """All of it, and what that leads to."""
+        while requests := self._core.take_requests():
+            for request in requests:
+                match request:
+                    case Report(room, moment, detail, of_rank):
+                        reporter = self._parts.reporter
+                        (reporter.seen if of_rank else reporter.note)(room, moment, detail)
+                    case Outcome(room, cause):
+                        self._conclude(self.roster.get(room), cause)
+                    case Retired():
+                        self._retired(request)
+                    case _:
+                        self._do(request)
+
+    def _conclude(self, room: Any, cause: Cause | None) -> None:
+        room.conclude(cause)
+        if cause is not None:
+            self._metrics.room_failed(cause)
+            self._parts.reporter.failed(room.id, cause)
+
+    def _retired(self, retired: Retired, detail: str = "") -> None:
+        """Nothing of the room is left in the hand-over."""
+        self._parts.folds.forget(retired.room)
+        self._metrics.room_retired(retired.phase_ms)
+        self._parts.reporter.retired(retired.room, detail)
