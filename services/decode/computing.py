@@ -36,7 +36,7 @@ class Decoding(Stepping[ChoiceStep]):
         """Whether there is a next step, which is started. Only while `free`."""
         return self._start(next_batch(self._receiving.roster, self._max_running))
 
-    def see(self) -> None:
+    def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""
         drawn = self._take()
         if not drawn:

@@ -13,7 +13,7 @@ BESIDE_STEP_S: Final = 0.004
 takes time from it, and over TCP what is on its way needs to be driven all the same."""
 
 
-def look_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
+def poll_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
     """How soon to look. What a sender posted to memory in quarantine may end only while its target makes
     progress."""
     if any(room.phase is Phase.TRANSFERRING for room in rooms):

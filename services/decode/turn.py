@@ -17,7 +17,7 @@ from services.decode.computing import Decoding
 from services.decode.handover_client import Peers, endpoint_to_wire
 from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
-from services.decode.rest import look_s
+from services.decode.rest import poll_s
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.handover.requests import Close, Connect, Forget, Grant, Join, Retired, SumPages
@@ -82,12 +82,12 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
             self._parts.mailbox.put(group_pb2.Command(revoke=True))
         return super().take_commands()
 
-    def see(self) -> bool:
-        self._computing.see()
-        news = self._landing.take() | self._parts.folds.see()
+    def observe(self) -> bool:
+        self._computing.observe()
+        news = self._landing.take() | self._parts.folds.observe()
         self._exposure.transfer.notices()
         for room in self._receiving.touched():
-            news |= self._receiving.look(room)
+            news |= self._receiving.poll(room)
         self._carry_out()
         self._landing.start(batch_waits=how_many(self.roster) > 0)
         return news
@@ -100,14 +100,14 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
         self._receiving.agreed()
         self._carry_out()
 
-    def told(self) -> bytes | None:
+    def to_gather(self) -> bytes | None:
         """Where this rank's memory is, for the others, if they do not know yet."""
         if not self._untold:
             return None
         self._untold = False
         return endpoint_to_wire(self._exposure.endpoint()).SerializeToString()
 
-    def hear(self, told: abc.Sequence[bytes]) -> None:
+    def gathered(self, told: abc.Sequence[bytes]) -> None:
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
         self._peers.exposed_anew(self.endpoints)
 
@@ -139,7 +139,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
             if free and self._receiving.near(loop.time()):
                 await asyncio.sleep(0)
             else:
-                await self._parts.mailbox.rest(min(look_s(self.roster, engine_free=free), left_s))
+                await self._parts.mailbox.rest(min(poll_s(self.roster, engine_free=free), left_s))
             if self._parts.mailbox.news.is_set() or len(self.endpoints) > 1:
                 break
             self._exposure.transfer.notices()

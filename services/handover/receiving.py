@@ -65,7 +65,7 @@ class ReceivingRoom(Receiver):
     outputs: tuple[list[int], ...] = field(init=False)
     """All tokens drawn of each choice."""
     ends: Choices = field(init=False)
-    outcome_told: bool = field(default=False, init=False)
+    concluded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
@@ -197,7 +197,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             return
         held = self.roster.get(room)
         held.ends.cut.add(choice)
-        if choice in held.ends.going_on and not held.outcome_told:
+        if choice in held.ends.going_on and not held.concluded:
             self._end(held, choice, "cut off")
 
     def quiet(self, room: RoomId, generation: Generation) -> None:
@@ -213,7 +213,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             if room.peer != sender or room.phase is Phase.SUCCESS:
                 continue
             if room.phase is Phase.TRANSFERRING and room.record is None:
-                self.look(room)
+                self.poll(room)
             if room.record is None:
                 self.fail(room, Reason.PREFILL_LOST, f"prefill worker {room.peer_name} is gone")
             room.note(Fenced(Proof.DEAD))
@@ -237,7 +237,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 yield room, holdings.slots.view(holdings.get(room.id).slot)
 
     def touched(self) -> list[R]:
-        """Rooms whose seal may be there: `look` says whether it is."""
+        """Rooms whose seal may be there: `poll` says whether it is."""
         return [room for room, slot in self.awaited() if touched(slot)]
 
     def near(self, now_s: float) -> bool:
@@ -249,7 +249,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 return True
         return False
 
-    def look(self, room: R) -> bool:
+    def poll(self, room: R) -> bool:
         """Look for the room's seal; True when something was there. What is not this tenancy's own ends the
         room (`stale-never-served`)."""
         slot = self.holdings.get(room.id).slot
@@ -407,7 +407,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             self._conclude(room, room.cause)
 
     def _conclude(self, room: R, cause: Cause | None) -> None:
-        room.outcome_told = True
+        room.concluded = True
         self._ask(Outcome(room.id, cause))
 
     def _fence(self, room: R) -> None:

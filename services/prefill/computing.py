@@ -41,7 +41,7 @@ class Prefilling(Stepping[PromptPart]):
         computable = (room for room in self._sending.roster if room.computable)
         self._start(next_parts(computable, self._chunk_tokens, self._scored_tokens))
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         """Whether a step has ended."""
         drawn, now_ms = self._take(), self._parts.clock.now_ms()
         if drawn is None:
@@ -63,13 +63,13 @@ class Prefilling(Stepping[PromptPart]):
         """Tell of a chunk, or of the first token behind the last one."""
         if room.first is None:
             # A long prompt's chunks do not take the place of what comes after them.
-            if room.computed - room.told >= room.request.prefill_tokens / CHUNK_LINES_MAX:
-                room.told = room.computed
-                self._parts.reporter.note(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
+            if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:
+                room.reported_tokens = room.computed
+                self._parts.reporter.report(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
             return
         spent_ms = sum(room.phase_ms.values()) + self._parts.clock.now_ms() - room.entered_ms
         self._metrics.first_token(spent_ms / 1000)
-        room.tell_scores()
+        room.reply_scores()
         finish = finish_to_wire(room.request.finish_reason([*room.request.output, room.first.id]))
         token = token_to_wire(room.first)
         first = inference_pb2.FirstToken(token=token, finish=finish, cached_tokens=room.cached)
@@ -77,4 +77,4 @@ class Prefilling(Stepping[PromptPart]):
         detail = f"{room.computed - room.cached} tokens computed, {room.cached} cached"
         if room.sequence.scores is not None:
             detail += f", {counted(room.scored, 'token')} of the prompt scored"
-        self._parts.reporter.note(room.id, Moment.FIRST_TOKEN, detail)
+        self._parts.reporter.report(room.id, Moment.FIRST_TOKEN, detail)

@@ -26,5 +26,5 @@ class Overlap:
         self._until_us = stop_us if goes_on else None
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{self.length} bytes in {self.spent_us} us, {self.hidden_us} us of them beside steps"

@@ -122,7 +122,7 @@ class Push:
         """All pages were ready, and their writes are DONE, as are the records'."""
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
-    def tell(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
+    def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
         """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
         elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
         receiver's rank holds."""
@@ -137,7 +137,7 @@ class Push:
             self.failure = str(error)
 
     def seal(self) -> None:
-        """Every rank has written. After `tell`."""
+        """Every rank has written. After `add_record`."""
         self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
         self.stage = Stage.SEAL
 

@@ -50,19 +50,19 @@ class Pushes:
             slot.index,
         )
 
-    def look(self, *, beside: bool) -> bool:
+    def poll(self, *, beside: bool) -> bool:
         """Look at every room that is sent: a few windows of all together leave, and no room is passed over
-        for long. As `look_at`."""
+        for long. As `poll_room`."""
         rooms, quota, moved = list(self._sending.sent()), Quota(), False
         first, self._first = self._first, None
         start = rooms.index(first) if first is not None and first in rooms else 0
         for room in (*rooms[start:], *rooms[:start]):
             if not quota.windows and self._first is None:
                 self._first = room
-            moved |= self.look_at(room, quota, beside=beside)
+            moved |= self.poll_room(room, quota, beside=beside)
         return moved
 
-    def look_at(self, room: PrefillRoom, quota: Quota | None = None, *, beside: bool) -> bool:
+    def poll_room(self, room: PrefillRoom, quota: Quota | None = None, *, beside: bool) -> bool:
         """Look at what is under way and post what may follow. True when something moved. `beside`: a step is
         running."""
         if room.push.waits:
@@ -76,7 +76,7 @@ class Pushes:
             spent_ms = room.phase_ms[Phase.TRANSFERRING] + now_ms - room.entered_ms
             self._metrics.sealed(spent_ms / 1000)
             pages = f"{counted(len(room.grant.pages), 'page')}, generation {room.grant.generation}"
-            self._parts.reporter.note(room.id, Moment.SEALED, f"{pages}, {room.overlap.told}")
+            self._parts.reporter.report(room.id, Moment.SEALED, f"{pages}, {room.overlap.summary}")
         return news
 
     def drain(self) -> bool:

@@ -25,7 +25,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
     push: Push = field(init=False)
     """Once it has begun."""
     overlap: Overlap = field(default_factory=Overlap, init=False)
-    told: int = field(default=0, init=False)
+    reported_tokens: int = field(default=0, init=False)
     """Leading tokens of which the timeline says that they are computed."""
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
         """It failed, and nothing says yet that what was posted for it has ended."""
         return self.phase is Phase.FAILED and self.proof is None and self.under_way
 
-    def tell_scores(self) -> None:
+    def reply_scores(self) -> None:
         """All of the prompt's, in order."""
         if self.replies is not None and self.sequence.scores is not None:
             for scores in scores_to_wire(self.sequence.scores.told):

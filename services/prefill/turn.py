@@ -106,14 +106,14 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         else:
             super()._answer(command, problem)
 
-    def see(self) -> bool:
-        news = self._computing.see()
+    def observe(self) -> bool:
+        news = self._computing.observe()
         self._carry_out()
         self._held_back = news and not self._held_back
-        news |= self._parts.folds.see()
+        news |= self._parts.folds.observe()
         self._transfer.notices()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
-        if not self._held_back and self._pushes.look(beside=not self._computing.free):
+        if not self._held_back and self._pushes.poll(beside=not self._computing.free):
             news, self._looks = True, LOOKS_MAX
         news |= self._pushes.drain()
         self._carry_out()
@@ -163,11 +163,11 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
                 self._pushes.begin(held, slot)
             case SendRecord(room, record):
                 held = self.roster.get(room)
-                held.push.tell(record, held.pages_checksum)
+                held.push.add_record(record, held.pages_checksum)
             case SendSeal(room):
                 held = self.roster.get(room)
                 held.push.seal()
-                self._pushes.look_at(held, beside=not self._computing.free)
+                self._pushes.poll_room(held, beside=not self._computing.free)
             case Forget(peer):
                 self._ways.forget(peer, gone=True)
                 self.receivers.forget(peer)

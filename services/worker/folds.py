@@ -65,7 +65,7 @@ class Folds:
         folds.add_done_callback(lambda _: self._wake())
         self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         """Whether one that was waited for is compiled, or cannot be."""
         if not self._waiting:
             return False

@@ -34,7 +34,7 @@ DETAIL_CHARS_MAX: Final = 512
 
 
 class Reporter:
-    """Runs as one task. `note` and `retired` are cheap and never wait."""
+    """Runs as one task. `report` and `retired` are cheap and never wait."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Reporter:
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        self.note(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         self._spans.fail(room, cause)
         log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
 
-    def note(self, room: RoomId, name: Moment, detail: str = "") -> None:
+    def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """What the worker did: the same on all its ranks."""
         self._spans.event(room, name, detail)
         if len(self._waiting) >= LINES_MAX:
@@ -84,9 +84,9 @@ class Reporter:
             return
         self._add(room, name, detail, retired=False)
 
-    def seen(self, room: RoomId, name: Moment, detail: str = "") -> None:
+    def report_of_rank(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """What this rank saw or wished."""
-        self.note(room, name, detail)
+        self.report(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None:
         self._spans.event(room, Moment.RETIRED, detail)
@@ -161,15 +161,15 @@ class RankReporter(Reporter):
 
     def failed(self, room: RoomId, cause: Cause) -> None: ...
 
-    def note(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
+    def report(self, room: RoomId, name: Moment, detail: str = "") -> None: ...
 
-    def seen(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        super().note(room, name, detail)
+    def report_of_rank(self, room: RoomId, name: Moment, detail: str = "") -> None:
+        super().report(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None: ...
 
 
-def wish_told(room: Room, wish: Vote, now_ms: int) -> str:
+def wish_text(room: Room, wish: Vote, now_ms: int) -> str:
     """A rank's vote, for people."""
     ending = room.ending(now_ms)
     if wish is Vote.ABORT and ending is not None:

@@ -24,7 +24,7 @@ from services.worker.callers import Callers
 from services.worker.commands import RankCommands
 from services.worker.metrics import WorkerMetrics
 from services.worker.parts import RankParts
-from services.worker.reporter import wish_told
+from services.worker.reporter import wish_text
 from services.worker.room import Reply
 from services.worker.stepping import Stepping
 
@@ -55,7 +55,7 @@ class RankWork(ABC, Generic[Reply]):
     _metrics: WorkerMetrics
 
     @abstractmethod
-    def see(self) -> bool: ...
+    def observe(self) -> bool: ...
     @abstractmethod
     def agreed(self, connects: int) -> None: ...
     @abstractmethod
@@ -125,16 +125,16 @@ class RankWork(ABC, Generic[Reply]):
     def connects(self) -> int:
         return 0
 
-    def told(self) -> bytes | None:
+    def to_gather(self) -> bytes | None:
         return None
 
-    def hear(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
+    def gathered(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
         raise AssertionError("the ranks of this worker tell each other nothing")
 
     def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
         if room.voted != (room.phase, wish):
             room.voted = (room.phase, wish)
-            self._parts.reporter.seen(room.id, Moment.VOTED, wish_told(room, wish, now_ms))
+            self._parts.reporter.report_of_rank(room.id, Moment.VOTED, wish_text(room, wish, now_ms))
 
     def perform(self, room: Any, effect: Any) -> None:
         self._core.perform(room, effect, self._parts.clock.now_ms())
@@ -160,7 +160,7 @@ class RankWork(ABC, Generic[Reply]):
                 match request:
                     case Report(room, moment, detail, of_rank):
                         reporter = self._parts.reporter
-                        (reporter.seen if of_rank else reporter.note)(room, moment, detail)
+                        (reporter.report_of_rank if of_rank else reporter.report)(room, moment, detail)
                     case Outcome(room, cause):
                         self._conclude(self.roster.get(room), cause)
                     case Retired():

@@ -51,7 +51,7 @@ class Work(Protocol):
     def apply(self, commands: bytes) -> None:
         """Carry out the turn's commands: the same on every rank."""
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         """Note what has landed, ended or been computed. True when the next turn may see more at once."""
 
     def capacity(self) -> Capacity: ...
@@ -79,10 +79,10 @@ class Work(Protocol):
         """Start the next step, if there is one: its end wakes whoever rests. True when the next turn has
         something to do before that."""
 
-    def told(self) -> bytes | None:
+    def to_gather(self) -> bytes | None:
         """What every rank is to know of this one, once. None on all ranks or on none."""
 
-    def hear(self, told: Sequence[bytes]) -> None:
+    def gathered(self, told: Sequence[bytes]) -> None:
         """What every rank told, by rank."""
 
     def record(self, agreement_s: float) -> None:
@@ -149,7 +149,7 @@ async def run_turns(
     soon as something comes from outside. Between two turns of the leader the handlers have their share
     (`Share`); a rank that does not lead is called by nobody, and lets go of its loop as it waits for others.
     """
-    await _tell_each_other(work, group)
+    await _gather(work, group)
     share = Share(clock, arrivals)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
         if lap is Lap.QUEUED:
@@ -169,7 +169,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
     """One turn. Raises GroupBroken, and what only a bug raises: the worker ends."""
     is_leader = group.rank == 0
     work.apply(await group.broadcast(work.take_commands() if is_leader else None))
-    news = work.see()
+    news = work.observe()
     now_ms = clock.now_ms()
     capacity = work.capacity()
     votes = work.roster.votes(now_ms, capacity)
@@ -185,14 +185,14 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
         raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
     work.agreed(verdict.connects)
     if group.size > 1:
-        _tell_wishes(work, votes, verdict, now_ms)
-    await _say_why(work, group, verdict, now_ms)
+        _report_wishes(work, votes, verdict, now_ms)
+    await _gather_causes(work, group, verdict, now_ms)
     moves = work.roster.settle(verdict.votes, now_ms, verdict.reasons)
     for room, effect in moves:
         log.debug("moved", turn=progress.turn, room=room.id, effect=effect.value)
         work.perform(room, effect)
     more = verdict.compute and work.compute()
-    await _tell_each_other(work, group)
+    await _gather(work, group)
     work.record(agreement_s)
     progress.ended(free=ballot.may_compute)
     if verdict.leave:
@@ -215,7 +215,7 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
     )
 
 
-def _tell_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
+def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
     """Where the ranks differ, timelines say which of them wished what."""
     if not verdict.reasons and tuple(votes) == verdict.votes:
         return
@@ -225,7 +225,7 @@ def _tell_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: in
             work.voted(room, wish, now_ms)
 
 
-async def _say_why(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
+async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
     """Where rooms end, the ranks that saw nothing hear the words of the first that did: the cause that a
     client reads is the root one (`first-cause-wins`)."""
     if group.size == 1 or not verdict.reasons:
@@ -247,10 +247,10 @@ def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
     return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
-async def _tell_each_other(work: Work, group: RankGroup) -> None:
-    told = work.told()
+async def _gather(work: Work, group: RankGroup) -> None:
+    told = work.to_gather()
     if told is not None:
-        work.hear(await group.gather(told))
+        work.gathered(await group.gather(told))
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:

@@ -376,10 +376,10 @@ class DecodeBench:
 
 def tell(ranks: Sequence[DecodeBench]) -> None:
     """What the ranks of one worker tell each other before their first turn."""
-    told = [each.work.told() or b"" for each in ranks]
+    told = [each.work.to_gather() or b"" for each in ranks]
     assert all(told)
     for each in ranks:
-        each.work.hear(told)
+        each.work.gathered(told)
 
 
 class Caller:

@@ -219,7 +219,7 @@ async def test_every_rank_tells_where_its_memory_is_now_when_it_was_taken_back(g
     after = group.exposed()
     assert not set(before) & set(after)
     assert group.told() == [after] * RANKS
-    assert [each.work.told() for each in group.ranks] == [None] * RANKS, "once"
+    assert [each.work.to_gather() for each in group.ranks] == [None] * RANKS, "once"
     again = await group.stream(toy.request("2", PROMPT, max_tokens=1))
     await group.granted(2)
     assert group.connected() == [before, after]

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from services.decode.rest import BESIDE_STEP_S, look_s
+from services.decode.rest import BESIDE_STEP_S, poll_s
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.evidence import Proof
 from services.rooms.phases import Phase
@@ -43,14 +43,14 @@ def test_it_is_looked_soon_where_something_may_land(
     phases: tuple[Phase, ...], free_s: float, computing_s: float
 ) -> None:
     roster = _roster(*phases)
-    assert look_s(roster, engine_free=True) == free_s
-    assert look_s(roster, engine_free=False) == computing_s
+    assert poll_s(roster, engine_free=True) == free_s
+    assert poll_s(roster, engine_free=False) == computing_s
 
 
 def test_what_is_proven_safe_is_not_looked_for() -> None:
     roster = _roster(Phase.FAILED)
     roster.get(RoomId(1)).proof = Proof.QUIET
-    assert look_s(roster, engine_free=True) == HEARTBEAT_S
+    assert poll_s(roster, engine_free=True) == HEARTBEAT_S
 
 
 def test_a_turn_comes_with_the_first_deadline_and_no_sooner_than_it_can_act() -> None:

@@ -186,7 +186,7 @@ async def test_what_is_written_to_the_slot_after_its_seal_was_seen_is_not_looked
 ) -> None:
     caller = await started(bench)
     bench.land(ASKED)
-    assert bench.work.see()
+    assert bench.work.observe()
     bench.slots.view[:] = b"\xff" * len(bench.slots.view)
     await bench.settle()
     assert caller.tokens == toy.answer(ASKED)

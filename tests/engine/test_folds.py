@@ -62,7 +62,7 @@ SIDES = {"prefill": (sender, Phase.BOOTSTRAPPING), "decode": (receiver, Phase.TR
 async def compiled(folds: Folds) -> None:
     async with asyncio.timeout(20):
         while len(folds):
-            folds.see()
+            folds.observe()
             await asyncio.sleep(0.001)
 
 
@@ -75,7 +75,7 @@ async def test_no_room_draws_before_its_grammar_is_compiled(folds: Folds, slow: 
     sequence = Sequence(asked, [])
     folds.begin(room, sequence)
     assert (room.phase, room.vote(1, has_capacity=True)) == (phase, Vote.STAY)
-    assert not folds.see()
+    assert not folds.observe()
     late = room.ending(30_000)
     assert late is not None
     assert late.reason is Reason.DEADLINE
@@ -116,7 +116,7 @@ async def test_a_compiled_grammar_wakes_the_turns(slow: Slow) -> None:
     folds.begin(sender(folds, asked), Sequence(asked, []))
     slow.go.set()
     await asyncio.wait_for(woken.wait(), 20)
-    assert folds.see()
+    assert folds.observe()
 
 
 @pytest.mark.parametrize(("text", "output"), [("(", ""), ("[0-9]+", "fox")])
@@ -142,4 +142,4 @@ async def test_a_room_that_is_over_is_forgotten(folds: Folds, slow: Slow) -> Non
     folds.forget(RoomId(7))
     assert len(folds) == 0
     slow.go.set()
-    assert not folds.see()
+    assert not folds.observe()

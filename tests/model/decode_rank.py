@@ -243,7 +243,7 @@ class DecodeRank:
 
     def _ballot(self) -> Ballot:
         for room in self._receiving.touched():
-            self._receiving.look(room)
+            self._receiving.poll(room)
         self._carry_out()
         votes, digest = self._roster.votes(0, self._receiving.capacity()), self._roster.digest()
         reasons = self._roster.reasons(0, votes)

@@ -260,7 +260,7 @@ class PrefillRank:
                 self._push(room).ready(tokens, complete=complete)
             case SendRecord(room, record):
                 told = replace(record, prompt_tokens=self._pages)
-                self._push(room).tell(told, lambda heads: told_sum(heads) if self._sums else 0)
+                self._push(room).add_record(told, lambda heads: told_sum(heads) if self._sums else 0)
             case SendSeal(room):
                 self._push(room).seal()
             case Retired(room):

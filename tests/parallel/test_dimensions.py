@@ -49,7 +49,7 @@ class RoomsOnly:
         for room in map(RoomId, commands):
             self.roster.open(room, partial(receiver, room), 0)
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         news, self.news = self.news, []
         for room, evidence in news:
             assert self.roster.note(room, evidence)
@@ -79,10 +79,10 @@ class RoomsOnly:
     def compute(self) -> bool:
         return False
 
-    def told(self) -> bytes | None:
+    def to_gather(self) -> bytes | None:
         return None
 
-    def hear(self, told: Sequence[bytes]) -> None: ...
+    def gathered(self, told: Sequence[bytes]) -> None: ...
 
     def record(self, agreement_s: float) -> None: ...
 

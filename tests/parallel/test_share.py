@@ -50,7 +50,7 @@ class Busy(RoomsOnly):
         self.enough = asyncio.Event()
         self.turns_most = 10**9
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         self.turns += 1
         self._time.us += self._turn_us
         if self.turns >= self.turns_most:

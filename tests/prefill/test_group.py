@@ -350,9 +350,9 @@ async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn
 
 async def test_the_ranks_of_a_prefill_worker_have_nothing_to_tell(group: Group) -> None:
     for each in group.ranks:
-        assert each.work.told() is None
+        assert each.work.to_gather() is None
         with pytest.raises(AssertionError, match="tell each other nothing"):
-            each.work.hear([])
+            each.work.gathered([])
     assert [isinstance(each.work, PrefillWork) for each in group.ranks] == [True, True]
 
 

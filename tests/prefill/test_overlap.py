@@ -10,4 +10,4 @@ def test_what_goes_on_between_two_looks_counts_and_what_rests_does_not() -> None
     assert (overlap.spent_us, overlap.hidden_us) == (11, 11)
     overlap.looked(50, 53, goes_on=False, beside=False)
     assert (overlap.spent_us, overlap.hidden_us) == (14, 11)
-    assert overlap.told == "0 bytes in 14 us, 11 us of them beside steps"
+    assert overlap.summary == "0 bytes in 14 us, 11 us of them beside steps"

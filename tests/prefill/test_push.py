@@ -78,7 +78,7 @@ class Bench:
     def complete(self) -> None:
         """All is computed."""
         self.push.ready(TOKENS, complete=True)
-        self.push.tell(RECORD, lambda _: 0)
+        self.push.add_record(RECORD, lambda _: 0)
 
     def record(self) -> MetadataRecord | None:
         return self.receiver.record(2, 9, 5)

@@ -77,7 +77,7 @@ class Room:
         push.ready(self.tokens, complete=True)
         if push is self.pushes[0]:
             pages = len(self.grant.pages)
-            push.tell(MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3), checksum)
+            push.add_record(MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3), checksum)
 
     def advance(self, laps: int = 1) -> None:
         for _ in range(laps):

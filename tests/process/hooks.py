@@ -127,7 +127,7 @@ def lost_grants(folder: Folder) -> None:
 def fail_alone(folder: Folder) -> None:
     """`waiting` or `computing`: this sender rank alone sees a failure of the first room that waits for its
     destination, or that is computed in part. Once."""
-    see = PrefillWork.see
+    see = PrefillWork.observe
 
     def seeing(work: PrefillWork) -> bool:
         where = folder.asked("fail_alone")
@@ -141,12 +141,12 @@ def fail_alone(folder: Folder) -> None:
                 break
         return see(work)
 
-    _replace(PrefillWork, see=seeing)
+    _replace(PrefillWork, observe=seeing)
 
 
 def stray_room(folder: Folder) -> None:
     """This rank's roster holds a room that no command opened. Once; says in which turn."""
-    take_turn, see_sent, see_received = turns.take_turn, PrefillWork.see, DecodeWork.see
+    take_turn, see_sent, see_received = turns.take_turn, PrefillWork.observe, DecodeWork.observe
     turn = 0
 
     async def taking(work: Any, group: Any, clock: Any, progress: turns.TurnProgress) -> turns.Lap:
@@ -176,8 +176,8 @@ def stray_room(folder: Folder) -> None:
         return see_received(work)
 
     _replace(turns, take_turn=taking)
-    _replace(PrefillWork, see=seeing_sent)
-    _replace(DecodeWork, see=seeing_received)
+    _replace(PrefillWork, observe=seeing_sent)
+    _replace(DecodeWork, observe=seeing_received)
 
 
 def own_evidence(folder: Folder) -> None:

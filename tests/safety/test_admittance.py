@@ -276,13 +276,13 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
         tls = {"tls_cert": str(live.cert), "tls_key": str(live.key), "tls_ca": str(live.ca)}
         host = FollowerHost(load(DecodeSettings, {"name": "decode-0", "bootstrap": address} | tls, {}))
         host.led_by(Incarnation(7), b"of the ranks")
-        host.reporter.seen(RoomId(1), Moment.LANDED)
+        host.reporter.report_of_rank(RoomId(1), Moment.LANDED)
         await host.reporter.flush()
         assert len(served) == 1
     put(live, after, "decode")
     now_s[0] += LOOK_S
     async with serving(of(after, "bootstrap"), int(address.rpartition(":")[2])) as (_, served):
-        host.reporter.seen(RoomId(1), Moment.SEALED)
+        host.reporter.report_of_rank(RoomId(1), Moment.SEALED)
         async with asyncio.timeout(CALL_S):
             while not served:
                 await host.reporter.flush()

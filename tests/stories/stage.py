@@ -141,7 +141,7 @@ class DecodeStage(Stage[ReceivingRoom]):
     def observe(self) -> None:
         for receiving in self.receivings:
             for room in receiving.touched():
-                receiving.look(room)
+                receiving.poll(room)
 
     def agreed(self) -> None:
         for receiving in self.receivings:

@@ -81,7 +81,7 @@ async def running(reporter: Reporter, holds: Any) -> None:
 async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
     bootstrap, reporter = bench
     for room in range(1, REPORTS_MAX + 2):
-        reporter.note(RoomId(room), Moment.GRANTED, "2 pages")
+        reporter.report(RoomId(room), Moment.GRANTED, "2 pages")
     reporter.retired(RoomId(1))
     await running(reporter, lambda: len(bootstrap.rooms) == REPORTS_MAX + 2)
     assert [len(batch) for batch in bootstrap.batches] == [REPORTS_MAX, 2]
@@ -98,18 +98,18 @@ async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
 async def test_past_the_bound_lines_are_dropped_and_retired_rooms_are_not(bench: Bench) -> None:
     _, reporter = bench
     for room in range(LINES_MAX + 10):
-        reporter.note(RoomId(room), Moment.CHUNK_COMPUTED)
+        reporter.report(RoomId(room), Moment.CHUNK_COMPUTED)
     assert reporter.dropped == 10
     reporter.retired(RoomId(3))
     assert len(reporter._waiting) == LINES_MAX + 1
-    reporter.note(RoomId(1), Moment.CHUNK_COMPUTED)
+    reporter.report(RoomId(1), Moment.CHUNK_COMPUTED)
     assert reporter.dropped == 11
 
 
 async def test_a_bootstrap_that_was_away_gets_everything_later(bench: Bench) -> None:
     bootstrap, reporter = bench
     bootstrap.away = 3
-    reporter.note(RoomId(1), Moment.ACCEPTED)
+    reporter.report(RoomId(1), Moment.ACCEPTED)
     reporter.retired(RoomId(1))
     await running(reporter, lambda: len(bootstrap.rooms) == 2)
     assert bootstrap.away == 0
@@ -119,9 +119,9 @@ async def test_a_bootstrap_that_was_away_gets_everything_later(bench: Bench) -> 
 async def test_what_the_bootstrap_refuses_holds_up_nothing_else(bench: Bench) -> None:
     bootstrap, reporter = bench
     bootstrap.refuse = 1
-    reporter.note(RoomId(1), Moment.ACCEPTED)
+    reporter.report(RoomId(1), Moment.ACCEPTED)
     await running(reporter, lambda: reporter.dropped == 1)
-    reporter.note(RoomId(2), Moment.ACCEPTED)
+    reporter.report(RoomId(2), Moment.ACCEPTED)
     await running(reporter, lambda: bootstrap.rooms == [2])
 
 
@@ -141,7 +141,7 @@ async def test_two_flushes_at_once_send_everything_exactly_once(bench: Bench) ->
 
 async def test_long_details_are_cut(bench: Bench) -> None:
     bootstrap, reporter = bench
-    reporter.note(RoomId(1), Moment.FAILED, "x" * 10_000)
+    reporter.report(RoomId(1), Moment.FAILED, "x" * 10_000)
     await reporter.flush()
     assert len(rooms_pb2.RoomEvent.FromString(bootstrap.batches[0][0].event).detail) == DETAIL_CHARS_MAX
 
@@ -156,8 +156,8 @@ async def test_a_rank_that_does_not_lead_tells_what_it_saw_itself_in_its_leaders
     async with serving(add) as address, channel_to(address) as channel:
         rank = RankReporter(channel, 2, ManualClock(now_ms=7, wall_ms=42))
         rank.led_by(Incarnation(5), b"of the ranks")
-        rank.note(RoomId(1), Moment.GRANTED)
-        rank.seen(RoomId(1), Moment.LANDED, "2 pages")
+        rank.report(RoomId(1), Moment.GRANTED)
+        rank.report_of_rank(RoomId(1), Moment.LANDED, "2 pages")
         rank.retired(RoomId(1))
         await rank.flush()
     [[line]] = bootstrap.batches
@@ -175,8 +175,8 @@ async def test_a_traced_room_is_one_span_which_is_its_leaders() -> None:
         request = Request("r1", (1, 2), 4, trace=PARENT)
         for reporter in (leader, rank):
             reporter.opened(RoomId(7), request)
-            reporter.note(RoomId(7), Moment.COMPUTING)
-            reporter.seen(RoomId(7), Moment.WRITTEN)
+            reporter.report(RoomId(7), Moment.COMPUTING)
+            reporter.report_of_rank(RoomId(7), Moment.WRITTEN)
         assert (len(spans), len(rank._spans)) == (1, 0)
         for reporter in (leader, rank):
             reporter.failed(RoomId(7), Cause(Reason.ENGINE_FAILED, "prefill: the step raised"))

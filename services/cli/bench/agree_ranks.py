@@ -151,7 +151,7 @@ class _NoWork:
 
     def apply(self, commands: bytes) -> None: ...
 
-    def see(self) -> bool:
+    def observe(self) -> bool:
         return False
 
     def capacity(self) -> Capacity:
@@ -175,10 +175,10 @@ class _NoWork:
     def compute(self) -> bool:
         return False
 
-    def told(self) -> bytes | None:
+    def to_gather(self) -> bytes | None:
         return None
 
-    def hear(self, told: Sequence[bytes]) -> None: ...
+    def gathered(self, told: Sequence[bytes]) -> None: ...
 
     def record(self, agreement_s: float) -> None: ...
 

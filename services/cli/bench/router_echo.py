@@ -71,7 +71,7 @@ class Echo:
 
     def _report(self, room: RoomId, lines: Sequence[Moment]) -> None:
         for line in lines:
-            self._reporter.note(room, line, "as an echo")
+            self._reporter.report(room, line, "as an echo")
         self._reporter.retired(room)
 
 
