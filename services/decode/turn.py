@@ -13,12 +13,12 @@ from typing import TypeAlias, assert_never
 
 from services.decode.batch import how_many
 from services.decode.commands import DecodeCommands
-from services.decode.computing import Decoding
 from services.decode.handover_client import Peers, endpoint_to_wire
-from services.decode.landing import LandingCheck
 from services.decode.metrics import DecodeMetrics
-from services.decode.rest import poll_s
+from services.decode.page_check import PageCheck
+from services.decode.polling import poll_s
 from services.decode.room import DecodeRoom
+from services.decode.stepping import DecodeStepping
 from services.handover.receiving import Receiving
 from services.handover.requests import Close, Connect, Forget, Grant, Join, Retired, SumPages
 from services.ids import Incarnation
@@ -45,7 +45,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
     """The decode side of `services.worker.turns.Work`."""
 
     roster: Roster[DecodeRoom]
-    _computing: Decoding
+    _computing: DecodeStepping
     _metrics: DecodeMetrics
 
     def __init__(
@@ -61,7 +61,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
         max_running: int,
     ) -> None:
         """`slots`: the memory of those that `receiving` hands out."""
-        super().__init__(receiving, parts, metrics, Decoding(receiving, parts, metrics, max_running))
+        super().__init__(receiving, parts, metrics, DecodeStepping(receiving, parts, metrics, max_running))
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
         """Of every rank's memory, in rank order, once they have told."""
         self._receiving = receiving
@@ -70,7 +70,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
         self._slots = slots
         self._peers = peers
         self._max_running = max_running
-        self._landing = LandingCheck(receiving, parts.stepper)
+        self._landing = PageCheck(receiving, parts.stepper)
         self._commands = DecodeCommands(receiving, self.callers, parts)
         self._untold = True
         """The other ranks do not know yet where this one's memory is."""

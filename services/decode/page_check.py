@@ -18,7 +18,7 @@ BYTES_AT_A_TIME: Final = 64 * 2**20
 """Of pages summed before the batch has its next step; of all rooms together."""
 
 
-class LandingCheck:
+class PageCheck:
     """Keeps nothing of a room but in its record."""
 
     def __init__(self, receiving: Receiving[DecodeRoom], stepper: Stepper) -> None:

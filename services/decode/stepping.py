@@ -12,7 +12,7 @@ from services.worker.parts import RankParts
 from services.worker.stepping import Stepping
 
 
-class Decoding(Stepping[ChoiceStep]):
+class DecodeStepping(Stepping[ChoiceStep]):
     def __init__(
         self, receiving: Receiving[DecodeRoom], parts: RankParts, metrics: DecodeMetrics, max_running: int
     ) -> None:

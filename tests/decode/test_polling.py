@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from services.decode.rest import BESIDE_STEP_S, poll_s
+from services.decode.polling import BESIDE_STEP_S, poll_s
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.evidence import Proof
 from services.rooms.phases import Phase
