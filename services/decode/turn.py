@@ -33,7 +33,7 @@ from services.transfer.exposure import Exposure
 from services.transfer.interface import TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.worker.parts import RankParts
-from services.worker.rest import deadline_s
+from services.worker.polling import deadline_s
 from services.worker.turn import RankWork
 
 log = Log(__name__)

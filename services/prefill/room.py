@@ -7,7 +7,7 @@ from services.engine.interface import PromptScores, Sequence
 from services.handover.sending import SendingRoom
 from services.pages.checksum import told
 from services.prefill.overlap import Overlap
-from services.prefill.push import Push
+from services.prefill.room_transfer import RoomTransfer
 from services.rooms.phases import Phase
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
@@ -22,7 +22,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
     REPLY = inference_pb2.RunRoomReply
 
     sequence: Sequence = field(init=False)
-    push: Push = field(init=False)
+    push: RoomTransfer = field(init=False)
     """Once it has begun."""
     overlap: Overlap = field(default_factory=Overlap, init=False)
     reported_tokens: int = field(default=0, init=False)

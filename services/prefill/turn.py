@@ -14,12 +14,12 @@ from services.handover.sending import Sending
 from services.ids import RoomId
 from services.pages.checksum import KvChecksum
 from services.prefill.commands import PrefillCommands
-from services.prefill.computing import Prefilling
 from services.prefill.early_grants import EarlyGrants
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.pushes import Pushes
 from services.prefill.receivers import Receivers
 from services.prefill.room import PrefillRoom
+from services.prefill.stepping import PrefillStepping
+from services.prefill.transfers import RoomTransfers
 from services.prefill.ways import Ways
 from services.rooms.errors import Cause
 from services.rooms.phases import Phase
@@ -29,7 +29,7 @@ from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.worker.mailbox import Answer
 from services.worker.parts import RankParts
-from services.worker.rest import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
+from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from services.worker.turn import RankWork
 
 EARLY_PER_PLACE: Final = 4
@@ -48,7 +48,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
     """The prefill side of `services.worker.turns.Work`."""
 
     roster: Roster[PrefillRoom]
-    _computing: Prefilling
+    _computing: PrefillStepping
     _metrics: PrefillMetrics
 
     def __init__(
@@ -65,7 +65,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         scored_tokens: int = SCORED_TOKENS,
     ) -> None:
         """`scored_tokens`: most of a step that score a prompt."""
-        computing = Prefilling(sending, parts, metrics, chunk_tokens, scored_tokens)
+        computing = PrefillStepping(sending, parts, metrics, chunk_tokens, scored_tokens)
         super().__init__(sending, parts, metrics, computing)
         self.receivers = Receivers()
         self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.places)
@@ -73,7 +73,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         self._ways = ways
         self._transfer = transfer
         self._commands = PrefillCommands(sending, self.callers, parts, self.early, ways)
-        self._pushes = Pushes(sending, parts, metrics, transfer, window_bytes, checksum)
+        self._pushes = RoomTransfers(sending, parts, metrics, transfer, window_bytes, checksum)
         self._connecting: list[Answer] = []
         """To whoever asked for the turn's connections."""
         self._closers: dict[RoomId, set[asyncio.Future[None]]] = {}

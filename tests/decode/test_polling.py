@@ -10,7 +10,7 @@ from services.rooms.evidence import Proof
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
 from services.rooms.roster import Roster
-from services.worker.rest import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
+from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from tests.prefill.bench import deadlines
 
 BOUND_MS = 100

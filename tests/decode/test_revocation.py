@@ -20,7 +20,7 @@ from services.testing.transfer_faults import FaultPlan
 from services.transfer.interface import Region, kv_region
 from services.wire.baton.v1 import group_pb2
 from services.wire.errors import WrongIncarnation
-from services.worker.rest import HEARTBEAT_S
+from services.worker.polling import HEARTBEAT_S
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.links import asking, needed
 from tests.prefill import toy

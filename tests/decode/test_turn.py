@@ -18,7 +18,7 @@ from services.testing.memory_transfer import MemoryTransfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import cause_to_wire, finish_from_wire
 from services.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
-from services.worker.rest import HEARTBEAT_S
+from services.worker.polling import HEARTBEAT_S
 from services.worker.turns import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.decode.links import asking, closing, links_of, needed

@@ -1,5 +1,5 @@
 """What is around one rank of a prefill worker? The product's own half of its hand-overs is driven here, with
-the `Push` of a room's writes and the `Ways` to the receivers' memory.
+the `RoomTransfer` of a room's writes and the `Ways` to the receivers' memory.
 
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """
@@ -29,7 +29,7 @@ from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
 from services.pages.slots import Slot, SlotPool
-from services.prefill.push import Push
+from services.prefill.room_transfer import RoomTransfer
 from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
@@ -50,7 +50,7 @@ from tests.model.standing import At, Standing, check_tables, nothing_held
 
 @dataclass(slots=True, eq=False)
 class WritingRoom(SendingRoom):
-    push: Push | None = field(default=None, init=False)
+    push: RoomTransfer | None = field(default=None, init=False)
 
 
 class PrefillRank:
@@ -278,7 +278,7 @@ class PrefillRank:
             raise AssertionError(f"room {room.id} computes without a destination")
         line = Line(self._air, room.id, room.grant.generation, room.pages, self._slot_memory)
         layout = self._sending.layout
-        room.push = Push(
+        room.push = RoomTransfer(
             cast(Transfer, line),
             room.route,
             room.pages,
@@ -289,7 +289,7 @@ class PrefillRank:
             slot.index,
         )
 
-    def _push(self, room: RoomId) -> Push:
+    def _push(self, room: RoomId) -> RoomTransfer:
         push = self._sending.roster.get(room).push
         if push is None:
             raise AssertionError(f"room {room} is written before it has begun")

@@ -283,7 +283,7 @@ async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_tim
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has nothing left to write is not who is late."""
-    monkeypatch.setattr("services.prefill.push.POSTS_A_TURN_MAX", 1)
+    monkeypatch.setattr("services.prefill.room_transfer.POSTS_A_TURN_MAX", 1)
     await group.connect()
     told = await group.run()
     await group.grant()

@@ -120,7 +120,7 @@ async def test_however_many_chunks_a_prompt_has_few_lines_tell_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What comes after them has its place in the timeline."""
-    monkeypatch.setattr("services.prefill.computing.CHUNK_LINES_MAX", 3)
+    monkeypatch.setattr("services.prefill.stepping.CHUNK_LINES_MAX", 3)
     made = Pair(chunk_tokens=1)
     await made.bench.run(toy.request("1", PROMPT))
     await made.bench.grant(1, GRANTED, slot=1)

@@ -24,7 +24,7 @@ from services.pages.layout import KvLayout, full_group
 from services.pages.plan import PageRun, plan_hand_over
 from services.pages.ranks import rank_layout
 from services.pages.record import SLOT_BYTES
-from services.prefill.push import Push
+from services.prefill.room_transfer import RoomTransfer
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
 from services.topology import Topology
@@ -178,7 +178,7 @@ class _Sender:
         )
 
 
-def _push(push: Push, tokens: int) -> None:
+def _push(push: RoomTransfer, tokens: int) -> None:
     push.ready(tokens, complete=True)
     while not push.written:
         push.advance(lambda _: None)
@@ -212,11 +212,11 @@ class _Scene:
         self.bytes = self.tokens * self._layout.token_bytes
         self._random = random.Random(1)  # noqa: S311 the same pages in every run of the command
 
-    def push(self, transfer: NixlTransfer, window_bytes: int, slots: HostMemory) -> Push:
+    def push(self, transfer: NixlTransfer, window_bytes: int, slots: HostMemory) -> RoomTransfer:
         source = self._table(self._layout)
         target = self._table(self._target)
         grant = Granted(Generation(1), tuple(map(PageId, target)), slot=0)
-        return Push(
+        return RoomTransfer(
             transfer, self._route, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0
         )
 

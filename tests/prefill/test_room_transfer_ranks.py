@@ -6,7 +6,7 @@ import pytest
 
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Stage
+from services.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, RoomTransfer, TransferStage
 from services.rooms.evidence import Granted
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
@@ -49,13 +49,13 @@ class Room:
         self.grant = Granted(Generation(GENERATION), page_ids(*range(pages, 0, -1)), SLOT, prefix)
         self.pushes = [self._push(rank, page_tokens[0], window_bytes) for rank in range(senders.ranks)]
 
-    def _push(self, rank: int, page_tokens: int, window_bytes: int) -> Push:
+    def _push(self, rank: int, page_tokens: int, window_bytes: int) -> RoomTransfer:
         transfer = self.at.senders[rank]
         source = [11 - rank - page for page in range(-(-self.tokens // page_tokens))]
         transfer.fill(source, self.tokens)
         way = self.at.ways[rank].granted(RECEIVER, RECEIVER_RANKS)
         staging = transfer.slots.view[:SLOT_BYTES]
-        return Push(transfer, way, source, page_tokens, self.grant, window_bytes, staging, 0)
+        return RoomTransfer(transfer, way, source, page_tokens, self.grant, window_bytes, staging, 0)
 
     def write(self, *chunks: int, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
         """Compute so far on every rank, and in the end all of it; until every rank has written."""
@@ -72,7 +72,7 @@ class Room:
             self.advance()
         raise AssertionError("the pages were not written")
 
-    def complete(self, push: Push, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
+    def complete(self, push: RoomTransfer, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
         """All is computed on this rank."""
         push.ready(self.tokens, complete=True)
         if push is self.pushes[0]:
@@ -88,7 +88,7 @@ class Room:
         self.pushes[0].seal()
         for _ in range(500):
             self.advance()
-            if self.pushes[0].stage is Stage.SEALED:
+            if self.pushes[0].stage is TransferStage.SEALED:
                 return
         raise AssertionError("never sealed")
 
@@ -136,7 +136,7 @@ def test_a_window_has_a_bounded_number_of_runs_however_short_they_are(
         return put(transfer, peer, region, runs)
 
     monkeypatch.setattr(RankMemory, "put", noted)
-    monkeypatch.setattr("services.prefill.push.RUNS_MAX", 13)
+    monkeypatch.setattr("services.prefill.room_transfer.RUNS_MAX", 13)
     room = Room(Topology(), Topology(2), tokens=22, page_tokens=page_tokens, window_bytes=1 << 20)
     room.write()
     assert all(room.landed())
@@ -174,7 +174,7 @@ def test_seal_last_no_rank_is_sealed_before_every_rank_has_its_record(seed: int)
     assert room.records() == [None] * 4
     room.pushes[0].seal()
     slots = [each.slots.view[SLOT * SLOT_BYTES :] for each in room.at.receivers]
-    while room.pushes[0].stage is not Stage.SEALED:
+    while room.pushes[0].stage is not TransferStage.SEALED:
         room.advance()
         if any(record is not None for record in room.records()):
             assert all(any(slot[:32]) for slot in slots), "a record is missing"

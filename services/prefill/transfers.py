@@ -5,8 +5,8 @@ from services.handover.sending import Sending
 from services.pages.checksum import KvChecksum
 from services.pages.slots import Slot
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.push import Push, Quota, Stage
 from services.prefill.room import PrefillRoom
+from services.prefill.room_transfer import Quota, RoomTransfer, TransferStage
 from services.rooms.phases import Phase
 from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
@@ -14,7 +14,7 @@ from services.transfer.interface import Transfer
 from services.worker.parts import RankParts
 
 
-class Pushes:
+class RoomTransfers:
     def __init__(
         self,
         sending: Sending[PrefillRoom],
@@ -39,7 +39,7 @@ class Pushes:
             raise AssertionError(f"room {room.id} computes without a destination")
         if self._checksum is KvChecksum.PAGES:
             room.sequence.page_sum = PageSum(room.grant.prefix_tokens)
-        room.push = Push(
+        room.push = RoomTransfer(
             self._transfer,
             room.route,
             room.pages,
@@ -99,7 +99,7 @@ class Pushes:
 
     def _advance(self, room: PrefillRoom, quota: Quota | None, *, beside: bool) -> bool:
         push = room.push
-        if push.stage is not Stage.PAGES or not push.under_way:
+        if push.stage is not TransferStage.PAGES or not push.under_way:
             return push.advance(self._metrics.sent, quota)
 
         def sent(length: int) -> None:

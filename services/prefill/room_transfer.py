@@ -39,7 +39,7 @@ RUNS_MAX: Final = 4096
 """Of a window: each takes a microsecond or two, here and in the transfer."""
 
 
-class Stage(Enum):
+class TransferStage(Enum):
     PAGES = "pages"
     """And the record."""
     SEAL = "seal"
@@ -55,7 +55,7 @@ class Quota:
     windows: int = WINDOWS_A_TURN_MAX
 
 
-class Push:
+class RoomTransfer:
     """One room's writes. `advance` is called every turn; it never waits."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Push:
         """How many bytes of pages each carries: none, from the metadata slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
-        self.stage = Stage.PAGES
+        self.stage = TransferStage.PAGES
         self.failure: str | None = None
 
     def ready(self, tokens: int, *, complete: bool = False) -> None:
@@ -115,7 +115,7 @@ class Push:
     @property
     def sealed(self) -> bool:
         """The seals' writes are DONE."""
-        return self.stage is Stage.SEALED
+        return self.stage is TransferStage.SEALED
 
     @property
     def written(self) -> bool:
@@ -139,7 +139,7 @@ class Push:
     def seal(self) -> None:
         """Every rank has written. After `add_record`."""
         self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
-        self.stage = Stage.SEAL
+        self.stage = TransferStage.SEAL
 
     def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
         """Poll what is under way and post what may follow, as long as there is something to post, and no more
@@ -230,13 +230,13 @@ class Push:
             quota.windows -= 1
             self._put(peer, region, runs, length)
             return True
-        if self._in_flight or self.stage in (Stage.PAGES, Stage.SEALED):
+        if self._in_flight or self.stage in (TransferStage.PAGES, TransferStage.SEALED):
             return False
-        if self.stage is Stage.SEAL:
+        if self.stage is TransferStage.SEAL:
             self._write_slots([target.peer for target in self._route.targets], SEAL_OFFSET, SEAL_BYTES)
-            self.stage = Stage.SEALING
+            self.stage = TransferStage.SEALING
         else:
-            self.stage = Stage.SEALED
+            self.stage = TransferStage.SEALED
         return True
 
     def _post_record(self) -> None:

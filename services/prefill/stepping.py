@@ -19,7 +19,7 @@ CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
 
-class Prefilling(Stepping[PromptPart]):
+class PrefillStepping(Stepping[PromptPart]):
     def __init__(
         self,
         sending: Sending[PrefillRoom],

@@ -8,7 +8,7 @@ from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.plan import PageRun, TransferPlan, plan_hand_over
 from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.prefill.push import WINDOWS_IN_FLIGHT_MAX, Push, Quota, Stage
+from services.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, Quota, RoomTransfer, TransferStage
 from services.rooms.evidence import Granted
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
@@ -50,7 +50,7 @@ class Bench:
         self.transfer.connect(self.receiver.endpoint)
         self.counted: list[int] = []
         pages = plan_hand_over([toy.LAYOUT], [toy.LAYOUT]).between(0, 0)
-        self.push = Push(
+        self.push = RoomTransfer(
             self.transfer,
             Route(DECODE, toy.PAGE_TOKENS, (Target(DECODE, pages, toy.LAYOUT.kv_heads),)),
             source,
@@ -64,7 +64,7 @@ class Bench:
     def advance(self, most: int = 500) -> None:
         for _ in range(most):
             self.push.advance(self.counted.append)
-            if self.push.stage is Stage.SEALED or self.push.failure is not None:
+            if self.push.stage is TransferStage.SEALED or self.push.failure is not None:
                 return
 
     def write(self, most: int = 500) -> None:
@@ -106,10 +106,10 @@ def test_every_page_and_the_record_are_there_before_the_seal(seed: int) -> None:
         at.push.advance(at.counted.append)
         if at.record() is not None:
             break
-        assert at.push.stage is not Stage.SEALED
+        assert at.push.stage is not TransferStage.SEALED
     assert at.record() == RECORD
     at.advance()
-    assert at.push.stage is Stage.SEALED
+    assert at.push.stage is TransferStage.SEALED
     assert sum(at.counted) == 4 * PAGE
     regions = [region for region, _, _ in at.transfer.posted]
     assert regions == ["slots", *[kv_region(0)] * 4, "slots"]
@@ -123,7 +123,7 @@ def test_no_more_windows_are_under_way_than_may_and_none_is_larger() -> None:
         at.push.advance(at.counted.append)
     assert [length for _, length, _ in at.transfer.posted] == [PAGE // 2] * 8
     assert max(pending for _, _, pending in at.transfer.posted) == WINDOWS_IN_FLIGHT_MAX - 1
-    assert at.push.stage is Stage.PAGES, "nobody said that every rank has written"
+    assert at.push.stage is TransferStage.PAGES, "nobody said that every rank has written"
     assert at.push.written
 
 
@@ -173,7 +173,7 @@ def test_no_more_leaves_in_a_turn_than_all_rooms_together_may_send() -> None:
     at.push.seal()
     for _ in range(50):
         at.push.advance(at.counted.append, quota)
-    assert at.push.stage is Stage.SEALED, "records and seals cost next to nothing"
+    assert at.push.stage is TransferStage.SEALED, "records and seals cost next to nothing"
 
 
 def test_neighbouring_pages_leave_as_one_run_and_nothing_leaves_before_it_is_ready() -> None:
