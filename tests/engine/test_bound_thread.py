@@ -7,7 +7,6 @@ event loop's has none unless it is given one.
 import asyncio
 import ctypes
 import threading
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from services.cli.bench.rooms_worker import ToyEngine
 from services.decode.settings import DecodeSettings
 from services.engine.device import bind_thread
 from services.ids import Incarnation
@@ -23,7 +23,6 @@ from services.prefill.settings import PrefillSettings
 from services.worker import wiring
 from services.worker.stepper import Stepper
 from tests.engine.conftest import MakeEngine
-from tests.prefill import toy
 
 
 class Reached(Exception):
@@ -34,37 +33,35 @@ class Reached(Exception):
 async def test_a_worker_binds_it_before_it_makes_its_transfer(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen: list[torch.device] = []
-    devices: list[torch.device] = []
-    threads: list[int] = []
+    bound: list[int] = []
+
+    class Bound(ToyEngine):
+        def bind_thread(self) -> None:
+            bound.append(threading.get_ident())
 
     def make(_: Incarnation) -> None:
-        assert devices == [torch.device("cuda", 3)]
-        assert threads == [threading.get_ident()]
+        assert bound == [threading.get_ident()]
         raise Reached
-
-    def load() -> Any:
-        cache = SimpleNamespace(device="cuda:3", pages=1, address=4096, length=4096)
-        bind = partial(bind_thread, cache.device)
-        return SimpleNamespace(layout=toy.LAYOUT, whole=toy.LAYOUT, cache=cache, bind_thread=bind)
 
     async def start_pages(*_: object) -> None: ...
 
-    def set_device(device: torch.device) -> None:
-        chosen.append(device)
-
-    def synchronize(device: torch.device) -> None:
-        assert chosen == [device], "a context comes with the first call that needs one"
-        devices.append(device)
-        threads.append(threading.get_ident())
-
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(wiring, "NixlTransfer", make)
     host: Any = SimpleNamespace(start_pages=start_pages)
-    start: Any = wiring.Start(settings, load, host, Incarnation(5), b"")
+    start: Any = wiring.Start(settings, Bound, host, Incarnation(5), b"")
     with pytest.raises(Reached):
         await start.serve(PrefillMetrics, pytest.fail, asyncio.Event())
+
+
+def test_an_engine_binds_a_thread_to_the_device_of_its_pages(
+    tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = tiny_engine("llama-gqa-untied"), list[tuple[str, torch.device]]()
+    monkeypatch.setattr(engine.cache, "device", "cuda:3")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(("choose", device)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(("call", device)))
+    engine.bind_thread()
+    place = torch.device("cuda", 3)
+    assert asked == [("choose", place), ("call", place)], "a context comes with the first call that needs one"
 
 
 def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny_engine: MakeEngine) -> None:
