@@ -11,8 +11,8 @@ from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
-from services.worker.pages import STEP_MS
 from services.worker.parts import RankParts
+from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
 CHUNK_LINES_MAX: Final = 64

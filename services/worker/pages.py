@@ -12,11 +12,10 @@ from services.runtime.http_server import HttpServer
 from services.runtime.listen import bind_port
 from services.runtime.metrics_http import serve_metrics
 from services.runtime.worker_settings import WorkerSettings
+from services.worker.stepper import STEP_MS
 
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
-STEP_MS: Final = 600_000
-"""No step takes this long, also one that waits for other ranks: a device or a library hangs."""
 
 
 class Progress(Protocol):

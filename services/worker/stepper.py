@@ -15,6 +15,8 @@ from services.runtime.logging import Log
 
 log = Log(__name__)
 
+STEP_MS: Final = 600_000
+"""No step takes this long, also one that waits for other ranks: a device or a library hangs."""
 END_S: Final = 2.0
 FAILED_MAX: Final = 8
 """Steps in a row: where so many fail, none will do."""

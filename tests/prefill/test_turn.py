@@ -27,7 +27,7 @@ from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, rooms_pb2
 from services.wire.conversions import Malformed
 from services.worker.mailbox import Mailbox
-from services.worker.pages import STEP_MS
+from services.worker.stepper import STEP_MS
 from services.worker.turns import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PrefillBench, Receiver

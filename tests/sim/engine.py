@@ -109,7 +109,7 @@ class SimulatedEngine:
     def __init__(
         self, layout: KvLayout, pages: int, model: SimulatedModel, foreign: Callable[[str], None]
     ) -> None:
-        self._layout = layout
+        self._page_bytes = layout.page_bytes
         self._size = layout.page_tokens
         self._lanes = tuple(
             number
@@ -119,14 +119,14 @@ class SimulatedEngine:
         self._lane_bytes = self._size * WORD
         self._model = model
         self._foreign = foreign
-        self.memory = HostMemory(pages * layout.page_bytes)
+        self.memory = HostMemory(pages * self._page_bytes)
         self._pages = model.pages.setdefault((self._size, *self._lanes), {})
 
     def bind_thread(self) -> None: ...
 
     def begin(self, rows: Sequence[Row]) -> None:
         self._read(rows, "starts")
-        noise = _NOISE * self._layout.page_bytes
+        noise = _NOISE * self._page_bytes
         for row in rows:
             for first in range(row.start - row.start % self._size, row.stop, self._size):
                 self._write(row, first, noise)
@@ -150,7 +150,7 @@ class SimulatedEngine:
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
         """Of what the pages hold now."""
-        view, page_bytes = self.memory.view, self._layout.page_bytes
+        view, page_bytes = self.memory.view, self._page_bytes
         for part in parts:
             places = [
                 (position, part.pages[position // self._size] * page_bytes + position % self._size * WORD)
@@ -168,7 +168,7 @@ class SimulatedEngine:
         self, request: Request, pages: Sequence[int], known: Sequence[int], stop: int, when: str
     ) -> None:
         """Do `pages` hold positions [0, stop) of `request`, each layer and head that this rank has?"""
-        view, page_bytes = self.memory.view, self._layout.page_bytes
+        view, page_bytes = self.memory.view, self._page_bytes
         for first in range(0, stop, self._size):
             page = self._page(first, known)
             at = pages[first // self._size] * page_bytes
@@ -192,7 +192,7 @@ class SimulatedEngine:
 
     def _write(self, row: Row, first: int, page: bytes) -> None:
         """The part of `page`, of the tokens from `first` on, that is in the row."""
-        view, page_bytes = self.memory.view, self._layout.page_bytes
+        view, page_bytes = self.memory.view, self._page_bytes
         at = row.pages[first // self._size] * page_bytes
         low = max(row.start - first, 0) * WORD
         high = min(row.stop - first, self._size) * WORD

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from services.ids import Incarnation, PageId, RoomId
 from services.pages.holdings import Holding, Holdings, Standing
-from services.pages.layout import KvLayout
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric, Write
@@ -34,7 +33,7 @@ class Bank:
     host: str
     worker: Incarnation
     rank: int
-    layout: KvLayout
+    page_bytes: int
     kv: HostMemory
     slots: HostMemory
     holdings: Holdings
@@ -42,7 +41,7 @@ class Bank:
     def units(self, address: int, length: int) -> Iterator[tuple[str, int] | None]:
         """Which pages or slots lie there. None: memory that was taken back from its writers."""
         for kind, memory, size in (
-            ("page", self.kv, self.layout.page_bytes),
+            ("page", self.kv, self.page_bytes),
             ("slot", self.slots, SLOT_BYTES),
         ):
             start = address - memory.address

@@ -222,7 +222,9 @@ def make_rank(
     slots = HostMemory(places * SLOT_BYTES)
     prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
     holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view), prefixes)
-    bank = Bank(process.name, process.host, worker, group.rank, layout, engine.memory, slots, holdings)
+    bank = Bank(
+        process.name, process.host, worker, group.rank, layout.page_bytes, engine.memory, slots, holdings
+    )
     bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, mailbox.wake)
     parts = RankParts(bounds, stepper, folds, mailbox, reporter, clock)
     known: list[Incarnation] = []

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import load
-from services.worker.pages import STEP_MS, STUCK_MS, WorkerPages
+from services.worker.pages import STUCK_MS, WorkerPages
+from services.worker.stepper import STEP_MS
 from services.worker.turns import TurnProgress
 from tests.support.manual_clock import ManualClock
 
