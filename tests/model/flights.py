@@ -161,7 +161,7 @@ class Airspace:
 
 @dataclass(slots=True)
 class Line:
-    """What a `Push` posts through, for one room: the part of `services.transfer.interface.Transfer` that
+    """What a `RoomTransfer` posts through, for one room: the part of `services.transfer.interface.Transfer` that
     it calls."""
 
     air: Airspace
