@@ -157,7 +157,7 @@ class Admission:
         """Open a canary's room on exactly this pair."""
         entry = self._registry.open_room(request_id, pair, need, self._clock.now_ms(), canary=True)
         where = f"canary on {entry.prefill.name} and {entry.decode.name}"
-        self._timelines.tell(entry.id, Moment.OPENED, where)
+        self._timelines.report(entry.id, Moment.OPENED, where)
         return entry
 
     def discard(self, entry: RoomEntry, cause: Cause) -> None:
@@ -352,10 +352,10 @@ class Admission:
         if entry.choices > 1:
             where += f", {counted(entry.choices, 'choice')}"
         if retry is None:
-            self._timelines.tell(entry.id, Moment.OPENED, where)
+            self._timelines.report(entry.id, Moment.OPENED, where)
         else:
             told = f"{where}, for room {retry.room}: {retry.reason.value}"
-            self._timelines.tell(entry.id, Moment.OPENED, told)
-            self._timelines.tell(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
+            self._timelines.report(entry.id, Moment.OPENED, told)
+            self._timelines.report(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
             self._metrics.retried(retry.reason)
         return entry

@@ -206,7 +206,7 @@ class RequestStream:
             if cause.reason in RETRIED:
                 rooms = f"{strand.opened} of {self._bounds.rooms_max} rooms in a row tried"
                 had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
-                self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, had)
+                self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, had)
             raise failure
         guilt = guilty(cause.reason, strand.room.teller)
         strand.avoid |= {failed.worker(side).incarnation for side in guilt}
@@ -233,15 +233,15 @@ class RequestStream:
                     choices=request.choices,
                 )
         except asyncio.CancelledError:
-            self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
+            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
             raise
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             why = str(error) or "no pair of workers had space in time"
-            self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, why)
+            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, why)
             raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason) from error
         if self._hung_up:
             self._rooms.admission.discard(entry, QUEUED_GONE)
-            self._rooms.timelines.tell(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
+            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
             raise RoomFailed(cause.text, cause.reason)
         wanted = tuple(choice for choice in strand.choices if choice in self._going)
         if wanted != strand.choices:  # the reader ended others meanwhile

@@ -25,7 +25,7 @@ class Failures:
         self._clock = clock
         self._seldom: dict[Reason, Seldom] = {}
 
-    def tell(self, room: RoomId, cause: Cause) -> None:
+    def log(self, room: RoomId, cause: Cause) -> None:
         """A room failed."""
         reason = cause.reason.value
         if not REASONS[cause.reason].is_failure:
@@ -39,7 +39,7 @@ class Failures:
         else:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
 
-    def tell_rest(self) -> None:
+    def log_rest(self) -> None:
         """What no line was written of, when none follows. To be called now and then."""
         for reason, seldom in self._seldom.items():
             if rooms := seldom.happened(0):

@@ -126,10 +126,10 @@ class RoomStream:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
-                self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
             case Hangup.REQUEST_FAILED:
-                self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
                 self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
 
     @property
@@ -209,7 +209,7 @@ class RoomStream:
 
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
-        self._rooms.timelines.tell(self.entry.id, OUTCOMES[side], text)
+        self._rooms.timelines.report(self.entry.id, OUTCOMES[side], text)
         if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is None:
@@ -297,7 +297,7 @@ class RoomStream:
         if not self._streaming:
             self._streaming = True
             self._rooms.registry.streaming(self.entry.id)
-            self._rooms.timelines.tell(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
+            self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
         self._next[choice] = at + len(fresh)
         if finish is not None:
             self._going.discard(choice)
@@ -320,7 +320,7 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._rooms.timelines.tell(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+            self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
             self.cause = cause
             self._out.put(RoomFailed(cause.text, cause.reason))
             self._end()

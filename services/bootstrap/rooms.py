@@ -178,7 +178,7 @@ class Rooms:
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
             self._note_pair(self.registry.get(room), None)
-            self.timelines.tell(room, Moment.ANSWERED, how)
+            self.timelines.report(room, Moment.ANSWERED, how)
             self.timelines.end(room)
         return ended
 
@@ -193,9 +193,9 @@ class Rooms:
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
-        self.timelines.tell(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         self.timelines.end(room, cause)
-        self._failures.tell(room, cause)
+        self._failures.log(room, cause)
         self._note_pair(entry, cause)
         self._metrics.room_failed(cause, canary=entry.canary)
         self._tell_over(entry, cause)
@@ -261,14 +261,14 @@ class Rooms:
             self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
         for entry in self.registry.overdue(now_ms):
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
-            self.timelines.tell(entry.id, Moment.FILED, f"not reported retired by {sides}")
+            self.timelines.report(entry.id, Moment.FILED, f"not reported retired by {sides}")
             for side in Side:
                 self.links.forget(entry.worker(side).incarnation, entry.id)
             self.registry.abandon(entry.id)
             self.timelines.wake(entry.id)
         self.admission.wake()
         self.links.close_ways(self._is_needed)
-        self._failures.tell_rest()
+        self._failures.log_rest()
 
     def end_all(self, cause: Cause) -> None:
         """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,

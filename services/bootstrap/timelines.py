@@ -39,7 +39,7 @@ class Timelines:
         """The bootstrap's own line of a timeline, of this moment."""
         return Event(self._clock.wall_ms(), BOOTSTRAP, name, detail, self._clock.host_us())
 
-    def tell(self, room: RoomId, name: Moment, detail: str = "") -> None:
+    def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """Add the bootstrap's own line to a room's timeline."""
         self.spans.event(room, name, detail)
         self.record(room, self.line(name, detail))

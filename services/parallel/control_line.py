@@ -13,9 +13,9 @@ class ControlLine(asyncio.Protocol):
     """One connection, as lines of text."""
 
     def __init__(
-        self, heard: "Callable[[ControlLine, str, str], None]", gone: "Callable[[ControlLine], None]"
+        self, received: "Callable[[ControlLine, str, str], None]", gone: "Callable[[ControlLine], None]"
     ) -> None:
-        self._heard = heard
+        self._received = received
         self._gone = gone
         self._bytes = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -37,12 +37,12 @@ class ControlLine(asyncio.Protocol):
             return
         for line in lines:
             word, _, text = line.decode(errors="replace").partition(" ")
-            self._heard(self, word, text)
+            self._received(self, word, text)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._gone(self)
 
-    def say(self, word: str, text: object = "") -> None:
+    def send(self, word: str, text: object = "") -> None:
         if self._transport is not None and not self._transport.is_closing():
             line = " ".join(f"{word} {text}".split()).encode()
             self._transport.write(line[:LINE_BYTES_MAX] + b"\n")

@@ -114,7 +114,7 @@ class LeaderDetector(FailureDetector):
             if self._server is not None:
                 self._server.close()
         for line in self._ranks.values():
-            line.say("ready")
+            line.send("ready")
 
     def leave(self, text: str) -> None:
         self._end(self.where.says(text))
@@ -122,13 +122,13 @@ class LeaderDetector(FailureDetector):
             line.close()
 
     def _called(self) -> ControlLine:
-        line = ControlLine(self._heard, self._gone)
+        line = ControlLine(self._received, self._gone)
         if len(self._strangers) < STRANGERS_MAX:
             self._strangers.add(line)
             return line
         return ControlLine(lambda line, *_: line.close(), lambda _: None)
 
-    def _heard(self, line: ControlLine, word: str, text: str) -> None:
+    def _received(self, line: ControlLine, word: str, text: str) -> None:
         if line.rank is None:
             self._introduced(line, word, text)
         elif word == "left" and self._complete.is_set():
@@ -146,7 +146,7 @@ class LeaderDetector(FailureDetector):
             case "hello", [token, rank, size] if token == self._token and (rank + size).isdecimal():
                 problem = self._admit(line, int(rank), int(size))
                 if problem is not None:
-                    line.say("over", problem)
+                    line.send("over", problem)
                     line.close()
             case _:
                 line.close()
@@ -179,7 +179,7 @@ class LeaderDetector(FailureDetector):
         self._asked = set(self._ranks)
         self._failed, self._call, self._how = collective, call, how
         for line in self._ranks.values():
-            line.say("where")
+            line.send("where")
         if self.where.collective < collective:
             self._late.add(0)
         patience_s = min(ANSWER_S, self.timeout_s)
@@ -207,7 +207,7 @@ class LeaderDetector(FailureDetector):
     def _end(self, text: str) -> None:
         super()._end(text)
         for line in self._ranks.values():
-            line.say("over", self.over)
+            line.send("over", self.over)
 
 
 class FollowerDetector(FailureDetector):
@@ -216,7 +216,7 @@ class FollowerDetector(FailureDetector):
     def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
         self._ready = asyncio.Event()
-        self._line = ControlLine(self._heard, self._gone)
+        self._line = ControlLine(self._received, self._gone)
         self._line.rank = 0
         self._rank = rank
 
@@ -228,7 +228,7 @@ class FollowerDetector(FailureDetector):
             # The leader gives up first, and can name who is missing.
             async with asyncio.timeout(within_s + LEADER_ANSWER_S):
                 await loop.create_connection(lambda: self._line, host, int(port))
-                self._line.say("hello", f"{token} {self._rank} {self.size}")
+                self._line.send("hello", f"{token} {self._rank} {self.size}")
                 await self._ready.wait()
         except ConnectionRefusedError:
             raise ConnectionRefusedError("rank 0 expects no more ranks: the group is complete") from None
@@ -239,14 +239,14 @@ class FollowerDetector(FailureDetector):
 
     def leave(self, text: str) -> None:
         if self.over is None:
-            self._line.say("left", text)
+            self._line.send("left", text)
         self._end(self.where.says(text))
 
-    def _heard(self, line: ControlLine, word: str, text: str) -> None:
+    def _received(self, line: ControlLine, word: str, text: str) -> None:
         if word == "ready":
             self._ready.set()
         elif word == "where":
-            line.say("at", self.where.collective)
+            line.send("at", self.where.collective)
         elif word == "over":
             self._end(text)
 
@@ -254,7 +254,7 @@ class FollowerDetector(FailureDetector):
         self._end(self.where.says("rank 0 has gone (connection closed)"))
 
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        self._line.say("failed", f"{collective} {call} {how}")
+        self._line.send("failed", f"{collective} {call} {how}")
         text = self.where.says(f"rank 0 did not answer {how}")
         patience_s = min(LEADER_ANSWER_S, 1.5 * self.timeout_s)
         asyncio.get_running_loop().call_later(patience_s, self._end, text)

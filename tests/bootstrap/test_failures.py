@@ -17,17 +17,17 @@ def test_a_burst_is_one_line_a_reason_and_second_and_none_is_left_out(
     clock = ManualClock(now_ms=1_000)
     failures = Failures(clock)
     for room in range(1, 301):
-        failures.tell(RoomId(room), LOST)
-    failures.tell(RoomId(301), BROKEN)
-    failures.tell(RoomId(302), GONE)
-    failures.tell_rest()
+        failures.log(RoomId(room), LOST)
+    failures.log(RoomId(301), BROKEN)
+    failures.log(RoomId(302), GONE)
+    failures.log_rest()
     clock.advance(1_000)
-    failures.tell(RoomId(303), LOST)
-    failures.tell(RoomId(304), LOST)
+    failures.log(RoomId(303), LOST)
+    failures.log(RoomId(304), LOST)
     clock.advance(1_000)
-    failures.tell_rest()
+    failures.log_rest()
     clock.advance(1_000)
-    failures.tell_rest()
+    failures.log_rest()
     told = [(each.getMessage(), _fields(each)) for each in caplog.records if each.levelname == "WARNING"]
     assert [(message, fields["reason"]) for message, fields in told] == [
         ("room failed", "prefill_lost"),

@@ -69,7 +69,7 @@ async def test_a_probe_that_is_told_no_is_no_failed_request_whoever_asks(at: Hou
 
 async def test_a_rooms_page_is_its_timeline_with_its_id_as_text(at: House) -> None:
     entry = await at.admission.admit("request-1", 3, 5)
-    at.rooms.timelines.tell(entry.id, Moment.BROKEN_OFF, "closely")
+    at.rooms.timelines.report(entry.id, Moment.BROKEN_OFF, "closely")
     async with client(at) as http:
         page = (await http.get(f"/rooms/{entry.id}")).json()
         listed = (await http.get("/rooms", params={"request_id": "request-1"})).json()["rooms"]

@@ -135,7 +135,7 @@ async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
     events = call.__aiter__()
     assert (await anext(events)).name == "opened"
-    client.at.rooms.timelines.tell(RoomId(room), Moment.BROKEN_OFF)
+    client.at.rooms.timelines.report(RoomId(room), Moment.BROKEN_OFF)
     assert (await anext(events)).name == "broken off"
     client.at.rooms.answered(RoomId(room))
     client.at.retired(room)

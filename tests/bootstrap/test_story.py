@@ -70,7 +70,7 @@ def hand_over(at: House, behind_ms: int = 0) -> None:
     ):
         say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
     at.clock.advance(10)
-    at.rooms.timelines.tell(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
+    at.rooms.timelines.report(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
     at.registry.streaming(RoomId(1))
     for source, name in (
         ("prefill-0", "written"),
@@ -137,7 +137,7 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
     second = await at.admission.admit("request-1", 3, 5, retry)
     assert (await story(at, "request-1"))["state"] == "streaming"
     at.clock.advance(30)
-    at.rooms.timelines.tell(second.id, Moment.FIRST_TOKEN_PASSED_ON)
+    at.rooms.timelines.report(second.id, Moment.FIRST_TOKEN_PASSED_ON)
     at.clock.advance(5)
     at.rooms.answered(second.id)
     for asked_for in ("request-1", "chatcmpl-request-1", str(first.id), str(second.id)):
@@ -173,7 +173,7 @@ async def test_a_request_took_in_the_list_what_it_took_in_its_story(at: House) -
     at.clock.advance(40)
     at.rooms.fail(entry.id, Cause(Reason.DECODE_LOST, "decode worker decode-0: gone"))
     at.clock.advance(15_000)
-    at.rooms.timelines.tell(entry.id, Moment.NOT_RETRIED, "no decode worker is ready")
+    at.rooms.timelines.report(entry.id, Moment.NOT_RETRIED, "no decode worker is ready")
     at.clock.advance(70_000)
     told = await story(at, "request-1")
     async with client(at) as http:

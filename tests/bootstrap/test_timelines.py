@@ -33,9 +33,9 @@ class Desk:
 def test_the_bootstraps_own_line_is_in_the_timeline_and_while_it_is_open_in_the_span() -> None:
     at = Desk()
     at.timelines.begin(at.entry, PARENT)
-    at.timelines.tell(at.entry.id, Moment.BROKEN_OFF, "closely")
+    at.timelines.report(at.entry.id, Moment.BROKEN_OFF, "closely")
     at.timelines.end(at.entry.id, Cause(Reason.DECODE_LOST, "gone"))
-    at.timelines.tell(at.entry.id, Moment.FILED)
+    at.timelines.report(at.entry.id, Moment.FILED)
     first, second = at.entry.events
     assert (first.name, first.detail, first.wall_ms, first.host_us) == ("broken off", "closely", 1_000, 3_000)
     assert second.name == "filed"
@@ -49,9 +49,9 @@ def test_who_watches_a_room_hears_of_its_lines_and_of_no_others_until_it_has_see
     changed, others = asyncio.Event(), asyncio.Event()
     at.timelines.watch(at.entry.id, changed)
     at.timelines.watch(RoomId(9), others)
-    at.timelines.tell(at.entry.id, Moment.BROKEN_OFF)
+    at.timelines.report(at.entry.id, Moment.BROKEN_OFF)
     assert changed.is_set()
-    at.timelines.tell(RoomId(9), Moment.FILED)
+    at.timelines.report(RoomId(9), Moment.FILED)
     assert not others.is_set()
     changed.clear()
     for room, event in ((at.entry.id, changed), (RoomId(9), others)):

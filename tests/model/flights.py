@@ -161,8 +161,8 @@ class Airspace:
 
 @dataclass(slots=True)
 class Line:
-    """What a `RoomTransfer` posts through, for one room: the part of `services.transfer.interface.Transfer` that
-    it calls."""
+    """What a `RoomTransfer` posts through, for one room: the part of `services.transfer.interface.Transfer`
+    that it calls."""
 
     air: Airspace
     room: RoomId
