@@ -5,7 +5,7 @@ one context rank alone has seen, or has not, decides for all eight.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
@@ -15,10 +15,9 @@ from services.ids import RoomId
 from services.parallel.interface import RankGroup
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
-from services.rooms.phases import Effect, Phase, Vote
-from services.rooms.receiver import Receiver
+from services.rooms.phases import AnyEffect, Effect, Phase
 from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
+from services.testing.idle_work import IdleWork
 from services.topology import Place, Topology
 from services.worker.turns import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
@@ -31,13 +30,13 @@ STAYING: Final = RoomId(8)
 PLACES: Final = 4
 
 
-class RoomsOnly:
+class RoomsOnly(IdleWork):
     """`services.worker.turns.Work` of a rank that only holds rooms."""
 
     def __init__(self) -> None:
-        self.roster = Roster[Receiver](PLACES)
+        super().__init__(PLACES)
         self.news: list[tuple[RoomId, Evidence]] = []
-        self.performed: list[tuple[RoomId, Effect]] = []
+        self.performed: list[tuple[RoomId, AnyEffect]] = []
         self.commands = b""
 
     def take_commands(self) -> bytes:
@@ -55,41 +54,10 @@ class RoomsOnly:
             assert self.roster.note(room, evidence)
         return bool(news)
 
-    def capacity(self) -> Capacity:
-        return Capacity(pages=0, slots=0)
-
-    def may_compute(self) -> bool:
-        return False
-
-    def may_leave(self) -> bool:
-        return False
-
-    def connects(self) -> int:
-        return 0
-
-    def agreed(self, connects: int) -> None: ...
-
-    def voted(self, room: Room, wish: Vote, now_ms: int) -> None: ...
-
-    def perform(self, room: Room, effect: Effect) -> None:
+    def perform(self, room: Room, effect: AnyEffect) -> None:
         self.performed.append((room.id, effect))
         if effect is Effect.RELEASE:
             self.roster.retire(room.id, 0)
-
-    def compute(self) -> bool:
-        return False
-
-    def to_gather(self) -> bytes | None:
-        return None
-
-    def gathered(self, told: Sequence[bytes]) -> None: ...
-
-    def record(self, agreement_s: float) -> None: ...
-
-    async def rest(self) -> bool:
-        return False
-
-    async def pause(self, most_s: float) -> None: ...
 
     def phases(self) -> dict[RoomId, Phase]:
         return {room.id: room.phase for room in self.roster}

@@ -21,11 +21,9 @@ from typing import Any, Final
 
 from services.parallel.interface import RankGroup
 from services.rooms.ballot import HEADER, Ballot
-from services.rooms.phases import AnyEffect, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
+from services.rooms.phases import Vote
 from services.runtime.clock import SystemClock
+from services.testing.idle_work import IdleWork
 from services.worker.turns import TurnProgress, take_turn
 
 HOST: Final = "127.0.0.1"
@@ -78,7 +76,7 @@ async def _measure(
 ) -> dict[str, list[float]]:
     group = await _group(rank, size, ports[0])
     all_reduce = _bare(rank, size, ports[1], ballot_words(rooms))
-    work, clock = _NoWork(rooms), SystemClock()
+    work, clock = IdleWork(rooms), SystemClock()
     progress = TurnProgress(clock)
     ballot = Ballot(0, 0, True, False, [Vote.STAY] * rooms).encode()
     seconds: dict[str, list[float]] = {
@@ -138,54 +136,6 @@ def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
         connections.allreduce([tensor], options).wait()
 
     return all_reduce
-
-
-class _NoWork:
-    """`services.worker.turns.Work` of a worker that holds no room."""
-
-    def __init__(self, places: int) -> None:
-        self.roster = Roster[Receiver](places)
-
-    def take_commands(self) -> bytes:
-        return b""
-
-    def apply(self, commands: bytes) -> None: ...
-
-    def observe(self) -> bool:
-        return False
-
-    def capacity(self) -> Capacity:
-        return Capacity(pages=0, slots=0)
-
-    def may_compute(self) -> bool:
-        return True
-
-    def may_leave(self) -> bool:
-        return False
-
-    def connects(self) -> int:
-        return 0
-
-    def agreed(self, connects: int) -> None: ...
-
-    def voted(self, room: Room, wish: Vote, now_ms: int) -> None: ...
-
-    def perform(self, room: Room, effect: AnyEffect) -> None: ...
-
-    def compute(self) -> bool:
-        return False
-
-    def to_gather(self) -> bytes | None:
-        return None
-
-    def gathered(self, told: Sequence[bytes]) -> None: ...
-
-    def record(self, agreement_s: float) -> None: ...
-
-    async def rest(self) -> bool:
-        return False
-
-    async def pause(self, most_s: float) -> None: ...
 
 
 def _free_port() -> int:

@@ -1,0 +1,56 @@
+"""How does a worker that holds no room take its turns?"""
+
+from collections.abc import Sequence
+
+from services.rooms.phases import AnyEffect, Vote
+from services.rooms.receiver import Receiver
+from services.rooms.room import Room
+from services.rooms.roster import Capacity, Roster
+
+
+class IdleWork:
+    """`services.worker.turns.Work` of a worker that holds no room."""
+
+    def __init__(self, places: int) -> None:
+        self.roster = Roster[Receiver](places)
+
+    def take_commands(self) -> bytes:
+        return b""
+
+    def apply(self, commands: bytes) -> None: ...
+
+    def observe(self) -> bool:
+        return False
+
+    def capacity(self) -> Capacity:
+        return Capacity(pages=0, slots=0)
+
+    def may_compute(self) -> bool:
+        return True
+
+    def may_leave(self) -> bool:
+        return False
+
+    def connects(self) -> int:
+        return 0
+
+    def agreed(self, connects: int) -> None: ...
+
+    def voted(self, room: Room, wish: Vote, now_ms: int) -> None: ...
+
+    def perform(self, room: Room, effect: AnyEffect) -> None: ...
+
+    def compute(self) -> bool:
+        return False
+
+    def to_gather(self) -> bytes | None:
+        return None
+
+    def gathered(self, told: Sequence[bytes]) -> None: ...
+
+    def record(self, agreement_s: float) -> None: ...
+
+    async def rest(self) -> bool:
+        return False
+
+    async def pause(self, most_s: float) -> None: ...
