@@ -125,7 +125,7 @@ class Room(ABC):
         if (self.phase, verdict) not in self.MOVES:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
         if verdict is Vote.ABORT:
-            self.cause = self.ending(now_ms) or self._told(reason)
+            self.cause = self.ending(now_ms) or self._agreed_cause(reason)
             self.ended_for = self.ended_for or reason
         elif self.phase in GATED and not self._ready():
             raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
@@ -158,7 +158,7 @@ class Room(ABC):
     def _since_ms(self) -> int:
         return max(self.entered_ms, self.progress_ms)
 
-    def _told(self, reason: Reason | None) -> Cause:
+    def _agreed_cause(self, reason: Reason | None) -> Cause:
         if reason is None:
             raise IllegalMove(f"room {self.id}: ABORT while {self.phase.value}, and no rank said why")
         return Cause(reason, f"{self.SIDE.value}: seen by another rank of this worker")
