@@ -1,6 +1,6 @@
 """Which number names what? A room, a tenancy, a process, a page: four numbers that are never mixed."""
 
-from typing import NewType
+from typing import NewType, TypeAlias
 
 RoomId = NewType("RoomId", int)
 """One live request. 64 bits, >= 1, never reused. Only the registry makes one, and no arithmetic on it says
@@ -15,3 +15,9 @@ Incarnation = NewType("Incarnation", int)
 
 PageId = NewType("PageId", int)
 """One page of a rank's pool, by its place there. >= 0."""
+
+PageTables: TypeAlias = tuple[tuple[PageId, ...], ...]
+"""A room's pages of each of a layout's groups, in the order of the groups, and then of its tokens."""
+
+PageCounts: TypeAlias = tuple[int, ...]
+"""How many pages of each group."""

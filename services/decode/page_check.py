@@ -24,7 +24,9 @@ class PageCheck:
     def __init__(self, receiving: Receiving[DecodeRoom], stepper: Stepper) -> None:
         self._receiving = receiving
         self._stepper = stepper
-        self._tokens_at_a_time = max(BYTES_AT_A_TIME // receiving.layout.token_bytes, 1)
+        self._tokens_at_a_time = max(
+            BYTES_AT_A_TIME // sum(group.token_bytes for group in receiving.layout.groups), 1
+        )
         self._summing: list[DecodeRoom] = []
         self._step_is_due = False
 
@@ -45,7 +47,7 @@ class PageCheck:
                 continue
             stop = min(room.landed.stop + left, room.request.prefill_tokens)
             left -= stop - room.landed.stop
-            parts.append(SumPart(room.landed, room.table(0), stop))
+            parts.append(SumPart(room.landed, room.tables(0), stop))
             self._summing.append(room)
             room.busy = True
         if parts:

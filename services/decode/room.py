@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.engine.interface import PageSum, Row, Sequence
 from services.handover.receiving import ReceivingRoom
-from services.ids import PageId
+from services.ids import PageTables
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.worker.room import CalledRoom
 
@@ -21,7 +21,8 @@ class Choice:
     place: int
     """Among the room's choices, from 0 on."""
     sequence: Sequence
-    pages: tuple[PageId, ...] = ()
+    pages: PageTables = ()
+    """By group."""
     computed: int = 0
     """Leading tokens whose KV is in its pages, once the room is admitted."""
 
@@ -60,5 +61,5 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
     def begin(self) -> None:
         """It was admitted: each choice has its pages, and what the sender computed is there for it."""
         for choice in self.choices:
-            choice.pages = self.table(choice.place)
+            choice.pages = self.tables(choice.place)
             choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens

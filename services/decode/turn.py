@@ -32,6 +32,7 @@ from services.runtime.logging import Log
 from services.transfer.exposure import Exposure
 from services.transfer.interface import TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.conversions import tables_to_wire
 from services.worker.parts import RankParts
 from services.worker.polling import deadline_s
 from services.worker.turn import RankWork
@@ -182,7 +183,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
             room=room.id,
             receiver=self._incarnation,
             generation=grant.generation,
-            pages=grant.pages,
+            pages=tables_to_wire(grant.pages),
             slot=grant.slot,
             exposure=grant.exposure,
             prefix_tokens=grant.prefix_tokens,

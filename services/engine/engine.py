@@ -87,9 +87,10 @@ class TorchEngine:
         self.whole = whole
         self.layout = rank_layout(whole, team.topology, team.rank)
         self.cache = cache
+        self.caches = (cache,)
         self._team = team
         self._drawer = drawer_of(team)
-        self._summer = PageSummer(cache)
+        self._summers = [PageSummer(cache)]
         self._kept = DecodeWorkspace(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
@@ -146,7 +147,7 @@ class TorchEngine:
             drawn = iter(draw(self._team, self._drawer, logits, drawing, self.vocab_size))
             self._wait()
         self._sum_up(
-            [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
+            [SumPart(row.sequence.page_sum, row.tables, row.stop) for row in rows if row.sequence.page_sum]
         )
         tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
         told = [next(drawn) if row.sample else None for row in rows]
@@ -194,7 +195,12 @@ class TorchEngine:
     def _sum_up(self, parts: abc.Sequence[SumPart]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
-                part.sum.add(self._summer.by_head(part.pages, part.sum.stop, part.stop), part.stop)
+                summed = {
+                    (group, head): value
+                    for group, (summer, table) in enumerate(zip(self._summers, part.tables, strict=True))
+                    for head, value in summer.by_head(table, part.sum.stop, part.stop).items()
+                }
+                part.sum.add(summed, part.stop)
 
     def warm_up(self) -> None:
         """Run a prompt and a token through the first pages, and record what is to be replayed, so that the
@@ -204,12 +210,12 @@ class TorchEngine:
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
         pages = range(self.cache.group.pages_for(min(prompt + 1, capacity)))
-        [drawn] = self.step([Row(sequence, 0, prompt, pages, sample=True)])
+        [drawn] = self.step([Row(sequence, 0, prompt, (pages,), sample=True)])
         if isinstance(drawn, NotANumber):
             raise StartupError(f"{drawn}: its weights are damaged, or --dtype does not hold them")
         if prompt < capacity:
             sequence.output.append(0)
-            self.step([Row(sequence, prompt, prompt + 1, pages, sample=True)])
+            self.step([Row(sequence, prompt, prompt + 1, (pages,), sample=True)])
         if self.recorded is not None:
             self.recorded.record_all()
 

@@ -173,5 +173,5 @@ def _rows(cache: PagedKvCache) -> list[Row]:
         end = min(stop, pages * size)
         table = range(place, len(spans) * pages, len(spans))[::-1]
         sequence = Sequence(Request("proof", (0,) * end, max_tokens=1), [])
-        rows.append(Row(sequence, max(0, end - (stop - start)), end, table, sample=False))
+        rows.append(Row(sequence, max(0, end - (stop - start)), end, (table,), sample=False))
     return rows

@@ -223,7 +223,7 @@ class RecordedSteps:
             place = (index + turn) % count
             table = range(place * pages, (place + 1) * pages)[:: 1 if turn else -1]
             sequence = Sequence(Request("rehearsal", prompt, max_tokens=1), [])
-            rows.append(Row(sequence, stop - 1, stop, table, sample=True))
+            rows.append(Row(sequence, stop - 1, stop, (table,), sample=True))
         return rows
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from services.grammars.fold import Fold
 from services.pages.checksum import WORD
-from services.pages.layout import KvLayout
+from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Grammar, Request, Score, Token
 from services.runtime.worker_settings import WorkerSettings
 
@@ -57,12 +57,12 @@ class PageSum:
 
     stop: int
     """How far it has got; at first, where it starts."""
-    here: dict[int, int] = field(default_factory=dict)
+    here: dict[GroupHead, int] = field(default_factory=dict)
     """Of the layers that this rank holds, by KV head."""
-    everywhere: dict[int, int] | None = None
+    everywhere: dict[GroupHead, int] | None = None
     """Of all layers and KV heads of the worker, by KV head: known with the step that draws a token."""
 
-    def add(self, summed: abc.Mapping[int, int], stop: int) -> None:
+    def add(self, summed: abc.Mapping[GroupHead, int], stop: int) -> None:
         """Carry it on to `stop` by what the pages up to there `summed` up to."""
         for head, value in summed.items():
             self.here[head] = (self.here.get(head, 0) + value) & WORD
@@ -73,11 +73,11 @@ class PageSum:
         """Of what this rank holds."""
         return sum(self.here.values()) & WORD
 
-    def of(self, kv_heads: abc.Iterable[int]) -> int:
+    def of(self, heads: abc.Iterable[GroupHead]) -> int:
         """Of the worker's pages, for some KV heads. Only after a step that drew a token."""
         if self.everywhere is None:
             raise ValueError("a sum of pages is asked for before all ranks have told theirs")
-        return sum(self.everywhere.get(head, 0) for head in kv_heads) & WORD
+        return sum(self.everywhere.get(head, 0) for head in heads) & WORD
 
 
 @dataclass(slots=True, eq=False)
@@ -127,10 +127,16 @@ class Row:
     sequence: Sequence
     start: int
     stop: int
-    pages: abc.Sequence[int]
-    """The sequence's page table, covering at least `stop` tokens."""
+    tables: abc.Sequence[abc.Sequence[int]]
+    """The sequence's page tables by group, covering at least `stop` tokens."""
     sample: bool
     """Draw the token at position `stop`."""
+
+    @property
+    def pages(self) -> abc.Sequence[int]:
+        """The page table, for an engine that keeps one group."""
+        (pages,) = self.tables
+        return pages
 
     @property
     def scored(self) -> range:
@@ -152,7 +158,8 @@ class SumPart:
     """A sum to be carried on to position `stop` of a sequence with these pages."""
 
     sum: PageSum
-    pages: abc.Sequence[int]
+    tables: abc.Sequence[abc.Sequence[int]]
+    """By group."""
     stop: int
 
 
@@ -201,7 +208,8 @@ class Steps(Protocol):
 
 
 class KvMemory(Protocol):
-    """A rank's pages, one behind the other, which peers write to and read from. Exposure moves it."""
+    """A rank's pages of one group, one behind the other, which peers write to and read from. Exposure moves
+    them."""
 
     @property
     def pages(self) -> int: ...
@@ -243,7 +251,9 @@ class Engine(Steps, Protocol):
         """Of this rank's pages."""
 
     @property
-    def cache(self) -> KvMemory: ...
+    def caches(self) -> abc.Sequence[KvMemory]:
+        """Of each group, in the layout's order."""
+
     @property
     def vocab_size(self) -> int:
         """Token ids are below it."""

@@ -185,7 +185,7 @@ def _answers(
         later = model.facts.context_length - LONG - more if place >= EARLY else 0
         spans = [(start + more if start else 0, stop + more), *short]
         rows = [
-            Row(sequence, *span, table, sample=False)
+            Row(sequence, *span, (table,), sample=False)
             for sequence, span, table in zip(sequences, spans, tables, strict=False)
         ]
         with torch.inference_mode():

@@ -15,7 +15,7 @@ from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, 
 from services.engine.sampler import sample
 from services.engine.scores import score
 from services.engine.team import Team
-from services.pages.layout import KvLayout
+from services.pages.layout import GroupHead, KvLayout
 from services.pages.ranks import rank_layout
 from services.rooms.request import Score, Token
 
@@ -77,7 +77,7 @@ def tell_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
     """Add up what each rank has summed, a KV head that several ranks hold counted once."""
     if not sums:
         return
-    heads = whole.kv_heads
+    heads = whole.heads
     mine = set(heads if team.topology.tensor == 1 else _counted(team, whole))
     parts = [each.here.get(head, 0) if head in mine else 0 for each in sums for head in heads]
     totals = iter(team.total(parts))
@@ -85,11 +85,11 @@ def tell_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
         each.everywhere = {head: next(totals) for head in heads}
 
 
-def _counted(team: Team, whole: KvLayout) -> abc.Iterator[int]:
+def _counted(team: Team, whole: KvLayout) -> abc.Iterator[GroupHead]:
     """The KV heads of which this rank is the first tensor rank of its stage."""
     ranks = range(team.rank - team.topology.place(team.rank).tensor, team.rank)
-    before = {head for rank in ranks for head in rank_layout(whole, team.topology, rank).kv_heads}
-    held = rank_layout(whole, team.topology, team.rank).kv_heads
+    before = {head for rank in ranks for head in rank_layout(whole, team.topology, rank).heads}
+    held = rank_layout(whole, team.topology, team.rank).heads
     return (head for head in held if head not in before)
 
 

@@ -9,6 +9,7 @@ this very class.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
+from operator import gt
 from typing import Final, TypeVar, assert_never
 
 from services.handover.requests import (
@@ -22,9 +23,9 @@ from services.handover.requests import (
     SumPages,
 )
 from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageId, RoomId
+from services.ids import Generation, Incarnation, PageTables, RoomId
 from services.pages.checksum import KvChecksum, told
-from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.errors import RecordCorrupt, RecordForeign, added
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import MetadataRecord, announced, read_slot, touched
@@ -39,7 +40,7 @@ from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.reasons import REASONS, Fault
 from services.rooms.receiver import Receiver
 from services.rooms.request import FinishReason, Request
-from services.rooms.roster import Capacity
+from services.rooms.roster import NOTHING, Capacity
 from services.rooms.timeline import Moment
 
 NEAR_S: Final = 0.01
@@ -54,8 +55,8 @@ class ReceivingRoom(Receiver):
     peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
     """Of its pages, among the choices."""
-    pages: tuple[PageId, ...] = field(default=(), init=False)
-    """Once it has some, in the order of its tokens."""
+    pages: PageTables = field(default=(), init=False)
+    """Once it has some, by group, in the order of its tokens."""
     prefix_tokens: int = field(default=0, init=False)
     """Leading tokens whose pages were held when it was granted."""
     record: MetadataRecord | None = field(default=None, init=False)
@@ -96,8 +97,8 @@ class ReceivingRoom(Receiver):
         """What landed is neither proven nor found wrong."""
         return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
 
-    def table(self, choice: int) -> tuple[PageId, ...]:
-        """The page table of one choice."""
+    def tables(self, choice: int) -> PageTables:
+        """The page tables of one choice, by group."""
         return self.division.table(self.pages, choice)
 
 
@@ -154,9 +155,12 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     ) -> R:
         """Enter a room that the registry opened. Raises Refusal."""
         division = ChoicePages(
-            request.prefill_tokens, request.tokens_max, request.choices, self.layout.page_tokens
+            request.prefill_tokens,
+            request.tokens_max,
+            request.choices,
+            tuple(group.page_tokens for group in self.layout.groups),
         )
-        if division.needed > len(self.holdings.pages):
+        if any(map(gt, division.needed, self.holdings.sizes)):
             each = "" if request.choices == 1 else f" in each of {request.choices} choices"
             raise Refusal(
                 f"request may grow to {request.tokens_max} tokens{each}: the cache of this worker never holds"
@@ -181,7 +185,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             )
 
         opened = self.roster.open(room, make, now_ms)
-        self._report(opened, Moment.ACCEPTED, f"{counted(division.needed, 'page')} needed")
+        self._report(opened, Moment.ACCEPTED, f"{counted(sum(division.needed), 'page')} needed")
         self._ask(Connect(room, sender))
         return opened
 
@@ -281,8 +285,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             self._seal(room, record)
             return
         text = (
-            f"decode: what landed in {record.pages} pages of {record.prompt_tokens} tokens is not what the"
-            " prefill worker computed"
+            f"decode: what landed in {added(record.pages)} pages of {record.prompt_tokens} tokens is not what"
+            " the prefill worker computed"
         )
         self.fail(room, Reason.PAGES_CORRUPT, text)
 
@@ -297,7 +301,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         """Whether the leader is to ask for a revocation now; said once. `shut_out`: a sender that a room is
         for sees no end of what it wrote by a way that broke."""
         if not self._asked_to_revoke:
-            due = revocation_due(self.roster, now_ms, len(self.holdings.pages))
+            due = revocation_due(self.roster, now_ms, self.holdings.sizes)
             self._asked_to_revoke = shut_out or due
             return self._asked_to_revoke
         return False
@@ -316,7 +320,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     def capacity(self) -> Capacity:
         """Nothing while a revocation is agreed: it would be exposed, and taken back at once."""
-        return Capacity(0, 0) if self.revoking else super().capacity()
+        return NOTHING if self.revoking else super().capacity()
 
     def agreed(self) -> None:
         """Every rank has done what the turn before asked of it: senders are told of their grants."""
@@ -353,7 +357,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
         room.pages = holding.pages
-        room.prefix_tokens = holding.shared * self.layout.page_tokens
+        room.prefix_tokens = holding.shared_tokens
         grant = Grant(
             room.id,
             room.peer,
@@ -367,7 +371,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         if self._ranks == 1:
             self.agreed()
         detail = (
-            f"{counted(len(holding.exposed), 'page')} behind {counted(room.prefix_tokens, 'token')} held,"
+            f"{counted(sum(map(len, holding.exposed)), 'page')} behind"
+            f" {counted(room.prefix_tokens, 'token')} held,"
             f" slot {holding.slot.index}, generation {generation}"
         )
         self._report(room, Moment.GRANTED, detail)
@@ -432,15 +437,15 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     def _seal(self, room: R, record: MetadataRecord) -> None:
         room.note(Sealed(Generation(record.generation)))
         checked = ", contents as computed" if self._checksum is KvChecksum.PAGES else ""
-        detail = f"{counted(record.pages, 'page')}, generation {record.generation}{checked}"
+        detail = f"{counted(sum(record.pages), 'page')}, generation {record.generation}{checked}"
         self._report(room, Moment.LANDED, detail, of_rank=True)
 
     def _check(self, room: R, record: MetadataRecord) -> None:
         want = (room.request.prefill_tokens, room.pages_expected)
         if (record.prompt_tokens, record.pages) != want:
             raise RecordCorrupt(
-                f"record of room {record.room} says {record.prompt_tokens} tokens in {record.pages} pages,"
-                f" expected {want[0]} in {want[1]}"
+                f"record of room {record.room} says {record.prompt_tokens} tokens in"
+                f" {added(record.pages)} pages, expected {want[0]} in {added(want[1])}"
             )
         tokens = (record.first_token, *(token for token, _ in record.alternatives))
         if max(tokens) >= self._vocabulary:

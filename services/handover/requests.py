@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from services.ids import Generation, Incarnation, PageId, RoomId
+from services.ids import Generation, Incarnation, PageTables, RoomId
 from services.pages.record import MetadataRecord
 from services.pages.slots import Slot
 from services.rooms.errors import Cause
@@ -71,7 +71,7 @@ class Grant:
     peer: Incarnation
     exposure: Incarnation
     generation: Generation
-    pages: tuple[PageId, ...]
+    pages: PageTables
     slot: int
     prefix_tokens: int
     """Leading tokens whose pages the receiver holds already."""

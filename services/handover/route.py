@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.ids import Incarnation
+from services.pages.layout import GroupHead
 from services.pages.plan import TransferPlan
 
 
@@ -14,7 +15,7 @@ class Target:
     """Of its endpoint."""
     plan: TransferPlan
     """Of the pages; an empty one where only the record is written."""
-    kv_heads: tuple[int, ...]
+    heads: tuple[GroupHead, ...]
     """That it holds."""
 
 
@@ -22,8 +23,8 @@ class Target:
 class Route:
     exposure: Incarnation
     """Of the receiver's rank 0: what grants name, the same on every rank."""
-    page_tokens: int
-    """Of the receiver's pages."""
+    page_tokens: tuple[int, ...]
+    """Of the receiver's pages of each group."""
     targets: tuple[Target, ...]
     """For the elected rank every rank of the receiver, in their order; for the others those that they have
     pages for."""

@@ -8,6 +8,8 @@ this very class.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import lcm
+from operator import gt
 from typing import Final, Protocol, TypeVar, assert_never
 
 from services.handover.requests import (
@@ -21,8 +23,8 @@ from services.handover.requests import (
 )
 from services.handover.route import Route
 from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageId, RoomId
-from services.pages.errors import Truncated
+from services.ids import Generation, Incarnation, PageTables, RoomId
+from services.pages.errors import Truncated, added
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
@@ -60,7 +62,8 @@ class SendingRoom(Sender):
     peer_name: str = field(default="", kw_only=True)
     route: Route | None = field(default=None, init=False)
     """Where its grant leads."""
-    pages: tuple[PageId, ...] = field(default=(), init=False)
+    pages: PageTables = field(default=(), init=False)
+    """By group, in the order of its tokens, once it has some."""
     begun: bool = field(default=False, init=False)
     """It has its pages, and may be written."""
     computed: int = field(default=0, init=False)
@@ -105,7 +108,7 @@ class SendingRoom(Sender):
             generation=self.grant.generation,
             prompt_tokens=self.request.prefill_tokens,
             cached_tokens=self.cached,
-            pages=len(self.grant.pages),
+            pages=tuple(map(len, self.grant.pages)),
             first_token=self.first.id,
             first_logprob=self.first.logprob,
             # What it cannot hold, the bootstrap hears from here alone (`record-fits`).
@@ -165,7 +168,7 @@ class Sending(HandOverSide[S, SenderRequest]):
     ) -> S:
         """Enter a room that the registry opened. Raises Refusal."""
         pages = self.layout.pages_for(request.prefill_tokens)
-        if pages > len(self.holdings.pages):
+        if any(map(gt, pages, self.holdings.sizes)):
             raise Refusal(
                 f"{request.prefill_tokens} tokens to compute: the cache of this worker never holds it"
             )
@@ -187,7 +190,7 @@ class Sending(HandOverSide[S, SenderRequest]):
             )
 
         opened = self.roster.open(room, make, now_ms)
-        needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(pages, 'page')}"
+        needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(sum(pages), 'page')}"
         self._report(opened, Moment.ACCEPTED, needs)
         return opened
 
@@ -221,14 +224,15 @@ class Sending(HandOverSide[S, SenderRequest]):
             raise route
         known = held.request.prefill_tokens
         # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
-        if grant.prefix_tokens % route.page_tokens or grant.prefix_tokens > known:
+        if grant.prefix_tokens % lcm(*route.page_tokens) or grant.prefix_tokens > known:
             raise PeerFault(
                 f"room {room}: a prefix of {grant.prefix_tokens} tokens does not end with a page of its"
                 f" {known}"
             )
-        expected = -(-(known - grant.prefix_tokens) // route.page_tokens)
-        if len(grant.pages) != expected:
-            raise Truncated(f"room {room}: {len(grant.pages)} pages granted, {expected} to be sent")
+        expected = tuple(-(-(known - grant.prefix_tokens) // size) for size in route.page_tokens)
+        granted = tuple(map(len, grant.pages))
+        if granted != expected:
+            raise Truncated(f"room {room}: {added(granted)} pages granted, {added(expected)} to be sent")
         held.note(grant)
         held.route = route
 
@@ -366,11 +370,11 @@ class Sending(HandOverSide[S, SenderRequest]):
             raise AssertionError(f"room {room.id} computes without a destination")
         holding = self.holdings.take(room.id, room.pages_needed, room.reusable, room.request.salt)
         room.pages, room.begun = holding.pages, True
-        room.cached = room.computed = holding.shared * self.layout.page_tokens
+        room.cached = room.computed = holding.shared_tokens
         self._ask(BeginWrites(room.id, holding.slot))
         if room.computed:
             self._ask(SendPages(room.id, room.computed, complete=False))
-        detail = f"{counted(len(holding.pages), 'page')}, {counted(room.cached, 'token')} cached"
+        detail = f"{counted(sum(map(len, holding.pages)), 'page')}, {counted(room.cached, 'token')} cached"
         self._report(room, Moment.COMPUTING, detail)
 
     def _keep_sealed(self) -> None:

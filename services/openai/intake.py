@@ -22,7 +22,7 @@ from services.openai.schemas import (
     Drawing,
     GenerationRequest,
 )
-from services.rooms.choice_pages import ChoicePages, longest_of
+from services.rooms.choice_pages import longest_of, positions_of
 from services.rooms.plurals import counted
 from services.rooms.request import Grammar, Request, Sampling
 from services.rooms.trace import TraceContext
@@ -317,15 +317,13 @@ def _max_tokens(
 
 
 def _too_many(choices: _Choices, prompt_tokens: int, max_tokens: int, each: int, limits: Limits) -> ApiError:
-    pages = ChoicePages(
-        prompt_tokens, prompt_tokens + max_tokens - 1, choices.drawn, limits.page_tokens
-    ).needed
+    taken = positions_of(prompt_tokens, prompt_tokens + max_tokens - 1, choices.drawn, limits.page_tokens)
     answers = f"{choices.drawn} answers of up to {counted(max_tokens, 'token')}"
     fits = f"so many of {counted(each, 'token')} each fit" if each >= 1 else "so many fit at no length"
     return invalid(
         choices.param,
         f"'{choices.param}' is {choices.drawn}: {answers} behind a prompt of "
-        f"{counted(prompt_tokens, 'token')} take {pages * limits.page_tokens} positions of a decode worker's "
+        f"{counted(prompt_tokens, 'token')} take {taken} positions of a decode worker's "
         f"cache, which holds {limits.sequence_tokens}; {fits}.",
     )
 

@@ -1,5 +1,12 @@
 """What can go wrong with pages, slots and records."""
 
+from collections.abc import Iterable
+
+
+def added(counts: Iterable[int]) -> str:
+    """So many pages of each group, as an error says it."""
+    return " + ".join(map(str, counts))
+
 
 class PagesError(Exception):
     """Base of everything the pages package raises."""

@@ -9,13 +9,13 @@ unpins them, and they stay until their space is needed. A room shares with rooms
 (`same-root-only`), which its record says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.ids import PageId, RoomId
-from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
-from services.pages.pool import PagePool
+from services.ids import PageCounts, PageId, PageTables, RoomId
+from services.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
+from services.pages.pool import PagePool, PageState
 from services.pages.prefixes import UNSALTED, PrefixTree
 from services.pages.slots import Slot, SlotPool
 
@@ -29,26 +29,37 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    pages: tuple[PageId, ...]
-    """In token order: page i holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
+    """By group, where it is of pages."""
+
+    pages: PageTables
+    """In token order: page i of a group holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
     slot: Slot
     salt: int = UNSALTED
     """Under which its tokens are looked for and made known."""
-    shared: int = 0
-    """Leading pages that others may read, too: they held their tokens when they were taken, or were kept."""
-    exposed: tuple[PageId, ...] = ()
+    shared_tokens: int = 0
+    """Leading tokens whose pages others may read, too: they were held when it took them, or were kept."""
+    shared: PageCounts = ()
+    """How many pages those are."""
+    exposed: PageTables = ()
     """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
     standing: Standing = Standing.HELD
+
+    @property
+    def own(self) -> PageTables:
+        """The pages that it does not share."""
+        return tuple(table[shared:] for table, shared in zip(self.pages, self.shared, strict=True))
 
 
 class Holdings:
     """Rooms to pages and slots, on one rank. Keyed by room id; `give_back` empties it."""
 
-    def __init__(self, pages: PagePool, slots: SlotPool, prefixes: PrefixTree | None = None) -> None:
-        """`prefixes`: of the pages of this pool; None to reuse nothing."""
-        self.pages = pages
+    def __init__(
+        self, pools: Sequence[PagePool], slots: SlotPool, prefixes: PrefixTree | None = None
+    ) -> None:
+        """`pools`: of each group's pages. `prefixes`: of the pages of these pools; None to reuse nothing."""
+        self.pools = tuple(pools)
         self.slots = slots
-        self.prefixes = PrefixTree(0) if prefixes is None else prefixes
+        self.prefixes = PrefixTree([0] * len(pools)) if prefixes is None else prefixes
         self._held: dict[RoomId, Holding] = {}
 
     def __len__(self) -> int:
@@ -61,36 +72,54 @@ class Holdings:
         return self._held[room]
 
     @property
-    def available(self) -> int:
-        """Pages that could be taken now: free ones, and cached ones that nobody uses."""
-        return self.pages.free + self.prefixes.evictable
+    def sizes(self) -> PageCounts:
+        """Of the pools."""
+        return tuple(map(len, self.pools))
 
-    def take(self, room: RoomId, pages: int, tokens: Sequence[int] = (), salt: int = UNSALTED) -> Holding:
+    @property
+    def available(self) -> PageCounts:
+        """Pages that could be taken now: free ones, and cached ones that nobody uses."""
+        return self._free(self.prefixes.evictable)
+
+    def census(self) -> Mapping[PageState, int]:
+        """Pages by their state, over all groups."""
+        each = [pool.census() for pool in self.pools]
+        return {state: sum(census[state] for census in each) for state in PageState}
+
+    def take(
+        self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED
+    ) -> Holding:
         """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
         `tokens`, the first of the room's, under its `salt` already. Raises OutOfPages and takes nothing."""
         if room in self._held:
             raise IllegalPageMove(f"room {room} already holds pages")
-        shared = self.prefixes.match(tokens, salt)[:pages]
-        fresh = pages - len(shared)
-        if fresh > self.available - self.prefixes.idle(shared):
-            raise OutOfPages(f"{pages} pages asked for, {self.available} available of {len(self.pages)}")
+        prefixes = self.prefixes
+        way = prefixes.match(tokens, salt)[: prefixes.blocks(pages)]
+        shared = prefixes.counts(len(way))
+        fresh = tuple(count - each for count, each in zip(pages, shared, strict=True))
+        if not _within(fresh, self._free(prefixes.evictable - prefixes.idle(way))):
+            told, available, sizes = map(added, (pages, self.available, self.sizes))
+            raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
         slot = self.slots.hand_out()
-        self.pages.commit(self.prefixes.pin(shared))
-        self.pages.release(self.prefixes.evict(max(fresh - self.pages.free, 0)))
-        taken = self.pages.reserve(fresh)
-        self._held[room] = Holding(shared + taken, slot, salt, len(shared))
+        self._all(PagePool.commit, prefixes.pages(prefixes.pin(way)))
+        lacking = tuple(max(count - pool.free, 0) for count, pool in zip(fresh, self.pools, strict=True))
+        self._all(PagePool.release, prefixes.evict(prefixes.blocks_for(lacking)))
+        taken = (pool.reserve(count) for pool, count in zip(self.pools, fresh, strict=True))
+        held = tuple(known + new for known, new in zip(prefixes.pages(way), taken, strict=True))
+        self._held[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
         return self._held[room]
 
-    def expose(self, room: RoomId, pages: int) -> Holding:
+    def expose(self, room: RoomId, pages: PageCounts) -> Holding:
         """The first `pages` pages of the room's own and the slot are about to be named to a peer.
 
         Raises Truncated where the room holds fewer (`no-truncation`)."""
         holding = self._in(room, Standing.HELD)
-        own = holding.pages[holding.shared :]
-        if pages > len(own):
-            raise Truncated(f"room {room}: {pages} pages to expose, {len(own)} held")
-        holding.exposed = own[:pages]
-        self.pages.expose(holding.exposed)
+        own = holding.own
+        if not _within(pages, tuple(map(len, own))):
+            held = added(map(len, own))
+            raise Truncated(f"room {room}: {added(pages)} pages to expose, {held} held")
+        holding.exposed = tuple(table[:count] for table, count in zip(own, pages, strict=True))
+        self._all(PagePool.expose, holding.exposed)
         self.slots.expose(holding.slot)
         holding.standing = Standing.EXPOSED
         return holding
@@ -98,25 +127,28 @@ class Holdings:
     def commit(self, room: RoomId) -> None:
         """The seal proved that every write has ended: the memory is the room's for good."""
         holding = self._in(room, Standing.EXPOSED)
-        self.pages.commit(holding.pages[holding.shared :])
+        self._all(PagePool.commit, holding.own)
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
 
     def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
         """The room's pages hold `tokens`, its first, on every rank, and nothing is written to them or read
-        from them just now: the whole ones may be shared from here on. Where another room's hold the same, it
-        goes on with those, so that no more pages are in use than before."""
+        from them just now: the whole blocks may be shared from here on. Where another room's hold the same,
+        it goes on with those, so that no more pages are in use than before."""
         holding = self._held[room]
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
-        entered = self.prefixes.enter(tokens, holding.pages, holding.shared, holding.salt)
-        self.pages.commit(entered.woken)
+        prefixes = self.prefixes
+        entered = prefixes.enter(tokens, holding.pages, self._blocks(holding), holding.salt)
+        self._all(PagePool.commit, prefixes.pages(entered.woken))
         if holding.standing is Standing.HELD:
-            self.pages.commit(entered.fresh)
-        replaced = holding.pages[holding.shared : len(entered.way)]
-        self.pages.release(page for page in replaced if page not in self.prefixes)
-        holding.pages = entered.way + holding.pages[len(entered.way) :]
-        holding.shared = len(entered.way)
+            self._all(PagePool.commit, prefixes.pages(entered.fresh))
+        self._all(PagePool.release, entered.spared)
+        holding.shared_tokens = len(entered.way) * prefixes.block_tokens
+        holding.shared = prefixes.counts(len(entered.way))
+        holding.pages = tuple(
+            known + own for known, own in zip(prefixes.pages(entered.way), holding.own, strict=True)
+        )
         return holding
 
     def distrust(self, room: RoomId) -> None:
@@ -127,8 +159,8 @@ class Holdings:
             return
         if holding.standing is Standing.QUARANTINED:
             raise IllegalPageMove(f"room {room}: what it shared is not known any more")
-        if holding.shared:
-            self.prefixes.distrust(holding.pages[0])
+        for block in self.prefixes.way(holding.pages, self._blocks(holding))[:1]:
+            self.prefixes.distrust(block)
 
     def quarantine(self, room: RoomId) -> bool:
         """The room failed. What was exposed waits for a proof, the rest is free at once.
@@ -139,10 +171,12 @@ class Holdings:
         if holding is None or holding.standing is Standing.HELD:
             return False
         self._in(room, Standing.EXPOSED)
-        unexposed = holding.pages[holding.shared + len(holding.exposed) :]
+        unexposed = tuple(
+            own[len(exposed) :] for own, exposed in zip(holding.own, holding.exposed, strict=True)
+        )
         self._unpin(holding)
-        self.pages.release(unexposed)
-        self.pages.quarantine(holding.exposed)
+        self._all(PagePool.release, unexposed)
+        self._all(PagePool.quarantine, holding.exposed)
         self.slots.quarantine(holding.slot)
         holding.pages = holding.exposed
         holding.standing = Standing.QUARANTINED
@@ -157,19 +191,37 @@ class Holdings:
         if holding.standing is Standing.EXPOSED:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
         self._unpin(holding)
-        self.pages.release(holding.pages)
+        self._all(PagePool.release, holding.pages)
         self.slots.release(holding.slot)
         del self._held[room]
         return True
 
     def _unpin(self, holding: Holding) -> None:
         """What is left of the holding is the room's own."""
-        self.pages.cache(self.prefixes.unpin(holding.pages[: holding.shared]))
-        holding.pages = holding.pages[holding.shared :]
-        holding.shared = 0
+        way = self.prefixes.way(holding.pages, self._blocks(holding))
+        self._all(PagePool.cache, self.prefixes.pages(self.prefixes.unpin(way)))
+        holding.pages = holding.own
+        holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
+
+    def _blocks(self, holding: Holding) -> int:
+        """Leading ones that are shared."""
+        return holding.shared_tokens // self.prefixes.block_tokens if holding.shared_tokens else 0
+
+    def _free(self, evicted: int) -> PageCounts:
+        """Were so many cached blocks given up."""
+        more = self.prefixes.counts(evicted)
+        return tuple(pool.free + count for pool, count in zip(self.pools, more, strict=True))
+
+    def _all(self, move: Callable[[PagePool, Iterable[PageId]], None], pages: PageTables) -> None:
+        for pool, table in zip(self.pools, pages, strict=True):
+            move(pool, table)
 
     def _in(self, room: RoomId, standing: Standing) -> Holding:
         holding = self._held[room]
         if holding.standing is not standing:
             raise IllegalPageMove(f"room {room}: {holding.standing.value}, must be {standing.value}")
         return holding
+
+
+def _within(pages: PageCounts, limits: PageCounts) -> bool:
+    return all(count <= limit for count, limit in zip(pages, limits, strict=True))

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 from math import lcm
-from typing import Final
+from typing import Final, TypeAlias
+
+from services.ids import PageCounts
 
 NOT_QUANTIZED: Final = "none"
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -90,6 +92,10 @@ def full_group(
     return KvGroup(KvKind.FULL, dtype, page_tokens, layers, heads, planes)
 
 
+GroupHead: TypeAlias = tuple[int, int]
+"""(number of a group, id of a KV head of it)"""
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """Of one rank's KV memory, or of a whole worker's. Two workers whose layouts map onto each other can hand
@@ -112,9 +118,18 @@ class KvLayout:
         return tuple(sorted(layer for group in self.groups for layer in group.layers))
 
     @property
+    def heads(self) -> tuple[GroupHead, ...]:
+        """All KV heads that are held."""
+        return tuple((number, head) for number, group in enumerate(self.groups) for head in group.heads)
+
+    @property
     def block_tokens(self) -> int:
         """Positions of a block: the fewest of which every group has whole pages."""
         return lcm(*(group.page_tokens for group in self.groups))
+
+    def pages_for(self, tokens: int) -> PageCounts:
+        """Pages that hold `tokens` tokens, by group."""
+        return tuple(group.pages_for(tokens) for group in self.groups)
 
     # ---- of the one group, for who has no others yet
 
@@ -146,6 +161,3 @@ class KvLayout:
     @property
     def page_bytes(self) -> int:
         return self.group.page_bytes
-
-    def pages_for(self, tokens: int) -> int:
-        return self.group.pages_for(tokens)

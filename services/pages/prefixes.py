@@ -1,14 +1,15 @@
 """Which pages hold the beginning of a sequence already, who reads them, and which is given up first?
 
-A radix tree whose edges are whole pages of token ids: a page is found by the tokens it holds *and* by the
-page before it, so that what it was computed from is known with it. A page enters when nothing will be written
-to it any more and stays until its space is needed (`shared-is-read-only`).
+A radix tree whose edges are blocks of token ids, the fewest that fill whole pages of every group. A block is
+found by the tokens it holds *and* by the block before it, so that what it was computed from is known with it.
+It has pages of each group, and the first of them names it. It enters when nothing will be written to them any
+more and stays until their space is needed (`shared-is-read-only`).
 
 Each salt has a root of its own: no way leads from one to what hangs on another (`same-root-only`).
 
-A room pins every page from the root to the last one it uses. So a page is used as often, at least, as what
-lies below it, and it becomes idle no earlier: in the order in which pages became idle, leaves come first, and
-the oldest can always be given up without losing the way to another.
+A room pins every block from the root to the last one it uses. So a block is used as often, at least, as what
+lies below it, and it becomes idle no earlier: in the order in which blocks became idle, leaves come first,
+and the oldest can always be given up without losing the way to another.
 
 Deterministic: no clock and no order but that of the calls. Ranks that make the same calls hold the same tree,
 page for page, and `digest` tells them when they do not.
@@ -17,20 +18,21 @@ page for page, and `digest` tells them when they do not.
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Final, NamedTuple
 
-from services.ids import PageId
+from services.ids import PageCounts, PageId, PageTables
 from services.pages.checksum import mix
 from services.pages.errors import IllegalPageMove, OutOfPages
 
 UNSALTED: Final = 0
 
 Way = tuple[int, tuple[int, ...]]
-"""(the page before, or a root, the tokens in the page)"""
+"""(the block before, or a root, the tokens in the block)"""
 
 
 class Entered(NamedTuple):
-    """What became of a room's pages."""
+    """What became of a room's blocks."""
 
     way: tuple[PageId, ...]
     """All that the room uses now, from the root on."""
@@ -38,132 +40,169 @@ class Entered(NamedTuple):
     """Its own that entered: nobody else uses them yet."""
     woken: tuple[PageId, ...]
     """Those of others that were idle."""
+    spared: PageTables
+    """Its own pages that it does not need any more: it uses another's."""
 
 
 @dataclass(slots=True)
 class _Known:
     way: Way
+    pages: PageTables
     users: int = 0
 
 
 class PrefixTree:
-    """Pages by what they hold. Bounded by the pool whose pages it names."""
+    """Blocks by what they hold. Bounded by the pools whose pages it names."""
 
-    def __init__(self, page_tokens: int) -> None:
-        """`page_tokens`: of a page; 0 to know nothing, ever."""
-        self.page_tokens = page_tokens
-        self._pages: dict[PageId, _Known] = {}
+    def __init__(self, page_tokens: Sequence[int]) -> None:
+        """`page_tokens`: of a page of each group; 0 of each to know nothing, ever."""
+        self.block_tokens = lcm(*page_tokens)
+        self._each = tuple(self.block_tokens // size if size else 0 for size in page_tokens)
+        """Pages of a block, by group."""
+        self._blocks: dict[PageId, _Known] = {}
         self._below: dict[Way, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
         """Without users, the one to be given up next first."""
         self.digest = 0
-        """Of which page is known by what: ranks whose trees differ differ here, but for chance."""
+        """Of which pages are known by what: ranks whose trees differ differ here, but for chance."""
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._blocks)
 
-    def __contains__(self, page: PageId) -> bool:
-        return page in self._pages
+    def __contains__(self, block: PageId) -> bool:
+        return block in self._blocks
 
     @property
     def evictable(self) -> int:
         return len(self._idle)
 
-    def users(self, page: PageId) -> int:
-        """How many rooms use a page of the tree."""
-        return self._pages[page].users
+    def users(self, block: PageId) -> int:
+        """How many rooms use a block of the tree."""
+        return self._blocks[block].users
+
+    def pages(self, blocks: Sequence[PageId]) -> PageTables:
+        """Those that blocks of the tree have."""
+        return _joined([self._blocks[block].pages for block in blocks], len(self._each))
+
+    def counts(self, blocks: int) -> PageCounts:
+        """Pages that so many blocks have."""
+        return tuple(blocks * each for each in self._each)
+
+    def blocks(self, pages: PageCounts) -> int:
+        """Most blocks whose pages are no more than `pages`."""
+        return min(count // each if each else 0 for count, each in zip(pages, self._each, strict=True))
+
+    def blocks_for(self, pages: PageCounts) -> int:
+        """Fewest blocks that have as many pages as that."""
+        return max(-(-count // each) if each else 0 for count, each in zip(pages, self._each, strict=True))
 
     def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[PageId, ...]:
-        """The pages that hold the longest beginning of `tokens`, from position 0 on, that is known under
+        """The blocks that hold the longest beginning of `tokens`, from position 0 on, that is known under
         `salt`."""
         found: list[PageId] = []
         before = _root(salt)
         for key in self._keys(tokens):
-            page = self._below.get((before, key))
-            if page is None:
+            block = self._below.get((before, key))
+            if block is None:
                 break
-            found.append(page)
-            before = page
+            found.append(block)
+            before = block
         return tuple(found)
 
-    def idle(self, pages: Sequence[PageId]) -> int:
-        """How many of `pages` nobody uses."""
-        return sum(page in self._idle for page in pages)
+    def idle(self, blocks: Sequence[PageId]) -> int:
+        """How many of `blocks` nobody uses."""
+        return sum(block in self._idle for block in blocks)
 
-    def pin(self, pages: Sequence[PageId]) -> tuple[PageId, ...]:
+    def pin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
         """One more room uses these, a whole way from the root on. Returns those that were idle."""
-        woken = tuple(page for page in pages if page in self._idle)
-        for page in pages:
-            self._idle.pop(page, None)
-            self._pages[page].users += 1
+        woken = tuple(block for block in blocks if block in self._idle)
+        for block in blocks:
+            self._idle.pop(block, None)
+            self._blocks[block].users += 1
         return woken
 
-    def unpin(self, pages: Sequence[PageId]) -> tuple[PageId, ...]:
+    def unpin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
         """One room less uses these, as they were pinned. Returns those that are idle now."""
         ended: list[PageId] = []
-        for page in reversed(pages):
-            known = self._pages[page]
+        for block in reversed(blocks):
+            known = self._blocks[block]
             if known.users == 0:
-                raise IllegalPageMove(f"page {page}: unpinned more often than pinned")
+                raise IllegalPageMove(f"page {block}: unpinned more often than pinned")
             known.users -= 1
             if known.users == 0:
-                self._idle[page] = None
-                ended.append(page)
+                self._idle[block] = None
+                ended.append(block)
         return tuple(ended)
 
-    def enter(
-        self, tokens: Sequence[int], pages: Sequence[PageId], pinned: int, salt: int = UNSALTED
-    ) -> Entered:
-        """A room's `pages` hold `tokens`, and are not written to any more: know them by it, the whole ones.
+    def way(self, pages: PageTables, blocks: int) -> tuple[PageId, ...]:
+        """The names of the leading `blocks` blocks of a room's `pages`."""
+        return pages[0][: blocks * self._each[0] : self._each[0]] if blocks else ()
 
-        `pinned`: how many of them, the leading ones, it has pinned, by what is known under `salt`. Of what
-        another room entered meanwhile that one's page stays, and is pinned: the room need not keep its own.
+    def enter(self, tokens: Sequence[int], pages: PageTables, pinned: int, salt: int = UNSALTED) -> Entered:
+        """A room's `pages` hold `tokens`, and are not written to any more: know them by it, the whole blocks.
+
+        `pinned`: how many of these, the leading ones, it has pinned, by what is known under `salt`. Of what
+        another room entered meanwhile that one's block stays, and is pinned: the room need not keep its own.
         """
-        way = list(pages[:pinned])
+        way = list(self.way(pages, pinned))
         entered: list[PageId] = []
+        spared: list[PageTables] = []
         for place, key in enumerate(self._keys(tokens)):
-            if place < len(way):
+            if place < pinned:
                 continue
-            before = way[-1] if way else _root(salt)
-            page = self._below.get((before, key))
-            if page is None:
-                page = pages[place]
-                if page in self._pages:
-                    raise IllegalPageMove(f"page {page} is known by other tokens")
-                self._pages[page] = _Known((before, key))
-                self._below[before, key] = page
-                self.digest ^= _sign(page, (before, key))
-                entered.append(page)
-            way.append(page)
-        return Entered(tuple(way), tuple(entered), self.pin(way[pinned:]))
+            before: int = way[-1] if way else _root(salt)
+            block = self._below.get((before, key))
+            own = tuple(
+                table[place * each : (place + 1) * each]
+                for table, each in zip(pages, self._each, strict=True)
+            )
+            if block is None:
+                block = own[0][0]
+                if block in self._blocks:
+                    raise IllegalPageMove(f"page {block} is known by other tokens")
+                known = self._blocks[block] = _Known((before, key), own)
+                self._below[before, key] = block
+                self.digest ^= _sign(known)
+                entered.append(block)
+            else:
+                spared.append(own)
+            way.append(block)
+        woken = self.pin(way[pinned:])
+        return Entered(tuple(way), tuple(entered), woken, _joined(spared, len(self._each)))
 
-    def evict(self, count: int) -> tuple[PageId, ...]:
-        """Forget `count` pages that nobody uses, the longest idle first. Raises OutOfPages."""
+    def evict(self, count: int) -> PageTables:
+        """Forget `count` blocks that nobody uses, the longest idle first, and return their pages. Raises
+        OutOfPages."""
         if count > len(self._idle):
             raise OutOfPages(f"{count} cached pages to give up, {len(self._idle)} are not in use")
-        given_up = [self._idle.popitem(last=False)[0] for _ in range(count)]
-        for page in given_up:
-            self._unlink(page, self._pages.pop(page).way)
-        return tuple(given_up)
+        given_up = [self._blocks.pop(self._idle.popitem(last=False)[0]) for _ in range(count)]
+        for known in given_up:
+            self._unlink(known)
+        return _joined([known.pages for known in given_up], len(self._each))
 
-    def distrust(self, page: PageId) -> None:
-        """It does not hold what it should, or a page below it does not: from now on neither is found, and
+    def distrust(self, block: PageId) -> None:
+        """It does not hold what it should, or a block below it does not: from now on neither is found, and
         their space is given up in its turn."""
-        self._unlink(page, self._pages[page].way)
+        self._unlink(self._blocks[block])
 
-    def _unlink(self, page: PageId, way: Way) -> None:
-        """It is not found any more, if it was: another page may be, by the same tokens."""
-        if self._below.get(way) == page:
-            del self._below[way]
-            self.digest ^= _sign(page, way)
+    def _unlink(self, known: _Known) -> None:
+        """It is not found any more, if it was: another block may be, by the same tokens."""
+        if self._below.get(known.way) == known.pages[0][0]:
+            del self._below[known.way]
+            self.digest ^= _sign(known)
 
     def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The tokens of each whole page."""
-        size = self.page_tokens
+        """The tokens of each whole block."""
+        size = self.block_tokens
         if size == 0:
             return
         for start in range(0, len(tokens) - size + 1, size):
             yield tuple(tokens[start : start + size])
+
+
+def _joined(blocks: Sequence[PageTables], groups: int) -> PageTables:
+    """The pages of several blocks, one after the other."""
+    return tuple(tuple(page for pages in blocks for page in pages[group]) for group in range(groups))
 
 
 def _root(salt: int) -> int:
@@ -171,5 +210,5 @@ def _root(salt: int) -> int:
     return -1 - salt
 
 
-def _sign(page: PageId, way: Way) -> int:
-    return mix(mix(page) + hash(way))
+def _sign(known: _Known) -> int:
+    return mix(hash((known.pages, known.way)))

@@ -9,16 +9,15 @@ One slot holds one record and, last, its seal. All words are little-endian.
         16      8   generation
         24      4   tokens that were computed: the prompt's, and those of an earlier room's output
         28      4   cached tokens (reused from the sender's prefix cache)
-        32      4   pages written
-        36      4   first token
-        40      4   first token's logprob, float
-        44      4   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
-        48    160   alternatives: 20 x (token, logprob)
-       208      8   checksum of the pages (0: not computed)
-       216      4   CRC-32 of bytes 0..216
-       220      4   zero
-       224     24   seal: room, generation, check word over both
-       248      8   zero
+        32      4   first token
+        36      4   first token's logprob, float
+        40      2   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
+        42      2   groups of layers, how many
+        44     16   pages written of each group: 4 x pages
+        60    160   alternatives: 20 x (token, logprob)
+       220      8   checksum of the pages of all groups (0: not computed)
+       228      4   CRC-32 of bytes 0..228
+       232     24   seal: room, generation, check word over both
 
 The seal is posted only after the writes of the record and of every page are DONE (`seal-last`): nothing
 relies on an order between two writes. A seal that is blank or torn reads as unwritten; one that is whole
@@ -31,26 +30,27 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from services.ids import Generation, RoomId
+from services.ids import Generation, PageCounts, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.layout import GROUPS_MAX
 
 SLOT_BYTES: Final = 256
-SEAL_OFFSET: Final = 224
+SEAL_OFFSET: Final = 232
 SEAL_BYTES: Final = 24
 ALTERNATIVES_MAX: Final = 20
-LOGPROBS_NONE: Final = 0xFFFFFFFF
-SCHEMA: Final = 1
+LOGPROBS_NONE: Final = 0xFFFF
+SCHEMA: Final = 2
 _MAGIC: Final = 0x4E544142  # "BATN"
-_HEAD: Final = struct.Struct("<IIQQIIIIfI")
+_HEAD: Final = struct.Struct(f"<IIQQIIIfHH{GROUPS_MAX}I")
 _ALTERNATIVE: Final = struct.Struct("<If")
 _TAIL: Final = struct.Struct("<Q")
 _CRC: Final = struct.Struct("<I")
 _SEAL: Final = struct.Struct("<QQQ")
-_CHECKED_BYTES: Final = 216
+_CHECKED_BYTES: Final = 228
 
 _BLANK_SEAL: Final = bytes(SEAL_BYTES)
 _BLANK_MAGIC: Final = bytes(4)
-SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}"
+SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}-{GROUPS_MAX}"
 """Compared at registration and at connect: two workers that differ here cannot hand over."""
 
 
@@ -60,8 +60,8 @@ class MetadataRecord:
     generation: Generation
     prompt_tokens: int
     cached_tokens: int
-    pages: int
-    """Pages written for this room; the receiver expects exactly as many."""
+    pages: PageCounts
+    """Written for this room, by group; the receiver expects exactly as many."""
     first_token: int
     first_logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
@@ -69,6 +69,8 @@ class MetadataRecord:
 
     def pack(self) -> bytes:
         """The slot's bytes before its seal, SEAL_OFFSET long. ValueError for what does not fit."""
+        if len(self.pages) > GROUPS_MAX:
+            raise ValueError(f"pages of {len(self.pages)} groups, a record counts those of {GROUPS_MAX}")
         if len(self.alternatives) > ALTERNATIVES_MAX:
             raise ValueError(f"{len(self.alternatives)} alternatives, a record holds {ALTERNATIVES_MAX}")
         asked = self.first_logprob is not None
@@ -83,10 +85,12 @@ class MetadataRecord:
                 self.generation,
                 self.prompt_tokens,
                 self.cached_tokens,
-                self.pages,
                 self.first_token,
                 self.first_logprob if self.first_logprob is not None else 0.0,
                 count,
+                len(self.pages),
+                *self.pages,
+                *(0,) * (GROUPS_MAX - len(self.pages)),
             )
             alternatives = b"".join(_ALTERNATIVE.pack(token, logprob) for token, logprob in self.alternatives)
             tail = _TAIL.pack(self.pages_checksum)
@@ -134,8 +138,8 @@ def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum
     checked, rest = body[:_CHECKED_BYTES], body[_CHECKED_BYTES:]
     if check_sum and rest != _CRC.pack(zlib.crc32(checked)).ljust(len(rest), b"\0"):
         raise RecordCorrupt(f"record of room {room}: checksum does not hold")
-    magic, schema, its_room, its_generation, prompt, cached, pages, first, logprob, count = _HEAD.unpack_from(
-        body
+    magic, schema, its_room, its_generation, prompt, cached, first, logprob, count, groups, *pages = (
+        _HEAD.unpack_from(body)
     )
     if (magic, schema, its_room, its_generation) != (_MAGIC, SCHEMA, room, generation):
         raise RecordCorrupt(
@@ -143,13 +147,15 @@ def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum
         )
     if count != LOGPROBS_NONE and count > ALTERNATIVES_MAX:
         raise RecordCorrupt(f"record of room {room}: {count} alternatives")
+    if groups > GROUPS_MAX:
+        raise RecordCorrupt(f"record of room {room}: pages of {groups} groups")
     listed = 0 if count == LOGPROBS_NONE else count
     return MetadataRecord(
         room=room,
         generation=generation,
         prompt_tokens=prompt,
         cached_tokens=cached,
-        pages=pages,
+        pages=tuple(pages[:groups]),
         first_token=first,
         first_logprob=None if count == LOGPROBS_NONE else logprob,
         alternatives=tuple(

@@ -1,17 +1,15 @@
 """What does each command of a prefill worker change on a rank?"""
 
-from typing import cast
-
 from services.handover.route import Route
 from services.handover.sending import Sending
-from services.ids import Generation, Incarnation, PageId, RoomId
+from services.ids import Generation, Incarnation, RoomId
 from services.prefill.early_grants import EarlyGrants
 from services.prefill.room import PrefillRoom
 from services.prefill.ways import Ways
 from services.rooms.errors import NotConnected
 from services.rooms.evidence import Granted
 from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import room_from_wire
+from services.wire.conversions import room_from_wire, tables_from_wire
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
 from services.worker.parts import RankParts
@@ -49,7 +47,7 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         receiver = Incarnation(wire.receiver)
-        pages = cast(tuple[PageId, ...], tuple(wire.pages))
+        pages = tables_from_wire(wire.pages)
         grant = Granted(Generation(wire.generation), pages, wire.slot, wire.prefix_tokens)
         route: Route | NotConnected
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from services.engine.interface import PromptScores, Sequence
 from services.handover.sending import SendingRoom
 from services.pages.checksum import told
+from services.pages.layout import GroupHead
 from services.prefill.overlap import Overlap
 from services.prefill.room_transfer import RoomTransfer
 from services.rooms.phases import Phase
@@ -38,10 +39,10 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
         """What it draws."""
         return [self.sequence]
 
-    def pages_checksum(self, kv_heads: abc.Sequence[int]) -> int:
-        """Of what was computed for a rank of the receiver that holds `kv_heads`, as its record says it."""
+    def pages_checksum(self, heads: abc.Sequence[GroupHead]) -> int:
+        """Of what was computed for a rank of the receiver that holds `heads`, as its record says it."""
         summed = self.sequence.page_sum
-        return 0 if summed is None else told(summed.of(kv_heads))
+        return 0 if summed is None else told(summed.of(heads))
 
     @property
     def scored(self) -> int:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
+from math import lcm
 from typing import Final
 
 from services.handover.route import Route
-from services.ids import Incarnation
+from services.ids import Incarnation, PageTables
+from services.pages.layout import GroupHead
 from services.pages.plan import Window, windows
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.rooms.evidence import Granted
@@ -62,22 +64,20 @@ class RoomTransfer:
         self,
         transfer: Transfer,
         route: Route,
-        source: Sequence[int],
-        page_tokens: int,
+        source: PageTables,
+        page_tokens: Sequence[int],
         grant: Granted,
         window_bytes: int,
         staging: memoryview,
         staging_index: int,
     ) -> None:
-        """`source`: the room's pages on this side, of `page_tokens` tokens each, from position 0 on.
-        `staging`: this side's metadata slot, from which record and seal are written."""
+        """`source`: the room's pages on this side, by group and from position 0 on, of `page_tokens`
+        tokens each. `staging`: this side's metadata slot, from which record and seal are written."""
         self._transfer = transfer
         self._route = route
-        self._source = tuple(source)
-        self._page_tokens = page_tokens
+        self._source = source
+        self._block_tokens = lcm(*page_tokens)
         self._grant = grant
-        self._reach = grant.prefix_tokens + len(grant.pages) * route.page_tokens
-        """Position behind the last that the receiver has space for."""
         self._window_bytes = window_bytes
         self._targets = [each for each in route.targets if not each.plan.empty]
         """That this rank has pages for."""
@@ -104,9 +104,8 @@ class RoomTransfer:
 
     def ready(self, tokens: int, *, complete: bool = False) -> None:
         """The first `tokens` positions will not change any more: whole pages of them may leave. `complete`:
-        there are no more, so that the last page may leave as it is."""
-        size = self._page_tokens
-        stop = min(-(-tokens // size) * size if complete else tokens // size * size, self._reach)
+        there are no more, so that the last pages may leave as they are."""
+        stop = tokens if complete else tokens // self._block_tokens * self._block_tokens
         self._complete |= complete
         self._ready = max(self._ready, stop)
         if not self._targets:
@@ -122,11 +121,11 @@ class RoomTransfer:
         """All pages were ready, and their writes are DONE, as are the records'."""
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
-    def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[int]], int]) -> None:
+    def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[GroupHead]], int]) -> None:
         """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
         elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
         receiver's rank holds."""
-        told = [(checksum(target.kv_heads), target.peer) for target in self._route.targets]
+        told = [(checksum(target.heads), target.peer) for target in self._route.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
             peers = [peer for _, peer in group]
             self._records.append((replace(record, pages_checksum=value), peers))
@@ -207,7 +206,7 @@ class RoomTransfer:
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)
         target, first = self._targets[count], self._grant.prefix_tokens
-        runs = target.plan.runs((self._source,), (self._grant.pages,), first, self._planned, stop)
+        runs = target.plan.runs(self._source, self._grant.pages, first, self._planned, stop)
         for group, each in enumerate(runs):
             for window in windows(each, self._window_bytes):
                 self._waiting.append((target.peer, kv_region(group), window))

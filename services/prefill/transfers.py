@@ -43,7 +43,7 @@ class RoomTransfers:
             self._transfer,
             room.route,
             room.pages,
-            self._sending.layout.page_tokens,
+            tuple(group.page_tokens for group in self._sending.layout.groups),
             room.grant,
             self._window_bytes,
             self._sending.holdings.slots.view(slot),
@@ -75,7 +75,7 @@ class RoomTransfers:
         if room.sealed and room.grant is not None:
             spent_ms = room.phase_ms[Phase.TRANSFERRING] + now_ms - room.entered_ms
             self._metrics.sealed(spent_ms / 1000)
-            pages = f"{counted(len(room.grant.pages), 'page')}, generation {room.grant.generation}"
+            pages = f"{counted(sum(map(len, room.grant.pages)), 'page')}, generation {room.grant.generation}"
             self._parts.reporter.report(room.id, Moment.SEALED, f"{pages}, {room.overlap.summary}")
         return news
 

@@ -107,12 +107,14 @@ class Ways:
     def _way(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Route:
         plans = [plan.between(self._rank, each) for each in range(len(endpoints))]
         targets = tuple(
-            Target(endpoint.incarnation, each, layout.kv_heads)
+            Target(endpoint.incarnation, each, layout.heads)
             for endpoint, each, layout in zip(endpoints, plans, layouts, strict=True)
             if self.elected or not each.empty
         )
         named = frozenset(each.incarnation for each in endpoints)
-        return Route(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
+        return Route(
+            endpoints[0].incarnation, tuple(group.page_tokens for group in layouts[0].groups), targets, named
+        )
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
         """The way to the memory that a grant names. Raises NotConnected if there is none that holds."""

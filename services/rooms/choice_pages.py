@@ -1,14 +1,15 @@
 """Which pages does each of a room's choices read, which are its own, and how many is that?
 
-All choices read the whole pages of what they begin with, and none writes there (`shared-is-read-only`). The
-last token that is known has to be computed once more by each further choice, since its draw needs the logits:
-the page that this one is in, and all behind it, are each choice's own (`choices-apart`).
+All choices read the whole blocks of what they begin with, and none writes there (`shared-is-read-only`): a
+block is the fewest positions of which every group of the layout has whole pages. The last token that is known
+has to be computed once more by each further choice, since its draw needs the logits: the pages that this one
+is in, and all behind it, are each choice's own (`choices-apart`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
-from services.ids import PageId
+from services.ids import PageCounts, PageTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,43 +21,55 @@ class ChoicePages:
     tokens_max: int
     """Most tokens of one choice whose KV is kept, at least `known_tokens`."""
     choices: int
-    page_tokens: int
-
-    @property
-    def shared(self) -> int:
-        """Leading pages that all choices read."""
-        return _shared(self.known_tokens, self.page_tokens)
+    page_tokens: tuple[int, ...]
+    """Of each group."""
 
     @property
     def shared_tokens(self) -> int:
-        return self.shared * self.page_tokens
+        """Leading tokens whose pages all choices read."""
+        block = lcm(*self.page_tokens)
+        return (self.known_tokens - 1) // block * block
 
     @property
-    def each(self) -> int:
+    def shared(self) -> PageCounts:
+        """Those pages."""
+        return tuple(self.shared_tokens // size for size in self.page_tokens)
+
+    @property
+    def each(self) -> PageCounts:
         """Pages of one choice, the shared ones included."""
-        return -(-self.tokens_max // self.page_tokens)
+        return tuple(-(-self.tokens_max // size) for size in self.page_tokens)
 
     @property
-    def needed(self) -> int:
+    def needed(self) -> PageCounts:
         """Of all choices together."""
-        return self.each + (self.choices - 1) * (self.each - self.shared)
+        further = self.choices - 1
+        return tuple(
+            each + further * (each - shared) for each, shared in zip(self.each, self.shared, strict=True)
+        )
 
-    def table(self, pages: Sequence[PageId], choice: int) -> tuple[PageId, ...]:
-        """The page table of a choice, from 0 on, of the room's `pages`: those of choice 0 come first, in the
+    def table(self, pages: PageTables, choice: int) -> PageTables:
+        """The page tables of a choice, from 0 on, of the room's `pages`: those of choice 0 come first, in the
         order of its tokens, and then each other's own."""
         if choice == 0:
-            return tuple(pages[: self.each])
-        own = self.each - self.shared
-        begin = self.each + (choice - 1) * own
-        return (*pages[: self.shared], *pages[begin : begin + own])
+            return tuple(table[:each] for table, each in zip(pages, self.each, strict=True))
+        tables = []
+        for table, each, shared in zip(pages, self.each, self.shared, strict=True):
+            own = each - shared
+            begin = each + (choice - 1) * own
+            tables.append((*table[:shared], *table[begin : begin + own]))
+        return tuple(tables)
 
 
-def longest_of(known_tokens: int, choices: int, tokens: int, page_tokens: int) -> int:
+def positions_of(known_tokens: int, tokens_max: int, choices: int, block_tokens: int) -> int:
+    """Positions of a cache that the choices of a room take, in whole blocks."""
+    (blocks,) = ChoicePages(known_tokens, tokens_max, choices, (block_tokens,)).needed
+    return blocks * block_tokens
+
+
+def longest_of(known_tokens: int, choices: int, tokens: int, block_tokens: int) -> int:
     """Most positions of each of `choices` in a cache of `tokens` positions; fewer than `known_tokens` where
     it does not hold them."""
-    pages = tokens // page_tokens + (choices - 1) * _shared(known_tokens, page_tokens)
-    return pages // choices * page_tokens
-
-
-def _shared(known_tokens: int, page_tokens: int) -> int:
-    return (known_tokens - 1) // page_tokens
+    shared = (known_tokens - 1) // block_tokens
+    blocks = tokens // block_tokens + (choices - 1) * shared
+    return blocks // choices * block_tokens

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from services.ids import Generation, PageId
+from services.ids import Generation, PageCounts, PageTables
 from services.rooms.errors import Cause
 
 
@@ -32,7 +32,7 @@ class Granted:
     """Sender: the receiver reserved memory for us and told us where."""
 
     generation: Generation
-    pages: tuple[PageId, ...]
+    pages: PageTables
     slot: int
     prefix_tokens: int = 0
     """Leading prompt tokens the receiver already holds; their pages are not sent."""
@@ -40,10 +40,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Receiver: so many of the room's pages are visible here, in total."""
+    """Receiver: so many of the room's pages of each group are visible here, in total."""
 
     generation: Generation
-    pages: int
+    pages: PageCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from services.ids import Incarnation
 from services.rooms.affinity import Block
-from services.rooms.choice_pages import ChoicePages
+from services.rooms.choice_pages import positions_of
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
@@ -42,7 +42,7 @@ class Need:
         """KV positions that it may come to take in pages of so many."""
         if self.choices == 1:
             return self.tokens
-        return ChoicePages(self.prompt_tokens, self.tokens, self.choices, page_tokens).needed * page_tokens
+        return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
 
     def told(self, side: Side) -> str:
         if side is Side.PREFILL:

@@ -8,6 +8,7 @@ the step that makes one (`proof-not-time`).
 from collections.abc import Iterable
 from typing import Final
 
+from services.ids import PageCounts
 from services.rooms.evidence import Proof
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
@@ -22,8 +23,9 @@ def in_quarantine(room: Receiver) -> bool:
     return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
 
 
-def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: int) -> bool:
-    """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of the pool.
+def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: PageCounts) -> bool:
+    """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of each group's
+    pool.
 
     Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
     none, so that its room stays (`room-ends`)."""
@@ -32,7 +34,8 @@ def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: int) -> bool:
     if not quarantined:
         return False
     oldest = min(quarantined, key=lambda room: room.entered_ms)
-    pressed = sum(room.pages_expected for room in quarantined) > SHARE * pages
+    held = map(sum, zip(*(room.pages_expected for room in quarantined), strict=True))
+    pressed = any(count > SHARE * of for count, of in zip(held, pages, strict=True))
     patience_ms = oldest.deadlines.fence_ms // (HURRY if pressed else 1)
     return now_ms >= oldest.entered_ms + patience_ms
 

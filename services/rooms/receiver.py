@@ -10,9 +10,10 @@ The readiness gate is pages AND seal, and it is part of the vote (`gate-before-a
 """
 
 from dataclasses import dataclass
+from operator import gt, sub
 from typing import ClassVar
 
-from services.ids import Generation
+from services.ids import Generation, PageCounts
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
 from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
 from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
@@ -31,23 +32,24 @@ class Receiver(Room):
     )
     """For pages, for the sender's queue, for a place in the batch."""
 
-    pages_expected: int = 0
-    """Pages that the sender writes: the prompt's, from its grant on less those that are held already. May be
-    0."""
+    pages_expected: PageCounts = ()
+    """Pages of each group that the sender writes: the prompt's, from its grant on less those that are held
+    already. May be 0."""
     connected: bool = False
     generation: Generation | None = None
-    pages_landed: int = 0
+    pages_landed: PageCounts = ()
     sealed: bool = False
 
-    def expose(self, generation: Generation, held: int = 0) -> None:
+    def expose(self, generation: Generation, held: PageCounts) -> None:
         """The room's memory is about to be named to the sender, as this generation. Once. `held`: leading
-        pages that hold what the sender would write."""
+        pages of each group that hold what the sender would write."""
         if self.generation is not None or self.phase is not Phase.TRANSFERRING:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
-        if held > self.pages_expected:
-            raise LocalBug(f"room {self.id}: {held} pages held of {self.pages_expected}")
+        if any(map(gt, held, self.pages_expected)):
+            raise LocalBug(f"room {self.id}: {sum(held)} pages held of {sum(self.pages_expected)}")
         self.generation = generation
-        self.pages_expected -= held
+        self.pages_expected = tuple(map(sub, self.pages_expected, held))
+        self.pages_landed = (0,) * len(held)
 
     def _note(self, evidence: Evidence) -> None:
         match evidence:
@@ -55,9 +57,10 @@ class Receiver(Room):
                 self.connected = True
             case Landed(generation, pages):
                 self._mine(generation)
-                if pages > self.pages_expected:
-                    raise PeerFault(f"room {self.id}: {pages} pages landed, {self.pages_expected} expected")
-                self.pages_landed = max(self.pages_landed, pages)
+                if any(map(gt, pages, self.pages_expected)):
+                    expected = sum(self.pages_expected)
+                    raise PeerFault(f"room {self.id}: {sum(pages)} pages landed, {expected} expected")
+                self.pages_landed = tuple(map(max, self.pages_landed, pages))
             case Sealed(generation):
                 self._mine(generation)
                 self.sealed = True
@@ -83,8 +86,11 @@ class Receiver(Room):
         """
         if not self.sealed or self.pages_landed == self.pages_expected:
             return None
-        text = f"decode: sealed after {self.pages_landed} of {counted(self.pages_expected, 'page')}"
+        text = f"decode: sealed after {self._landed()}"
         return Cause(Reason.TRANSFER_FAILED, text)
+
+    def _landed(self) -> str:
+        return f"{sum(self.pages_landed)} of {counted(sum(self.pages_expected), 'page')}"
 
     def _unwritten(self) -> bool:
         return self.sealed
@@ -94,11 +100,11 @@ class Receiver(Room):
             case Phase.BOOTSTRAPPING:
                 return "not connected to the prefill worker"
             case Phase.WAITING_FOR_INPUT:
-                return f"not free yet: {counted(self.pages_needed, 'page')}"
+                return f"not free yet: {counted(sum(self.pages_needed), 'page')}"
             case Phase.TRANSFERRING:
                 if self.sealed and not self.compiled:
                     return NOT_COMPILED
                 seal = "sealed" if self.sealed else "not sealed"
-                return f"{self.pages_landed} of {counted(self.pages_expected, 'page')} landed, {seal}"
+                return f"{self._landed()} landed, {seal}"
             case _:
                 return "the sequence did not end"

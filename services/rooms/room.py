@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from services.ids import Incarnation, RoomId
+from services.ids import Incarnation, PageCounts, RoomId
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
@@ -43,8 +43,8 @@ class Room(ABC):
     """The worker on the other side, by incarnation: a restarted one is another peer."""
     place: int
     """Index in the roster's fixed table: what votes are keyed by."""
-    pages_needed: int
-    """Pages to reserve before the transfer starts."""
+    pages_needed: PageCounts
+    """Pages of each group to reserve before the transfer starts."""
     deadlines: Deadlines
     entered_ms: int
     ends_ms: int | None = None

@@ -15,11 +15,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import attrgetter
+from operator import attrgetter, le, sub
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
-from services.ids import Incarnation, RoomId
+from services.ids import Incarnation, PageCounts, RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
 from services.rooms.phases import Phase, Vote
@@ -49,13 +49,14 @@ class Tombstone:
 class Capacity:
     """What could be reserved right now: the same numbers on every rank (`admission-agreed`)."""
 
-    pages: int
+    pages: PageCounts
+    """Of each group."""
     slots: int
     prefixes: int = 0
     """Digest of which pages are known by which tokens."""
 
 
-NOTHING: Final = Capacity(0, 0)
+NOTHING: Final = Capacity((), 0)
 
 
 class Roster(Generic[R]):
@@ -152,10 +153,10 @@ class Roster(Generic[R]):
         for room in self._rooms.values():
             fits = False
             if room.phase is Phase.WAITING_FOR_INPUT and not blocked and room.cause is None:
-                fits = room.pages_needed <= pages and slots > 0
+                fits = slots > 0 and all(map(le, room.pages_needed, pages))
                 blocked = not fits
                 if fits:
-                    pages -= room.pages_needed
+                    pages = tuple(map(sub, pages, room.pages_needed))
                     slots -= 1
             votes[room.place] = room.vote(now_ms, has_capacity=fits)
         return votes
@@ -208,7 +209,7 @@ class Roster(Generic[R]):
     def digest(self, capacity: Capacity = NOTHING) -> int:
         """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
         in what they could reserve or reuse."""
-        words = [capacity.pages, capacity.slots, capacity.prefixes]
+        words = [*capacity.pages, capacity.slots, capacity.prefixes]
         for room in sorted(self._rooms.values(), key=_place):
             words += (room.place, room.id, _NUMBERS[room.phase], room.stopping)
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2

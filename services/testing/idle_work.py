@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.rooms.phases import AnyEffect, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
+from services.rooms.roster import NOTHING, Capacity, Roster
 
 
 class IdleWork:
@@ -23,7 +23,7 @@ class IdleWork:
         return False
 
     def capacity(self) -> Capacity:
-        return Capacity(pages=0, slots=0)
+        return NOTHING
 
     def may_compute(self) -> bool:
         return True

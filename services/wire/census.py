@@ -19,7 +19,7 @@ def census_to_wire(
     return workers_pb2.WorkerCensus(
         queues=_by_value(queues),
         rooms=_by_value({phase: count for phase, count in rooms.items() if phase is not Phase.RETIRED}),
-        pages=_by_value(holdings.pages.census()),
+        pages=_by_value(holdings.census()),
         slots=_by_value(holdings.slots.census()),
         turns=turns,
         tokens=tokens,

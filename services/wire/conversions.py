@@ -4,15 +4,15 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from services.ids import Incarnation, RoomId
+from services.ids import Incarnation, PageId, PageTables, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.layout import (
     DTYPE_BYTES,
@@ -366,6 +366,14 @@ def _group_from_wire(wire: workers_pb2.KvGroup) -> KvGroup:
             raise Malformed(f"layout.{name} are not in ascending order, each once")
     planes = tuple(KvPlane(each.name, each.elements) for each in wire.planes)
     return KvGroup(kind, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.heads), planes)
+
+
+def tables_to_wire(pages: PageTables) -> list[inference_pb2.PageTable]:
+    return [inference_pb2.PageTable(pages=table) for table in pages]
+
+
+def tables_from_wire(wire: Iterable[inference_pb2.PageTable]) -> PageTables:
+    return tuple(cast(tuple[PageId, ...], tuple(table.pages)) for table in wire)
 
 
 def topology_to_wire(topology: Topology) -> workers_pb2.Topology:

@@ -144,7 +144,7 @@ class RankWork(ABC, Generic[Reply]):
         rooms, holdings = self.roster.census(), self._core.holdings
         self._metrics.record_turn(agreement_s, self._parts.reporter.dropped)
         self._metrics.record_rooms(rooms, self.roster.dropped.total())
-        self._metrics.record_memory(holdings.pages.census(), holdings.slots.census())
+        self._metrics.record_memory(holdings.census(), holdings.slots.census())
         self._metrics.record_queues(self._queues(rooms))
         self._turns += 1
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from services.engine.interface import Engine, LoadEngine, TeamBroken
 from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
+from services.pages.errors import added
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.pool import PagePool
@@ -87,7 +88,10 @@ class Rank(Generic[Settings]):
             layout=layout_to_wire(self.engine.whole),
             schema=SCHEMA_HASH,
             kv_checksum=self.checksum.value,
-            tokens_max=self.engine.cache.pages * self.engine.layout.page_tokens,
+            tokens_max=min(
+                cache.pages * group.page_tokens
+                for cache, group in zip(self.engine.caches, self.engine.layout.groups, strict=True)
+            ),
             rooms_max=self.settings.max_rooms,
             keeps_prefixes=self.settings.prefix_cache,
         )
@@ -175,14 +179,19 @@ class Start(Generic[Settings]):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))
         loading = loop.run_in_executor(None, self.load)
         engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
-        await agree_on(group, {"model": engine.layout.model, "pages": str(engine.cache.pages)})
+        await agree_on(
+            group, {"model": engine.layout.model, "pages": added(cache.pages for cache in engine.caches)}
+        )
         engine.bind_thread()  # this one makes all calls of the transfer
         slots = HostMemory(settings.places * SLOT_BYTES)
-        with offering(engine.cache.device):
-            exposure = Exposure(NixlTransfer, _draw, {kv_region(0): engine.cache, SLOTS: slots})
+        with offering(engine.caches[0].device):
+            regions = {kv_region(group): cache for group, cache in enumerate(engine.caches)}
+            exposure = Exposure(NixlTransfer, _draw, {**regions, SLOTS: slots})
 
-        prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
-        holdings = Holdings(PagePool(engine.cache.pages), SlotPool(slots.view), prefixes)
+        page_tokens = [group.page_tokens for group in engine.layout.groups]
+        prefixes = PrefixTree(page_tokens) if settings.prefix_cache else None
+        pools = [PagePool(cache.pages) for cache in engine.caches]
+        holdings = Holdings(pools, SlotPool(slots.view), prefixes)
         bounds = ModelBounds(engine.vocab_size, engine.context_length)
         stepper, folds = Stepper(engine, host.mailbox.wake), Folds(engine.grammars, host.mailbox.wake)
         parts = RankParts(bounds, stepper, folds, host.mailbox, host.reporter, clock)

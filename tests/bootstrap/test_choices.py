@@ -399,6 +399,6 @@ def test_what_the_registry_counts_is_what_decode_reserves() -> None:
         for known in (1, 4, 5, 16, 40):
             for more in (0, 1, 7, 30):
                 for choices in (1, 2, 5):
-                    reserved = ChoicePages(known, known + more, choices, page).needed
+                    (reserved,) = ChoicePages(known, known + more, choices, (page,)).needed
                     taken = Need(known, known + more, choices=choices).on_decode(page)
                     assert reserved == -(-taken // page)

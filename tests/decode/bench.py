@@ -200,8 +200,8 @@ class DecodeBench:
         self.mailbox = Mailbox()
         self.channels = Channels()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        prefixes = PrefixTree(toy.PAGE_TOKENS) if reuse else None
-        self.holdings = Holdings(PagePool(pages), SlotPool(self.slots.view), prefixes)
+        prefixes = PrefixTree([toy.PAGE_TOKENS]) if reuse else None
+        self.holdings = Holdings([PagePool(pages)], SlotPool(self.slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.peers: Peers = FollowerPeers()
         if self.group.rank == 0:
@@ -288,8 +288,8 @@ class DecodeBench:
         generation = Generation(grant.generation)
         sent = request.prompt[grant.prefix_tokens :]
         for position, token in enumerate(sent):
-            page = grant.pages[position // toy.PAGE_TOKENS]
-            at = page * toy.LAYOUT.page_bytes + position % toy.PAGE_TOKENS * toy.LAYOUT.token_bytes
+            page = grant.pages[0].pages[position // toy.PAGE_TOKENS]
+            at = page * toy.GROUP.page_bytes + position % toy.PAGE_TOKENS * toy.GROUP.token_bytes
             SLOT.pack_into(self.engine.memory.view, at, toy.mark(request), token)
         token = toy.answer(request)[0] if first is None else first
         record = MetadataRecord(
@@ -297,7 +297,7 @@ class DecodeBench:
             generation,
             len(request.prompt),
             0,
-            pages or len(grant.pages),
+            (pages or len(grant.pages[0].pages),),
             first_token=token,
             pages_checksum=told(self._sum(grant, len(request.prompt))),
         )
@@ -308,7 +308,7 @@ class DecodeBench:
 
     def _sum(self, grant: inference_pb2.GrantRequest, stop: int) -> int:
         held = (0,) * (grant.prefix_tokens // toy.PAGE_TOKENS)
-        return toy.summed(self.engine.memory, (*held, *grant.pages), grant.prefix_tokens, stop)
+        return toy.summed(self.engine.memory, (*held, *grant.pages[0].pages), grant.prefix_tokens, stop)
 
     # ---- time
 
@@ -344,7 +344,7 @@ class DecodeBench:
         return self.work.roster.get(RoomId(room)).phase
 
     def pages(self, state: PageState) -> int:
-        return self.holdings.pages.census()[state]
+        return self.holdings.census()[state]
 
     def gauge(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(name, labels)
@@ -360,7 +360,7 @@ class DecodeBench:
             assert closing(self.peers) == 0
             assert asking(self.peers) == 0
         assert len(self.holdings) == 0
-        assert self.holdings.available == len(self.holdings.pages)
+        assert self.holdings.available == self.holdings.sizes
         assert self.holdings.slots.free == len(self.holdings.slots)
         assert bytes(self.slots.view) == bytes(len(self.slots.view)), "slots are blank"
         assert self.engine.foreign == []

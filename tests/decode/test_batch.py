@@ -25,15 +25,16 @@ def _room(
         str(id_),
         Incarnation(1),
         0,
-        1,
+        (1,),
         deadlines(),
         0,
-        pages_expected=1,
+        pages_expected=(1,),
         request=asked,
-        division=ChoicePages(prompt, asked.tokens_max, choices, toy.PAGE_TOKENS),
+        division=ChoicePages(prompt, asked.tokens_max, choices, (toy.PAGE_TOKENS,)),
     )
     room.phase, room.stopping, room.finished = phase, stopping, finished
     room.outputs[0].append(1)
+    room.pages = ((),)
     room.begin()
     return room
 

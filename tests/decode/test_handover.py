@@ -224,8 +224,8 @@ async def test_rooms_share_both_workers_and_each_gets_its_own_answer() -> None:
         answers = await asyncio.gather(*map(at.ask, requests))
         assert answers == [toy.answer(each) for each in requests]
         sent = at.prefill.gauge("baton_kv_transfer_bytes_total")
-        pages = sum(toy.LAYOUT.pages_for(len(each.prompt)) for each in requests)
-        assert sent == pages * toy.LAYOUT.page_bytes
+        pages = sum(toy.GROUP.pages_for(len(each.prompt)) for each in requests)
+        assert sent == pages * toy.GROUP.page_bytes
         await at.at_rest()
 
 
@@ -238,7 +238,7 @@ async def test_a_prompt_of_many_choices_is_sent_once() -> None:
         drawn = await at.ask_choices(request)
         assert drawn == {place: toy.answer(request.choice(place)) for place in range(3)}
         sent = at.prefill.gauge("baton_kv_transfer_bytes_total")
-        assert sent == toy.LAYOUT.pages_for(10) * toy.LAYOUT.page_bytes
+        assert sent == toy.GROUP.pages_for(10) * toy.GROUP.page_bytes
         await at.at_rest()
 
 
@@ -266,8 +266,8 @@ async def test_rooms_go_on_behind_the_output_of_earlier_ones(checksum: KvChecksu
             for room, cut in enumerate(cuts, start=2)
         ]
         assert [await at.ask(part) for part in parts] == [answer[cut:] for cut in cuts]
-        sent = at.prefill.gauge("baton_kv_transfer_bytes_total") // toy.LAYOUT.page_bytes
-        assert sent == sum(toy.LAYOUT.pages_for(6 + cut) for cut in (0, *cuts))
+        sent = at.prefill.gauge("baton_kv_transfer_bytes_total") // toy.GROUP.page_bytes
+        assert sent == sum(toy.GROUP.pages_for(6 + cut) for cut in (0, *cuts))
         assert at.decode.engine.foreign == []
         await at.at_rest()
 

@@ -35,8 +35,8 @@ async def started(bench: DecodeBench, request: Request = ASKED) -> Caller:
 
 
 def flip(bench: DecodeBench, position: int, offset: int = 0, room: int = 1) -> None:
-    page = bench.sender.grants[room].pages[position // toy.PAGE_TOKENS]
-    at = page * toy.LAYOUT.page_bytes + position % toy.PAGE_TOKENS * toy.LAYOUT.token_bytes
+    page = bench.sender.grants[room].pages[0].pages[position // toy.PAGE_TOKENS]
+    at = page * toy.GROUP.page_bytes + position % toy.PAGE_TOKENS * toy.GROUP.token_bytes
     bench.engine.memory.view[at + offset] ^= 0x40
 
 

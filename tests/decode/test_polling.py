@@ -17,7 +17,7 @@ BOUND_MS = 100
 
 
 def _receiver(room: RoomId, place: int) -> Receiver:
-    return Receiver(room, str(room), Incarnation(1), place, 1, deadlines(BOUND_MS), 0, pages_expected=1)
+    return Receiver(room, str(room), Incarnation(1), place, (1,), deadlines(BOUND_MS), 0, pages_expected=(1,))
 
 
 def _roster(*phases: Phase) -> Roster[Receiver]:

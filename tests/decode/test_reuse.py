@@ -29,8 +29,8 @@ async def serve(
     asked = replace(toy.request(str(room), prompt, max_tokens=max_tokens), salt=salt)
     caller = await bench.stream(asked)
     grant = await bench.granted(room)
-    assert bench.pages(PageState.EXPOSED) == len(grant.pages)
-    assert not [page for page in grant.pages if PageId(page) in bench.holdings.prefixes]
+    assert bench.pages(PageState.EXPOSED) == len(grant.pages[0].pages)
+    assert not [page for page in grant.pages[0].pages if PageId(page) in bench.holdings.prefixes]
     bench.land(asked)
     await bench.settle()
     assert await caller.outcome() == ""
@@ -42,14 +42,14 @@ async def serve(
 async def test_what_is_held_is_not_asked_for_again(bench: DecodeBench) -> None:
     assert await serve(bench, 1, PROMPT) == 0
     assert await serve(bench, 1001, (*PROMPT[:8], 7, 8)) == 8
-    assert len(bench.sender.grants[1001].pages) == 1
+    assert len(bench.sender.grants[1001].pages[0].pages) == 1
     assert bench.gauge("baton_prefix_reused_tokens_total") == 8
 
 
 async def test_zero_page_hand_over_of_a_prompt_that_is_held_whole(bench: DecodeBench) -> None:
     await serve(bench, 1, PROMPT[:8])
     assert await serve(bench, 1001, PROMPT[:8]) == 8
-    assert len(bench.sender.grants[1001].pages) == 0
+    assert len(bench.sender.grants[1001].pages[0].pages) == 0
 
 
 async def test_what_was_answered_is_held_for_the_next_question(bench: DecodeBench) -> None:
@@ -93,7 +93,7 @@ async def test_what_a_failed_room_was_sent_is_not_kept_and_what_it_used_is_there
     await bench.cancel(1001)
     await bench.turns_until(lambda: bench.pages(PageState.QUARANTINED) > 0)
     assert bench.pages(PageState.CACHED) == 2
-    assert bench.pages(PageState.QUARANTINED) == len(bench.sender.grants[1001].pages) == 3
+    assert bench.pages(PageState.QUARANTINED) == len(bench.sender.grants[1001].pages[0].pages) == 3
     bench.sender.quiet.set()
     await bench.settle()
     bench.assert_empty()
@@ -108,7 +108,7 @@ async def test_two_rooms_that_begin_alike_at_once_go_on_with_the_same_pages(benc
     for each in asked:
         bench.land(each)
     await bench.turns_until(lambda: all(len(caller.tokens) > 1 for caller in callers))
-    tables = [bench.holdings.get(room).pages for room in map(RoomId, (1, 1001)) if room in bench.holdings]
+    tables = [bench.holdings.get(room).pages[0] for room in map(RoomId, (1, 1001)) if room in bench.holdings]
     assert len({table[:2] for table in tables}) == 1
     await bench.settle()
     assert [caller.tokens for caller in callers] == [toy.answer(each) for each in asked]

@@ -28,7 +28,7 @@ from tests.prefill.bench import DEADLINE_MS, PREFILL
 from tests.wire.servers import until
 
 PROMPT = tuple(range(200, 206))
-LATE = b"\xee" * toy.LAYOUT.page_bytes
+LATE = b"\xee" * toy.GROUP.page_bytes
 
 
 def asked(room: int, max_tokens: int = 7) -> Request:
@@ -89,14 +89,14 @@ async def test_what_the_sender_wrote_lands_nowhere_afterwards(bench: DecodeBench
     writer.connect(bench.exposure.endpoint())
     old = bench.exposure.id
     await abandoned(bench, 1)
-    for page in bench.sender.grants[1].pages:
-        writer.put(old, kv_region(0), [(0, page * toy.LAYOUT.page_bytes, len(LATE))])
+    for page in bench.sender.grants[1].pages[0].pages:
+        writer.put(old, kv_region(0), [(0, page * toy.GROUP.page_bytes, len(LATE))])
     bench.clock.advance(DEADLINE_MS)
     await bench.settle()
 
     caller = await bench.stream(asked(2))
     grant = await bench.granted(2)
-    assert set(grant.pages) == set(bench.sender.grants[1].pages), "the same pages"
+    assert set(grant.pages[0].pages) == set(bench.sender.grants[1].pages[0].pages), "the same pages"
     assert grant.exposure == bench.exposure.id != old
     bench.land(asked(2))
     while bench.fabric.puts_under_way:

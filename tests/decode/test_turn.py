@@ -48,7 +48,7 @@ async def test_a_room_is_granted_admitted_decoded_and_forgotten(bench: DecodeBen
     caller = await bench.stream(ASKED)
     grant = await bench.granted(1)
     assert (grant.room, grant.receiver, grant.prefix_tokens) == (1, 22, 0)
-    assert len(grant.pages) == 2, "the prompt's pages, and not those of the answer"
+    assert len(grant.pages[0].pages) == 2, "the prompt's pages, and not those of the answer"
     assert bench.pages(PageState.EXPOSED) == 2
     assert bench.pages(PageState.RESERVED) == 1
     assert bench.gauge("baton_decode_transfer_queue_requests") == 1

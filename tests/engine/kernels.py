@@ -185,8 +185,8 @@ def filled(engine: TorchEngine, spans: tuple[tuple[int, int], ...] = SPANS) -> l
         prompt = tuple(draw.randrange(vocabulary) for _ in range(stop))
         sequence = Sequence(Request(f"{index}", prompt, 8, sampling=GREEDY), [])
         if start:
-            engine.step([Row(sequence, 0, start, pages, sample=False)])
-        rows.append(Row(sequence, start, stop, pages, sample=True))
+            engine.step([Row(sequence, 0, start, (pages,), sample=False)])
+        rows.append(Row(sequence, start, stop, (pages,), sample=True))
     return rows
 
 

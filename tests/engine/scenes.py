@@ -124,12 +124,12 @@ def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]
     for at in range(0, length, 7):
         stop = min(at + 7, length)
         rows = [
-            Row(each, at, stop, table, stop == length)
+            Row(each, at, stop, (table,), stop == length)
             for each, table in zip((summed, beside), tables, strict=True)
         ]
         if at:
             try:
-                summed.page_sum.of([0])
+                summed.page_sum.of([(0, 0)])
             except ValueError as error:
                 early = str(error)
         engine.step(rows)
@@ -149,7 +149,7 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     told: list[str] = []
     tenant = worker.admit(prompt, 4)
     worker.grow(tenant, len(prompt))
-    good = Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)
+    good = Row(tenant.sequence, 0, len(prompt), (tenant.pages,), sample=True)
 
     def attempt(row: Row) -> None:
         try:
@@ -160,7 +160,7 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
         except ValueError as error:
             told.append(f"{type(error).__name__}: {error}")
 
-    attempt(Row(tenant.sequence, 0, len(prompt) + 1, tenant.pages, sample=True))
+    attempt(Row(tenant.sequence, 0, len(prompt) + 1, (tenant.pages,), sample=True))
     weight = engine.model.weights()[-1]
     kept = weight.clone()
     if post.rank == poisoned:
@@ -169,7 +169,7 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
     weight.copy_(kept)
     attempt(good)
     uncompiled = replace(tenant.sequence.request, grammar=Grammar(GrammarKind.REGEX, "a"))
-    attempt(Row(Sequence(uncompiled, []), 0, len(prompt), tenant.pages, sample=True))
+    attempt(Row(Sequence(uncompiled, []), 0, len(prompt), (tenant.pages,), sample=True))
     return told
 
 

@@ -252,22 +252,24 @@ def test_a_step_carries_the_sum_on_over_what_it_computed(engine: TorchEngine, ch
     summed.page_sum = PageSum(start)
     for at in range(0, 40, chunk):
         stop = min(at + chunk, 40)
-        rows = [Row(each, at, stop, table, stop == 40) for each, table in ((beside, other), (summed, pages))]
+        rows = [
+            Row(each, at, stop, (table,), stop == 40) for each, table in ((beside, other), (summed, pages))
+        ]
         engine.step(rows)
     assert summed.page_sum.stop == 40
     assert beside.page_sum is None
     landed = PageSum(start)
     for stop in (20, 40):
-        engine.sum_pages([SumPart(landed, pages, stop)])
+        engine.sum_pages([SumPart(landed, (pages,), stop)])
     assert told(landed.total) == told(summed.page_sum.total)
     engine.cache.tensor[9, 1, 0, 0, 7] += 1.0
     spoilt = PageSum(start)
-    engine.sum_pages([SumPart(spoilt, pages, 40)])
+    engine.sum_pages([SumPart(spoilt, (pages,), 40)])
     assert told(spoilt.total) != told(summed.page_sum.total)
 
 
 def test_a_sum_that_starts_behind_the_prompt_adds_nothing(engine: TorchEngine) -> None:
     """Everything was held by the receiver before (`zero-page-hand-over`)."""
     whole = PageSum(16)
-    engine.sum_pages([SumPart(whole, [3], 16)])
+    engine.sum_pages([SumPart(whole, ([3],), 16)])
     assert (whole.stop, whole.total) == (16, 0)

@@ -171,9 +171,11 @@ def test_only_the_rows_that_sample_get_logits(directory: Directory, build: Build
     engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     all_of_them = logits_of(engine, rows)
-    some = [Row(r.sequence, r.start, r.stop, r.pages, sample=place % 3 == 1) for place, r in enumerate(rows)]
+    some = [
+        Row(r.sequence, r.start, r.stop, (r.pages,), sample=place % 3 == 1) for place, r in enumerate(rows)
+    ]
     assert torch.equal(logits_of(engine, some), all_of_them[1::3])
-    none = [Row(row.sequence, row.start, row.stop, row.pages, sample=False) for row in rows]
+    none = [Row(row.sequence, row.start, row.stop, (row.pages,), sample=False) for row in rows]
     assert engine.step(none) == [None] * len(rows)
 
 
@@ -227,7 +229,7 @@ def test_a_prompt_gives_the_same_however_it_is_cut(directory: Directory, build: 
     for starts in ((1,), (8,), (33,), (64, 70), (99,)):
         row = filled(engine, ((0, 100),))[0]
         for start, stop in pairwise((0, *starts, 100)):
-            last = logits_of(engine, [Row(row.sequence, start, stop, row.pages, sample=stop == 100)])
+            last = logits_of(engine, [Row(row.sequence, start, stop, (row.pages,), sample=stop == 100)])
         assert gap(last, whole) < (BOUND if build.numbers is torch.bfloat16 else EXACT)
 
 
@@ -241,7 +243,7 @@ def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(
     with torch.inference_mode():
         everywhere = engine.compiled.logits([row], everywhere=True)
     for stop in range(2, 34):
-        cut = Row(row.sequence, 0, stop, row.pages, sample=True)
+        cut = Row(row.sequence, 0, stop, (row.pages,), sample=True)
         assert torch.equal(logits_of(engine, [cut])[0], everywhere[stop - 1])
 
 

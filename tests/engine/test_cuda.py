@@ -68,7 +68,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     memories[1].copy_(memories[0])
     sums = [PageSum(3), PageSum(3)]
     for engine, each in zip(engines, sums, strict=True):
-        engine.sum_pages([SumPart(each, [5, 1, 7], 39)])
+        engine.sum_pages([SumPart(each, ([5, 1, 7],), 39)])
     assert sums[0].total == sums[1].total
 
 
@@ -108,7 +108,7 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
     rows = []
     for tenant in tenants:
         worker.grow(tenant, tenant.computed + 1)
-        rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, tenant.pages, sample=True))
+        rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, (tenant.pages,), sample=True))
         engine._clear_tail(rows[-1])
     assert engine.recorded is not None
     with torch.inference_mode():
@@ -180,7 +180,7 @@ def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages
         for tenant in (tenants[place] for place in spans):
             stop = min(tenant.computed + 40, tenant.sequence.length)
             worker.grow(tenant, stop)
-            rows.append(Row(tenant.sequence, tenant.computed, stop, tenant.pages, sample=True))
+            rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=True))
             in_pages._clear_tail(rows[-1])
         logits = []
         with torch.inference_mode():

@@ -147,6 +147,6 @@ def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
 def first_logprobs(worker: ShuffledEngine, prompt: list[int]) -> dict[int, float]:
     tenant = worker.admit(prompt, 1, Sampling(temperature=0.0, top_logprobs=20))
     worker.grow(tenant, len(prompt))
-    (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), tenant.pages, sample=True)])
+    (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), (tenant.pages,), sample=True)])
     assert isinstance(token, Token)
     return dict(token.top)

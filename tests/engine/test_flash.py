@@ -101,7 +101,7 @@ def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> No
     cache = PagedKvCache(full_group("bfloat16", 16, (0, 1), (0, 1), 16), 90, nowhere)
     sequences = [Sequence(Request("mine", (0,) * 60, 8), []) for _ in range(4)]
     spans = ((59, 60), (0, 40), (20, 60), (3, 4))
-    rows = [Row(each, *span, range(4), sample=True) for each, span in zip(sequences, spans, strict=True)]
+    rows = [Row(each, *span, (range(4),), sample=True) for each, span in zip(sequences, spans, strict=True)]
     plan = make_plan(rows, cache, nowhere, kernel=flash_attention)
     assert [(len(each.stops), each.longest) for each in plan.groups if isinstance(each, PagedRows)] == [
         (2, 1),

@@ -37,21 +37,23 @@ def folds(slow: Slow) -> Folds:
 
 
 def sender(folds: Folds, asked: Request) -> Sender:
-    made = Sender(RoomId(7), "r", Incarnation(2), 0, 1, DEADLINES, 0, 20_000, compiled=not folds.needs(asked))
-    made.note(Granted(Generation(3), page_ids(1), 0))
+    made = Sender(
+        RoomId(7), "r", Incarnation(2), 0, (1,), DEADLINES, 0, 20_000, compiled=not folds.needs(asked)
+    )
+    made.note(Granted(Generation(3), (page_ids(1),), 0))
     return made
 
 
 def receiver(folds: Folds, asked: Request) -> Receiver:
     made = Receiver(
-        RoomId(7), "r", Incarnation(2), 0, 1, DEADLINES, 0, 20_000, compiled=not folds.needs(asked),
-        pages_expected=1,
+        RoomId(7), "r", Incarnation(2), 0, (1,), DEADLINES, 0, 20_000, compiled=not folds.needs(asked),
+        pages_expected=(1,),
     )  # fmt: skip
     made.note(Connected())
     for _ in range(2):
         made.settle(made.vote(1, has_capacity=True), 1)
-    made.expose(Generation(3))
-    made.note(Landed(Generation(3), 1))
+    made.expose(Generation(3), (0,))
+    made.note(Landed(Generation(3), (1,)))
     made.note(Sealed(Generation(3)))
     return made
 

@@ -153,7 +153,9 @@ def test_a_step_writes_where_its_rows_do_and_nowhere_else_however_it_is_padded(t
     for tenant in tenants:
         worker.grow(tenant, tenant.computed + 1)
         written.add((tenant.pages[tenant.computed // 8], tenant.computed % 8))
-    rows = [Row(each.sequence, each.computed, each.computed + 1, each.pages, sample=True) for each in tenants]
+    rows = [
+        Row(each.sequence, each.computed, each.computed + 1, (each.pages,), sample=True) for each in tenants
+    ]
     for row in rows:
         engine._clear_tail(row)
     before = engine.cache.tensor.clone()
@@ -175,7 +177,13 @@ def test_answers_are_those_of_the_rows_that_sample_in_their_order(tiny_dir: Dire
     for tenant in tenants:
         worker.grow(tenant, tenant.computed + 1)
         rows.append(
-            Row(tenant.sequence, tenant.computed, tenant.computed + 1, tenant.pages, tenant is not tenants[1])
+            Row(
+                tenant.sequence,
+                tenant.computed,
+                tenant.computed + 1,
+                (tenant.pages,),
+                tenant is not tenants[1],
+            )
         )
     together = engine.step(rows)
     assert recorder.replays == 1

@@ -189,7 +189,7 @@ def test_a_step_that_failed_is_not_forgotten_by_one_that_keeps_nothing(
     worker.step([worker.admit(prompts[0], 1)], chunk=100)
     for tenant in tenants:
         tenant.sequence.output.append(7)
-    rows = [Row(each.sequence, each.computed + 1, each.computed + 2, each.pages, True) for each in tenants]
+    rows = [Row(each.sequence, each.computed + 1, each.computed + 2, (each.pages,), True) for each in tenants]
     reads.clear()
     engine.step(rows)
     assert len(reads) == 2 * len(engine.layout.layers)
@@ -217,7 +217,7 @@ def test_a_sequence_that_takes_a_slot_does_not_see_the_numbers_that_failed_there
     worker, tenants = decoding(engine, prompts)
     broken, sound = tenants
     engine.cache.tensor[broken.pages[0]] = float("nan")
-    rows = [Row(each.sequence, each.computed, each.computed + 1, each.pages, True) for each in tenants]
+    rows = [Row(each.sequence, each.computed, each.computed + 1, (each.pages,), True) for each in tenants]
     failed, drawn = engine.step(rows)
     assert isinstance(failed, NotANumber)
     assert isinstance(drawn, Token)
@@ -259,7 +259,7 @@ def test_rows_are_known_by_their_sequence_and_position_not_by_their_pages(tiny_e
         (other.sequence, stop + 2, 0),
         (other.sequence, stop + 2, 1),
     ):
-        arranged = kept_of(engine).arrange([Row(sequence, end - 1, end, tenant.pages, sample=True)])
+        arranged = kept_of(engine).arrange([Row(sequence, end - 1, end, (tenant.pages,), sample=True)])
         assert arranged is not None
         ((group,), _) = arranged
         assert len(group._arrived) == fetched

@@ -27,7 +27,7 @@ def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_lo
     monkeypatch.setattr("services.engine.plan.mask", noting)
     cpu = torch.device("cpu")
     sequence = Sequence(Request("mine", tuple(range(30)), 8), [])
-    rows = [Row(sequence, 10, 29, range(8), sample=False), Row(sequence, 29, 30, range(8), sample=True)]
+    rows = [Row(sequence, 10, 29, (range(8),), sample=False), Row(sequence, 29, 30, (range(8),), sample=True)]
     cache = PagedKvCache(GROUP, 8, cpu)
     plan = make_plan(rows, cache, cpu)
     (prefixed,) = plan.prefixed

@@ -35,7 +35,7 @@ def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> TorchEng
 
 def rows() -> list[Row]:
     sequence = Sequence(Request("1", (1, 2, 3), max_tokens=1), [])
-    return [Row(sequence, 0, 3, (0,), sample=True)]
+    return [Row(sequence, 0, 3, ((0,),), sample=True)]
 
 
 def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queued(

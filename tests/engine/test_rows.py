@@ -26,22 +26,25 @@ def sequence(prompt: tuple[int, ...] = PROMPT, output: tuple[int, ...] = ()) -> 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Row(sequence(), 0, 33, [0, 1], sample=False), "mine: 33 tokens need 3 pages, the table has 2"),
-        (Row(sequence(), 0, 41, [0, 1, 2], sample=False), r"mine: positions \[0, 41\) of a sequence of 40"),
-        (Row(sequence(), 8, 8, [0], sample=False), r"mine: positions \[8, 8\)"),
-        (Row(sequence(), -1, 8, [0], sample=False), r"mine: positions \[-1, 8\)"),
-        (Row(sequence(), 0, 39, [0, 1, 2], sample=True), "mine: token 39 is known already"),
-        (Row(sequence(), 0, 8, [-1], sample=False), "mine: page -1 of a cache of"),
-        (Row(sequence(), 0, 8, [10**6], sample=False), "mine: page 1000000 of a cache of"),
-        (Row(sequence((5, 131)), 0, 2, [0], sample=True), "mine: token id 131 of a vocabulary of 131"),
-        (Row(sequence((5, -1)), 0, 2, [0], sample=True), "mine: token id -1 of a vocabulary of 131"),
-        (Row(sequence((1,) * 600), 500, 513, range(40), sample=False), "position 512 in a model of 512"),
+        (Row(sequence(), 0, 33, ([0, 1],), sample=False), "mine: 33 tokens need 3 pages, the table has 2"),
+        (
+            Row(sequence(), 0, 41, ([0, 1, 2],), sample=False),
+            r"mine: positions \[0, 41\) of a sequence of 40",
+        ),
+        (Row(sequence(), 8, 8, ([0],), sample=False), r"mine: positions \[8, 8\)"),
+        (Row(sequence(), -1, 8, ([0],), sample=False), r"mine: positions \[-1, 8\)"),
+        (Row(sequence(), 0, 39, ([0, 1, 2],), sample=True), "mine: token 39 is known already"),
+        (Row(sequence(), 0, 8, ([-1],), sample=False), "mine: page -1 of a cache of"),
+        (Row(sequence(), 0, 8, ([10**6],), sample=False), "mine: page 1000000 of a cache of"),
+        (Row(sequence((5, 131)), 0, 2, ([0],), sample=True), "mine: token id 131 of a vocabulary of 131"),
+        (Row(sequence((5, -1)), 0, 2, ([0],), sample=True), "mine: token id -1 of a vocabulary of 131"),
+        (Row(sequence((1,) * 600), 500, 513, (range(40),), sample=False), "position 512 in a model of 512"),
     ],
     ids=lambda each: each[:24] if isinstance(each, str) else "",
 )
 def test_bad_row_changes_nothing(engine: TorchEngine, row: Row, message: str) -> None:
     engine.cache.tensor.fill_(3.0)
-    good = Row(sequence(), 0, 16, [5], sample=False)
+    good = Row(sequence(), 0, 16, ([5],), sample=False)
     with pytest.raises(ValueError, match=message):
         engine.step([good, row])
     assert torch.all(engine.cache.tensor == 3.0)
@@ -52,12 +55,14 @@ def test_a_step_of_no_rows(engine: TorchEngine) -> None:
 
 
 def test_a_step_in_which_nobody_samples(engine: TorchEngine) -> None:
-    assert engine.step([Row(sequence(), 0, 16, [5], sample=False)]) == [None]
+    assert engine.step([Row(sequence(), 0, 16, ([5],), sample=False)]) == [None]
 
 
 def test_a_step_writes_its_own_pages_only(engine: TorchEngine) -> None:
     engine.cache.tensor.fill_(3.0)
-    engine.step([Row(sequence(), 0, 40, [7, 2, 9], sample=True), Row(sequence(), 0, 1, [4], sample=False)])
+    engine.step(
+        [Row(sequence(), 0, 40, ([7, 2, 9],), sample=True), Row(sequence(), 0, 1, ([4],), sample=False)]
+    )
     written = (engine.cache.tensor != 3.0).flatten(1).any(dim=1).nonzero().flatten().tolist()
     assert written == [2, 4, 7, 9]
 
@@ -65,10 +70,10 @@ def test_a_step_writes_its_own_pages_only(engine: TorchEngine) -> None:
 def test_answers_come_in_the_order_of_the_rows(engine: TorchEngine) -> None:
     """However the step arranges them inside."""
     rows = [
-        Row(sequence(), 0, 40, [0, 1, 2], sample=True),
-        Row(sequence((9,)), 0, 1, [3], sample=True),
-        Row(sequence(), 0, 20, [4, 5], sample=False),
-        Row(sequence((1, 2, 3)), 0, 3, [6], sample=True),
+        Row(sequence(), 0, 40, ([0, 1, 2],), sample=True),
+        Row(sequence((9,)), 0, 1, ([3],), sample=True),
+        Row(sequence(), 0, 20, ([4, 5],), sample=False),
+        Row(sequence((1, 2, 3)), 0, 3, ([6],), sample=True),
     ]
     together = engine.step(rows)
     assert together == [engine.step([row])[0] for row in rows]
@@ -81,7 +86,7 @@ def test_an_engine_whose_device_is_lost_says_so_in_a_step_and_in_a_sum(engine: T
 
     lost = TorchEngine(engine.model, engine.whole, engine.cache, alone(), flush=lose)
     with pytest.raises(EngineLost, match="illegal memory access"):
-        lost.step([Row(sequence(), 0, 16, [5], sample=False)])
+        lost.step([Row(sequence(), 0, 16, ([5],), sample=False)])
     with pytest.raises(EngineLost, match="illegal memory access"):
         lost.sum_pages([])
 

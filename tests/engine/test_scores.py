@@ -116,7 +116,7 @@ def test_a_chunk_that_is_no_numbers_fails_its_own_room_before_a_token_is_drawn(
     engine.cache.tensor[spoilt.pages[0]] = float("nan")
     for tenant in (spoilt, well):
         worker.grow(tenant, 20)
-    rows = [Row(each.sequence, 10, 20, each.pages, sample=False) for each in (spoilt, well)]
+    rows = [Row(each.sequence, 10, 20, (each.pages,), sample=False) for each in (spoilt, well)]
     told = engine.step(rows)
     assert isinstance(told[0], NotANumber)
     assert told[1] is None

@@ -58,10 +58,9 @@ class ShuffledEngine:
         request = tenant.sequence.request
         asked = replace(request, sampling=replace(request.sampling, seed=seed))
         size = self.engine.cache.group.page_tokens
-        division = ChoicePages(len(request.prompt), asked.tokens_max, 2, size)
-        return Tenant(
-            Sequence(asked, []), division.shared_tokens, [*tenant.pages[: division.shared]], division.shared
-        )
+        division = ChoicePages(len(request.prompt), asked.tokens_max, 2, (size,))
+        (shared,) = division.shared
+        return Tenant(Sequence(asked, []), division.shared_tokens, [*tenant.pages[:shared]], shared)
 
     def release(self, tenant: Tenant) -> None:
         """Give the pages back, spoilt."""
@@ -84,7 +83,7 @@ class ShuffledEngine:
             known = tenant.sequence.length
             stop = min(tenant.computed + chunk, known)
             self.grow(tenant, stop)
-            rows.append(Row(tenant.sequence, tenant.computed, stop, tenant.pages, sample=stop == known))
+            rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=stop == known))
             taking.append(tenant)
         tokens = self.engine.step(rows)
         for tenant, row, token in zip(taking, rows, tokens, strict=True):

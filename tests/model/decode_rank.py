@@ -13,6 +13,7 @@ from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
+from services.pages.layout import GroupHead
 from services.pages.pool import PagePool
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from services.pages.slots import SlotPool
@@ -58,7 +59,7 @@ class DecodeRank:
         self._scope = scope
         self._strips = strips(ranks[rank])
         """Of each page."""
-        self._sum = told_sum(ranks[rank].kv_heads) if scope.sums else 0
+        self._sum = told_sum(ranks[rank].heads) if scope.sums else 0
         """That the record is to tell."""
         self._exposure = exposure(incarnation, 1, rank)
         self._reached_by = {self._exposure}
@@ -74,7 +75,7 @@ class DecodeRank:
         self._receiving: Receiving[WatchedRoom] = Receiving(
             WatchedRoom,
             scope.rooms,
-            Holdings(PagePool(scope.pages), SlotPool(memoryview(self._slot_memory))),
+            Holdings([PagePool(scope.pages)], SlotPool(memoryview(self._slot_memory))),
             reserving(scope, ranks[rank]),
             FAR,
             exposure=self._exposure,
@@ -186,7 +187,7 @@ class DecodeRank:
         return ""
 
     def _land_pages(self, flight: Flight) -> None:
-        pages = self._holdings.get(flight.room).exposed if flight.room in self._holdings else ()
+        (pages,) = self._holdings.get(flight.room).exposed if flight.room in self._holdings else ((),)
         for page, strip, content_there in flight.strips:
             at = page * len(self._strips) + strip
             if page in pages and content_there != self._expected(flight.room, pages.index(page), strip):
@@ -289,7 +290,7 @@ class DecodeRank:
         if room.id not in self._holdings:
             return
         holding, size = self._holdings.get(room.id), len(self._strips)
-        for page in holding.pages:
+        for page in holding.pages[0]:
             self._kv[page * size : (page + 1) * size] = bytes(size)
         self._slot_writers.pop(holding.slot.index, None)
 
@@ -335,7 +336,7 @@ class DecodeRank:
             raise Broken(
                 Law.CHOICES_END_ALONE, f"choice {choice} of room {room.id} has ended, and is drawn on"
             )
-        tables = [room.table(each) for each in range(self._scope.choices)]
+        tables = [room.tables(each)[0] for each in range(self._scope.choices)]
         position = self._position(room, choice)
         if len(tables[choice]) <= position:
             raise Broken(Law.CHOICES_APART, f"choice {choice} has no page for token {position}")
@@ -350,7 +351,7 @@ class DecodeRank:
         return self._scope.prompt_pages + room.steps(choice) - (choice > 0)
 
     def _read(self, room: WatchedRoom, choice: int) -> None:
-        table, size = room.table(choice), len(self._strips)
+        (table,), size = room.tables(choice), len(self._strips)
         for position in range(self._position(room, choice)):
             for strip in range(size):
                 there = self._kv[table[position] * size + strip]
@@ -360,7 +361,7 @@ class DecodeRank:
 
     def _write(self, room: WatchedRoom, choice: int) -> None:
         position, size = self._position(room, choice), len(self._strips)
-        page = room.table(choice)[position]
+        page = room.tables(choice)[0][position]
         for strip in range(size):
             self._kv[page * size + strip] = self._drawn(room, choice, position, strip)
 
@@ -392,13 +393,13 @@ class DecodeRank:
                 continue
             holding = self._holdings.get(room.id)
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
-            exposed = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
-            owners |= {page: (room.id, open_to_peer and page in exposed) for page in holding.pages}
+            (exposed,) = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
+            owners |= {page: (room.id, open_to_peer and page in exposed) for page in holding.pages[0]}
             generation = holding.slot.generation
             slots[holding.slot.index] = (room.id, generation, open_to_peer)
             if self._seal_there(room.id, holding.slot.index, generation):
                 sealed.add(room.id)
-                if self._pages_there(room.id, holding.exposed):
+                if self._pages_there(room.id, holding.exposed[0]):
                     landed.add(room.id)
             if holding.standing is Held.EXPOSED and room.told != self._exposure:
                 text = f"room {room.id} waits for writes by an exposure that was taken back"
@@ -414,7 +415,7 @@ class DecodeRank:
             exposure=self._exposure,
             reached_by=frozenset(self._reached_by),
             revoking=self._receiving.revoking,
-            overdue=revocation_due(rooms, _LATE_MS, len(self._holdings.pages)),
+            overdue=revocation_due(rooms, _LATE_MS, self._holdings.sizes),
             owners=owners,
             slots=slots,
             sealed=frozenset(sealed),
@@ -445,6 +446,6 @@ class DecodeRank:
                 )
 
 
-def told_sum(heads: Sequence[int]) -> int:
+def told_sum(heads: Sequence[GroupHead]) -> int:
     """The checksum of a rank's pages, as its record tells it where the scope has `sums`."""
-    return 1 + heads[0]
+    return 1 + heads[0][1]

@@ -22,7 +22,7 @@ from services.handover.requests import (
 )
 from services.handover.route import Route
 from services.handover.sending import GIVEN_UP, Sending, SendingRoom
-from services.ids import Generation, Incarnation, PageId, RoomId
+from services.ids import Generation, Incarnation, PageTables, RoomId
 from services.pages.errors import Truncated
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -69,7 +69,7 @@ class PrefillRank:
         self._sending: Sending[WritingRoom] = Sending(
             WritingRoom,
             scope.rooms,
-            Holdings(PagePool(scope.sender_pages), SlotPool(memoryview(self._slot_memory))),
+            Holdings([PagePool(scope.sender_pages)], SlotPool(memoryview(self._slot_memory))),
             layouts(scope, 0)[rank],
             FAR,
             elected=self._ways.elected,
@@ -129,7 +129,7 @@ class PrefillRank:
         receiver: Incarnation,
         exposure: Incarnation,
         generation: Generation,
-        pages: tuple[PageId, ...],
+        pages: PageTables,
         slot: int,
         reached: frozenset[Incarnation],
     ) -> str:
@@ -276,15 +276,15 @@ class PrefillRank:
     def _begin(self, room: WritingRoom, slot: Slot) -> None:
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
-        line = Line(self._air, room.id, room.grant.generation, room.pages, self._slot_memory)
-        layout = self._sending.layout
+        line = Line(self._air, room.id, room.grant.generation, room.pages[0], self._slot_memory)
+        (group,) = self._sending.layout.groups
         room.push = RoomTransfer(
             cast(Transfer, line),
             room.route,
             room.pages,
-            layout.page_tokens,
+            [group.page_tokens],
             room.grant,
-            layout.page_bytes,
+            group.page_bytes,
             self._sending.holdings.slots.view(slot),
             slot.index,
         )
@@ -324,7 +324,7 @@ class PrefillRank:
         if room not in self._sending.roster or room not in holdings:
             raise Broken(Law.SOURCE_PINNED, f"room {room} gave its pages back while a {flight.kind} is read")
         holding = holdings.get(room)
-        mine = holding.pages if flight.kind == PAGE else (holding.slot.index,)
+        mine = holding.pages[0] if flight.kind == PAGE else (holding.slot.index,)
         if not set(flight.sources) <= set(mine):
             raise Broken(Law.SOURCE_PINNED, f"room {room}: a {flight.kind} is read from pages not its own")
         if flight.kind == PAGE and not self._sending.roster.get(room).complete:

@@ -92,10 +92,10 @@ def check_tables(
 
 
 def nothing_held(roster: Roster[Any], holdings: Holdings) -> bool:
-    pages, slots = holdings.pages.census(), holdings.slots.census()
+    pages, slots = holdings.census(), holdings.slots.census()
     return (
         len(roster) == len(holdings) == 0
-        and pages[PageState.FREE] == len(holdings.pages) == holdings.pages.free
+        and pages[PageState.FREE] == sum(holdings.sizes)
         and slots[PageState.FREE] == len(holdings.slots) == holdings.slots.free
     )
 

@@ -140,9 +140,9 @@ def _message(scope: Scope, message: Message) -> str:
             return f"open prefill room={about[0]} needed={scope.prompt_pages}"
         case "open":
             division = ChoicePages(
-                scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=1
+                scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=(1,)
             )
-            needed = division.needed
+            (needed,) = division.needed
             room = about[0]
             return (
                 f"open decode room={room} needed={needed} expected={scope.prompt_pages}; connect room={room}"

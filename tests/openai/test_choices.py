@@ -17,7 +17,7 @@ from services.openai.app import create_app
 from services.openai.backend import Hangup, Limits, RoomFailed
 from services.openai.intake import admit, asked_in_chat, asked_in_completion
 from services.openai.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
-from services.rooms.choice_pages import ChoicePages, longest_of
+from services.rooms.choice_pages import ChoicePages, longest_of, positions_of
 from services.rooms.errors import Reason
 from services.rooms.request import Request
 from tests.openai import tiny
@@ -283,7 +283,7 @@ def fitting(prompt: int, choices: int, limits: Limits) -> int:
     pages = limits.sequence_tokens // limits.page_tokens
     most = limits.context_tokens - prompt
     for length in range(most, 0, -1):
-        if ChoicePages(prompt, prompt + length - 1, choices, limits.page_tokens).needed <= pages:
+        if ChoicePages(prompt, prompt + length - 1, choices, (limits.page_tokens,)).needed <= (pages,):
             return length
     return 0
 
@@ -302,7 +302,7 @@ async def test_as_many_answers_as_the_cache_holds_and_no_more(
         reply = await http.post(COMPLETIONS, json=body | {"max_tokens": most})
         assert reply.status_code == 200
     told = check(await http.post(COMPLETIONS, json=body | {"max_tokens": most + 1}), 400, "n")
-    takes = ChoicePages(prompt, prompt + most, choices, page_tokens).needed * page_tokens
+    takes = positions_of(prompt, prompt + most, choices, page_tokens)
     assert f"{choices} answers" in told
     assert f"take {takes} positions" in told
     assert "holds 448" in told
@@ -344,8 +344,8 @@ def test_what_so_many_may_become_is_the_most_that_they_take() -> None:
             for choices in (1, 2, 7):
                 for pages in range(-(-beginning // page) * choices, 40):
                     most = longest_of(beginning, choices, pages * page, page)
-                    assert ChoicePages(beginning, most, choices, page).needed <= pages
-                    assert ChoicePages(beginning, most + 1, choices, page).needed > pages
+                    assert ChoicePages(beginning, most, choices, (page,)).needed <= (pages,)
+                    assert ChoicePages(beginning, most + 1, choices, (page,)).needed > (pages,)
 
 
 # ---- what is noted

@@ -4,6 +4,7 @@ import math
 import struct
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.ids import Generation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.layout import GROUPS_MAX
 from services.pages.record import (
     ALTERNATIVES_MAX,
     SEAL_BYTES,
@@ -23,6 +25,7 @@ from services.pages.record import (
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
+PAGES = st.lists(U32, min_size=1, max_size=GROUPS_MAX).map(tuple)
 LOGPROB = st.floats(width=32, allow_nan=False, max_value=0)
 ALTERNATIVES = st.lists(st.tuples(U32, LOGPROB), max_size=ALTERNATIVES_MAX).map(tuple)
 NAMES = st.tuples(st.integers(1, 2**64 - 1).map(RoomId), st.integers(1, 2**64 - 1).map(Generation))
@@ -37,7 +40,7 @@ def records(draw: st.DrawFn) -> MetadataRecord:
         generation=generation,
         prompt_tokens=draw(U32),
         cached_tokens=draw(U32),
-        pages=draw(U32),
+        pages=draw(PAGES),
         first_token=draw(U32),
         first_logprob=logprob,
         alternatives=() if logprob is None else draw(ALTERNATIVES),
@@ -46,7 +49,7 @@ def records(draw: st.DrawFn) -> MetadataRecord:
 
 
 ROOM, GENERATION = RoomId(1), Generation(1)
-SAMPLE = MetadataRecord(RoomId(7), Generation(3), 100, 16, 6, 42, -0.5, ((42, -0.5), (17, -1.25)), 99)
+SAMPLE = MetadataRecord(RoomId(7), Generation(3), 100, 16, (6, 2), 42, -0.5, ((42, -0.5), (17, -1.25)), 99)
 
 
 def slot_of(record: MetadataRecord) -> bytearray:
@@ -147,36 +150,42 @@ def test_a_record_under_anothers_seal_is_corrupt() -> None:
 
 def test_a_record_that_counts_more_than_it_can_hold_is_corrupt() -> None:
     """Written by a peer that checks nothing, its own checksum right."""
-    slot = slot_of(SAMPLE)
-    slot[44:48] = struct.pack("<I", ALTERNATIVES_MAX + 1)
-    slot[216:220] = struct.pack("<I", zlib.crc32(slot[:216]))
-    with pytest.raises(RecordCorrupt, match="21 alternatives"):
-        read(slot)
+    for offset, count, told in ((40, ALTERNATIVES_MAX + 1, "21 alternatives"), (42, 5, "pages of 5 groups")):
+        slot = slot_of(SAMPLE)
+        slot[offset : offset + 2] = struct.pack("<H", count)
+        slot[228:232] = struct.pack("<I", zlib.crc32(slot[:228]))
+        with pytest.raises(RecordCorrupt, match=told):
+            read(slot)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"first_token": -1}, {"pages": 2**32}, {"room": 2**64}, {"prompt_tokens": -5}]
+    "changes", [{"first_token": -1}, {"pages": (2**32,)}, {"room": 2**64}, {"prompt_tokens": -5}]
 )
-def test_record_fits_what_does_not_is_refused(changes: dict[str, int]) -> None:
+def test_record_fits_what_does_not_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not fit the metadata record"):
-        replace(SAMPLE, **changes).pack()  # type: ignore[arg-type]
+        replace(SAMPLE, **changes).pack()
 
 
 def test_record_fits_a_logprob_that_no_float_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit the metadata record"):
-        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, first_logprob=-1e300).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, (1,), 5, first_logprob=-1e300).pack()
 
 
 def test_record_fits_alternatives_are_bounded_and_need_the_tokens_own() -> None:
     many = tuple((token, -1.0) for token in range(ALTERNATIVES_MAX + 1))
     with pytest.raises(ValueError, match="21 alternatives, a record holds 20"):
-        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, -0.5, many).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, (1,), 5, -0.5, many).pack()
     with pytest.raises(ValueError, match="without the first token's own logprob"):
-        MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, None, ((5, -0.5),)).pack()
+        MetadataRecord(ROOM, GENERATION, 1, 0, (1,), 5, None, ((5, -0.5),)).pack()
+
+
+def test_record_fits_the_pages_of_more_groups_than_a_layout_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="pages of 5 groups, a record counts those of 4"):
+        replace(SAMPLE, pages=(1,) * 5).pack()
 
 
 def test_an_impossible_token_keeps_its_logprob() -> None:
-    record = MetadataRecord(ROOM, GENERATION, 1, 0, 1, 5, -math.inf, ((5, -math.inf),))
+    record = MetadataRecord(ROOM, GENERATION, 1, 0, (1,), 5, -math.inf, ((5, -math.inf),))
     assert read(slot_of(record), ROOM, GENERATION) == record
 
 

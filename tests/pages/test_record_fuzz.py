@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.ids import Generation, RoomId
 from services.pages.errors import RecordCorrupt, RecordForeign
+from services.pages.layout import GROUPS_MAX
 from services.pages.record import (
     ALTERNATIVES_MAX,
     LOGPROBS_NONE,
@@ -28,8 +29,9 @@ U64: Final = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63, 2**64 - 1
 LOGPROBS: Final = st.floats(width=32)
 """NaN and the infinities too: the engine of a peer may be broken."""
 ANY_INT: Final = st.integers(-(2**65), 2**65)
-CRC_OFFSET: Final = 216
-COUNT_OFFSET: Final = 44
+CRC_OFFSET: Final = 228
+LOGPROB_OFFSET: Final = 36
+COUNT_OFFSET: Final = 40
 
 
 @st.composite
@@ -41,7 +43,7 @@ def records(draw: st.DrawFn) -> MetadataRecord:
         generation=Generation(draw(U64)),
         prompt_tokens=draw(U32),
         cached_tokens=draw(U32),
-        pages=draw(U32),
+        pages=draw(st.lists(U32, min_size=1, max_size=GROUPS_MAX).map(tuple)),
         first_token=draw(U32),
         first_logprob=logprob,
         alternatives=() if logprob is None else draw(several),
@@ -56,7 +58,7 @@ def slot_of(record: MetadataRecord) -> bytearray:
 
 def correct(slot: bytearray) -> None:
     """What a peer that means it would do: its checksum holds for whatever it wrote."""
-    slot[CRC_OFFSET:SEAL_OFFSET] = struct.pack("<II", zlib.crc32(slot[:CRC_OFFSET]), 0)
+    slot[CRC_OFFSET:SEAL_OFFSET] = struct.pack("<I", zlib.crc32(slot[:CRC_OFFSET]))
 
 
 def seen(
@@ -74,7 +76,7 @@ def seen(
         assert (record.room, record.generation) == (room, generation)
         assert len(record.alternatives) <= ALTERNATIVES_MAX
         assert record.first_logprob is not None or record.alternatives == ()
-        assert record.pack()[:COUNT_OFFSET] == bytes(slot[:COUNT_OFFSET])
+        assert record.pack()[:LOGPROB_OFFSET] == bytes(slot[:LOGPROB_OFFSET])
     return record
 
 
@@ -148,7 +150,7 @@ def test_a_torn_seal_over_anothers_is_neithers(record: MetadataRecord, landed: i
 @given(records(), st.integers(ALTERNATIVES_MAX + 1, LOGPROBS_NONE - 1))
 def test_a_count_past_the_limit_is_corrupt_whatever_its_checksum(record: MetadataRecord, count: int) -> None:
     slot = slot_of(record)
-    slot[COUNT_OFFSET : COUNT_OFFSET + 4] = struct.pack("<I", count)
+    slot[COUNT_OFFSET : COUNT_OFFSET + 2] = struct.pack("<H", count)
     correct(slot)
     assert seen(slot, record.room, record.generation) is RecordCorrupt
 
@@ -187,7 +189,7 @@ def test_what_does_not_fit_is_refused_as_a_whole(
         Generation(generation),
         prompt,
         cached,
-        pages,
+        (pages,),
         first,
         logprob,
         tuple(alternatives),

@@ -65,7 +65,7 @@ class Receiver:
     """What the decode worker has: memory, and an endpoint."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation = DECODE) -> None:
-        self.kv = HostMemory(PAGES * toy.LAYOUT.page_bytes)
+        self.kv = HostMemory(PAGES * toy.GROUP.page_bytes)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
         self.transfer = MemoryTransfer(fabric, incarnation)
         self.transfer.register(Region(kv_region(0), self.kv.address, self.kv.length))
@@ -73,7 +73,7 @@ class Receiver:
         self.endpoint = self.transfer.endpoint()
 
     def page(self, page: int) -> bytes:
-        return toy.read(self.kv.address + page * toy.LAYOUT.page_bytes, toy.LAYOUT.page_bytes)
+        return toy.read(self.kv.address + page * toy.GROUP.page_bytes, toy.GROUP.page_bytes)
 
     def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:
         return read_slot(
@@ -88,7 +88,7 @@ class PrefillBench:
         *,
         pages: int = PAGES,
         chunk_tokens: int = 8,
-        window_bytes: int = toy.LAYOUT.page_bytes,
+        window_bytes: int = toy.GROUP.page_bytes,
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
         layouts: Sequence[KvLayout] = (toy.LAYOUT,),
@@ -108,8 +108,8 @@ class PrefillBench:
         self.transfer.register(Region("slots", slots.address, slots.length))
         self.mailbox = Mailbox()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        prefixes = PrefixTree(toy.PAGE_TOKENS) if reuse else None
-        self.holdings = Holdings(PagePool(pages), SlotPool(slots.view), prefixes)
+        prefixes = PrefixTree([toy.PAGE_TOKENS]) if reuse else None
+        self.holdings = Holdings([PagePool(pages)], SlotPool(slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
         ways = Ways(self.transfer, layouts, rank, checksum)
@@ -175,7 +175,7 @@ class PrefillBench:
             room=room,
             receiver=DECODE,
             generation=generation,
-            pages=pages,
+            pages=[inference_pb2.PageTable(pages=pages)],
             slot=slot,
             prefix_tokens=prefix,
             exposure=exposure,
@@ -228,7 +228,7 @@ class PrefillBench:
         assert len(work.callers) == 0
         assert len(work.early) == 0
         assert len(self.holdings) == 0
-        assert self.holdings.available == len(self.holdings.pages)
+        assert self.holdings.available == self.holdings.sizes
         assert self.holdings.slots.free == len(self.holdings.slots)
         assert_gauges_at_rest(self.registry)
 

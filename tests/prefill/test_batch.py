@@ -22,7 +22,7 @@ def room(name: int, prompt: int, computed: int = 0, top: int | None = None) -> P
 
 def made(asked: Request) -> PrefillRoom:
     name = RoomId(int(asked.request_id))
-    return PrefillRoom(name, asked.request_id, Incarnation(2), 0, 1, deadlines(), 0, request=asked)
+    return PrefillRoom(name, asked.request_id, Incarnation(2), 0, (1,), deadlines(), 0, request=asked)
 
 
 def may_take(room: PrefillRoom, budget: int) -> int:

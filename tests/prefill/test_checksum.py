@@ -98,7 +98,7 @@ async def test_what_changes_in_a_senders_page_before_it_leaves_shows(summing: Pa
     while summing.bench.stepper.free:
         await summing.bench.turn()
     await summing.bench.step_end()
-    summing.bench.engine.memory.view[toy.LAYOUT.token_bytes] ^= 1
+    summing.bench.engine.memory.view[toy.GROUP.token_bytes] ^= 1
     summing.bench.engine.go()
     await summing.settle()
     assert summing.said(0, 1) != summing.landed(GRANTED, 0, len(PROMPT))

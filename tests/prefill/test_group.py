@@ -90,7 +90,12 @@ class Group:
 
     async def grant(self) -> None:
         grant = inference_pb2.GrantRequest(
-            room=1, receiver=22, generation=5, pages=GRANTED, slot=0, exposure=22
+            room=1,
+            receiver=22,
+            generation=5,
+            pages=[inference_pb2.PageTable(pages=GRANTED)],
+            slot=0,
+            exposure=22,
         )
         assert await self.ask(group_pb2.Command(grant=grant)) == [None]
 
@@ -164,9 +169,9 @@ async def test_a_room_leaves_both_ranks_and_is_sealed_in_both_of_the_receiver(gr
     assert await told == ""
     assert group.sealed() == [True, True]
     for bench, receiver in zip(group.ranks, group.receivers, strict=True):
-        whole = toy.read(bench.engine.memory.address, 3 * toy.LAYOUT.page_bytes)
+        whole = toy.read(bench.engine.memory.address, 3 * toy.GROUP.page_bytes)
         assert b"".join(map(receiver.page, GRANTED)) == whole
-        assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.LAYOUT.page_bytes
+        assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.GROUP.page_bytes
 
 
 async def test_a_connection_is_told_as_made_when_every_rank_has_made_it(

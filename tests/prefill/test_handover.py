@@ -128,7 +128,11 @@ async def served() -> AsyncIterator[Served]:
 
 def grant(room: int, receiver: int = 0, pages: tuple[int, ...] = GRANTED) -> inference_pb2.GrantRequest:
     return inference_pb2.GrantRequest(
-        room=room, receiver=receiver, generation=5, pages=pages, exposure=DECODE
+        room=room,
+        receiver=receiver,
+        generation=5,
+        pages=[inference_pb2.PageTable(pages=pages)],
+        exposure=DECODE,
     )
 
 

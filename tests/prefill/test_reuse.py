@@ -49,7 +49,7 @@ async def hand_over(
     assert caller.replies[1].first_token.token.token == toy.answer(asked)[0]
     record = pair.receiver.record(0, room, 5)
     assert record is not None
-    assert (record.prompt_tokens, record.pages) == (len(prompt), len(pages))
+    assert (record.prompt_tokens, record.pages) == (len(prompt), (len(pages),))
     assert record.cached_tokens == caller.replies[1].first_token.cached_tokens
     pair.bench.assert_empty()
     assert pair.bench.engine.foreign == []
@@ -107,7 +107,7 @@ async def test_the_receiver_is_told_before_the_pages_are_made_known_here(
 async def test_what_the_receiver_holds_is_not_sent_though_the_sender_computes_it(pair: Pair) -> None:
     assert await hand_over(pair, 1, PROMPT, (3,), prefix=8) == 0
     assert computed(pair) == 10
-    assert pair.bench.gauge("baton_kv_transfer_bytes_total") == toy.LAYOUT.page_bytes
+    assert pair.bench.gauge("baton_kv_transfer_bytes_total") == toy.GROUP.page_bytes
 
 
 @pytest.mark.parametrize("prefix", [0, 4, 8])
@@ -117,7 +117,7 @@ async def test_what_both_hold_is_neither_computed_nor_sent(pair: Pair, prefix: i
     assert await hand_over(pair, 1001, PROMPT, (4, 5, 6)[prefix // 4 :], prefix=prefix) == 8
     assert computed(pair) == 12
     sent = pair.bench.gauge("baton_kv_transfer_bytes_total") - before
-    assert sent == (3 - prefix // 4) * toy.LAYOUT.page_bytes
+    assert sent == (3 - prefix // 4) * toy.GROUP.page_bytes
 
 
 async def test_zero_page_hand_over_of_a_prompt_that_the_receiver_holds_whole(pair: Pair) -> None:
@@ -145,7 +145,7 @@ async def test_what_a_failed_room_computed_is_not_kept_and_what_it_used_stays(pa
     await pair.bench.cancel(1001)
     await settle(pair.bench)
     pair.bench.assert_empty()
-    census = pair.bench.holdings.pages.census()
+    census = pair.bench.holdings.census()
     assert (census[PageState.CACHED], census[PageState.FREE]) == (2, PAGES - 2)
 
 
@@ -172,7 +172,7 @@ async def test_what_a_failed_step_was_computed_from_is_not_begun_with_while_its_
     await bench.grant(2001, (7, 8, 10), slot=1)
     await computing(bench)
     assert RoomId(1001) in bench.work.roster, "its writes have not ended"
-    assert bench.holdings.get(RoomId(2001)).shared == 0
+    assert bench.holdings.get(RoomId(2001)).shared_tokens == 0
     await settle(bench)
     assert await retried.outcome() == ""
     assert retried.replies[1].first_token.cached_tokens == 0

@@ -19,9 +19,9 @@ from tests.pages.ids import page_ids
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver
 
-PAGE = toy.LAYOUT.page_bytes
+PAGE = toy.GROUP.page_bytes
 TOKENS = 16
-RECORD = MetadataRecord(RoomId(9), Generation(5), TOKENS, cached_tokens=0, pages=4, first_token=3)
+RECORD = MetadataRecord(RoomId(9), Generation(5), TOKENS, cached_tokens=0, pages=(4,), first_token=3)
 
 
 class Watched(MemoryTransfer):
@@ -52,9 +52,9 @@ class Bench:
         pages = plan_hand_over([toy.LAYOUT], [toy.LAYOUT]).between(0, 0)
         self.push = RoomTransfer(
             self.transfer,
-            Route(DECODE, toy.PAGE_TOKENS, (Target(DECODE, pages, toy.LAYOUT.kv_heads),)),
-            source,
-            toy.PAGE_TOKENS,
+            Route(DECODE, (toy.PAGE_TOKENS,), (Target(DECODE, pages, toy.LAYOUT.heads),)),
+            (page_ids(*source),),
+            [toy.PAGE_TOKENS],
             grant,
             window_bytes,
             self.slots.view[SLOT_BYTES : 2 * SLOT_BYTES],
@@ -84,7 +84,7 @@ class Bench:
         return self.receiver.record(2, 9, 5)
 
 
-GRANT = Granted(Generation(5), page_ids(7, 3, 4, 5), 2)
+GRANT = Granted(Generation(5), (page_ids(7, 3, 4, 5),), 2)
 SOURCE = (1, 2, 3, 8)
 
 
@@ -97,7 +97,9 @@ def test_every_page_and_the_record_are_there_before_the_seal(seed: int) -> None:
     at = bench(FaultPlan(seed, delay_steps_max=9, hold_share=0.3, hold_steps=20))
     at.complete()
     at.write()
-    assert [at.receiver.page(page) for page in GRANT.pages] == [bytes([page + 1]) * PAGE for page in SOURCE]
+    assert [at.receiver.page(page) for page in GRANT.pages[0]] == [
+        bytes([page + 1]) * PAGE for page in SOURCE
+    ]
     assert any(at.receiver.slots.view[2 * SLOT_BYTES :][:4]), "it knows that the seal is near"
     at.push.advance(at.counted.append)
     assert at.record() is None, "other ranks may be writing yet"
@@ -197,7 +199,7 @@ def test_a_page_that_is_partly_computed_stays_and_leaves_as_it_is_with_the_last_
     at.push.ready(2 * toy.PAGE_TOKENS + 2, complete=True)
     at.write()
     assert [length for _, length, _ in at.transfer.posted] == [2 * PAGE, PAGE]
-    assert at.receiver.page(GRANT.pages[2]) == bytes([SOURCE[2] + 1]) * PAGE
+    assert at.receiver.page(GRANT.pages[0][2]) == bytes([SOURCE[2] + 1]) * PAGE
 
 
 def test_pages_are_written_when_all_were_ready_and_not_when_all_that_were_ready_are() -> None:
@@ -239,7 +241,7 @@ def test_a_drained_push_posts_nothing_more_and_waits_for_what_it_posted() -> Non
 
 
 def test_a_destination_outside_the_peers_memory_fails_the_push() -> None:
-    at = Bench(FaultPlan(), Granted(Generation(5), page_ids(PAGES), 0), (1,), PAGE)
+    at = Bench(FaultPlan(), Granted(Generation(5), (page_ids(PAGES),), 0), (1,), PAGE)
     at.push.ready(toy.PAGE_TOKENS)
     at.advance()
     assert at.push.failure is not None

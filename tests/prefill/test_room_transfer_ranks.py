@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from services.ids import Generation, Incarnation, RoomId
+from services.pages.layout import GroupHead
 from services.pages.record import SLOT_BYTES, MetadataRecord
 from services.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, RoomTransfer, TransferStage
 from services.rooms.evidence import Granted
@@ -46,7 +47,7 @@ class Room:
         self.at = Ranks(MemoryFabric(plan), senders, receivers, page_tokens)
         self.at.connect()
         pages = -(-(tokens - prefix) // page_tokens[1])
-        self.grant = Granted(Generation(GENERATION), page_ids(*range(pages, 0, -1)), SLOT, prefix)
+        self.grant = Granted(Generation(GENERATION), (page_ids(*range(pages, 0, -1)),), SLOT, prefix)
         self.pushes = [self._push(rank, page_tokens[0], window_bytes) for rank in range(senders.ranks)]
 
     def _push(self, rank: int, page_tokens: int, window_bytes: int) -> RoomTransfer:
@@ -55,9 +56,11 @@ class Room:
         transfer.fill(source, self.tokens)
         way = self.at.ways[rank].granted(RECEIVER, RECEIVER_RANKS)
         staging = transfer.slots.view[:SLOT_BYTES]
-        return RoomTransfer(transfer, way, source, page_tokens, self.grant, window_bytes, staging, 0)
+        return RoomTransfer(
+            transfer, way, (page_ids(*source),), [page_tokens], self.grant, window_bytes, staging, 0
+        )
 
-    def write(self, *chunks: int, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
+    def write(self, *chunks: int, checksum: Callable[[Sequence[GroupHead]], int] = lambda _: 0) -> None:
         """Compute so far on every rank, and in the end all of it; until every rank has written."""
         for stop in (*chunks, self.tokens):
             for push in self.pushes:
@@ -72,11 +75,13 @@ class Room:
             self.advance()
         raise AssertionError("the pages were not written")
 
-    def complete(self, push: RoomTransfer, checksum: Callable[[Sequence[int]], int] = lambda _: 0) -> None:
+    def complete(
+        self, push: RoomTransfer, checksum: Callable[[Sequence[GroupHead]], int] = lambda _: 0
+    ) -> None:
         """All is computed on this rank."""
         push.ready(self.tokens, complete=True)
         if push is self.pushes[0]:
-            pages = len(self.grant.pages)
+            pages = tuple(map(len, self.grant.pages))
             push.add_record(MetadataRecord(ROOM, GENERATION, self.tokens, 0, pages, first_token=3), checksum)
 
     def advance(self, laps: int = 1) -> None:
@@ -94,7 +99,8 @@ class Room:
 
     def landed(self) -> list[bool]:
         return [
-            each.holds(self.grant.pages, self.prefix, self.prefix, self.tokens) for each in self.at.receivers
+            each.holds(self.grant.pages[0], self.prefix, self.prefix, self.tokens)
+            for each in self.at.receivers
         ]
 
     def records(self) -> list[MetadataRecord | None]:
@@ -201,7 +207,7 @@ def test_ranks_of_the_receiver_that_hold_other_heads_are_told_other_sums() -> No
     """And each the sum of its own: the slot that records are written from is used again only when what was
     written from it before is DONE."""
     room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=30))
-    room.write(checksum=lambda heads: 1_000 + heads[0])
+    room.write(checksum=lambda heads: 1_000 + heads[0][1])
     room.seal()
     assert [record and record.pages_checksum for record in room.records()] == [1_001, 1_001, 1_002, 1_002]
 
@@ -238,7 +244,7 @@ def test_a_write_that_fails_to_one_rank_of_the_receiver_fails_the_push_for_all()
 
 def test_a_drained_push_tells_no_rank_anything_more() -> None:
     room = Room(Topology(), Topology(4), plan=FaultPlan(hold_share=1.0, hold_steps=40))
-    room.complete(room.pushes[0], lambda heads: heads[0])
+    room.complete(room.pushes[0], lambda heads: heads[0][1])
     room.advance()
     posted = len(room.at.senders[0].posted)
     while not room.pushes[0].drain(lambda _: None):

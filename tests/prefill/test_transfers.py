@@ -39,7 +39,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
 
     def noted(transfer: MemoryTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         if region == kv_region(0):
-            posted.append(1 + runs[0][1] // toy.LAYOUT.page_bytes // 4)
+            posted.append(1 + runs[0][1] // toy.GROUP.page_bytes // 4)
         return put(transfer, peer, region, runs)
 
     monkeypatch.setattr(MemoryTransfer, "put", noted)

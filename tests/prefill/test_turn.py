@@ -96,10 +96,10 @@ async def test_a_room_is_computed_in_chunks_pushed_sealed_reported_and_forgotten
     assert caller.replies[1].first_token.token.token == toy.answer(request)[0]
     record = pair.receiver.record(1, 1, 5)
     assert record is not None
-    assert (record.first_token, record.prompt_tokens, record.pages) == (toy.answer(request)[0], 10, 3)
-    whole = toy.read(bench.engine.memory.address, 3 * toy.LAYOUT.page_bytes)
+    assert (record.first_token, record.prompt_tokens, record.pages) == (toy.answer(request)[0], 10, (3,))
+    whole = toy.read(bench.engine.memory.address, 3 * toy.GROUP.page_bytes)
     assert b"".join(map(pair.receiver.page, GRANTED)) == whole
-    assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.LAYOUT.page_bytes
+    assert bench.gauge("baton_kv_transfer_bytes_total") == 3 * toy.GROUP.page_bytes
     assert bench.engine.steps == 2
     assert bench.gauge("baton_step_seconds_count") == 2
     assert bench.gauge("baton_prefill_first_token_seconds_count") == 1
@@ -139,8 +139,8 @@ async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -
     await compute(bench, 8)
     await bench.turns(8)
     assert not bench.stepper.free, "the second chunk is being computed"
-    assert pair.receiver.page(GRANTED[0]) != bytes(toy.LAYOUT.page_bytes)
-    assert pair.receiver.page(GRANTED[2]) == bytes(toy.LAYOUT.page_bytes)
+    assert pair.receiver.page(GRANTED[0]) != bytes(toy.GROUP.page_bytes)
+    assert pair.receiver.page(GRANTED[2]) == bytes(toy.GROUP.page_bytes)
     bench.engine.go()
     await settle(bench)
 
@@ -197,8 +197,8 @@ async def test_pages_that_the_receiver_holds_are_not_sent_and_a_full_hit_sends_n
     await bench.grant(1, GRANTED[1:], prefix=4)
     await bench.grant(2, (), prefix=8, slot=1)
     await settle(bench)
-    assert bench.gauge("baton_kv_transfer_bytes_total") == 2 * toy.LAYOUT.page_bytes
-    assert pair.receiver.page(GRANTED[0]) == bytes(toy.LAYOUT.page_bytes)
+    assert bench.gauge("baton_kv_transfer_bytes_total") == 2 * toy.GROUP.page_bytes
+    assert pair.receiver.page(GRANTED[0]) == bytes(toy.GROUP.page_bytes)
     assert pair.receiver.record(1, 2, 5) is not None
     bench.assert_empty()
 

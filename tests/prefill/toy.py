@@ -10,14 +10,15 @@ from collections.abc import Sequence as Sequenced
 
 from services.engine.interface import Drawn, NotANumber, NotHeld, Row, SumPart
 from services.pages.checksum import WORD, key, lane, mix, multiplier
+from services.pages.layout import KvLayout, full_group
 from services.rooms.request import Request, Sampling, Score, Token
 from services.runtime.host_memory import HostMemory
-from tests.layouts import one_group
 
 VOCABULARY = 1000
 CONTEXT = 256
 PAGE_TOKENS = 4
-LAYOUT = one_group("toy", "float32", PAGE_TOKENS, (0,), (0,), 2)
+GROUP = full_group("float32", PAGE_TOKENS, (0,), (0,), 2)
+LAYOUT = KvLayout("toy", (GROUP,))
 _UNHELD = 100_000
 _POSITION = struct.Struct("<QQ")
 _WORDS = struct.Struct("<4i")
@@ -77,15 +78,15 @@ def summed(memory: HostMemory, pages: Sequenced[int], start: int, stop: int) -> 
 
 
 def _offset(pages: Sequenced[int], position: int) -> int:
-    return pages[position // PAGE_TOKENS] * LAYOUT.page_bytes + position % PAGE_TOKENS * LAYOUT.token_bytes
+    return pages[position // PAGE_TOKENS] * GROUP.page_bytes + position % PAGE_TOKENS * GROUP.token_bytes
 
 
 class ToyEngine:
     """Use through a `Stepper`. `hold` it, and a step waits in its thread until `go`."""
 
     def __init__(self, pages: int) -> None:
-        assert LAYOUT.token_bytes == _POSITION.size
-        self.memory = HostMemory(pages * LAYOUT.page_bytes)
+        assert GROUP.token_bytes == _POSITION.size
+        self.memory = HostMemory(pages * GROUP.page_bytes)
         self.ran: list[str] = []
         """"step" or "sum", one after the other."""
         self.foreign: list[str] = []
@@ -116,7 +117,7 @@ class ToyEngine:
         self.ran.append("step")
         tokens = [self._row(row) for row in rows]
         self._carry_on(
-            [SumPart(row.sequence.page_sum, row.pages, row.stop) for row in rows if row.sequence.page_sum]
+            [SumPart(row.sequence.page_sum, (row.pages,), row.stop) for row in rows if row.sequence.page_sum]
         )
         for row in rows:
             if row.sample and row.sequence.page_sum is not None:
@@ -138,8 +139,8 @@ class ToyEngine:
     def _carry_on(self, parts: Sequenced[SumPart]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
-                total = summed(self.memory, part.pages, part.sum.stop, part.stop)
-                part.sum.add({0: total}, part.stop)
+                total = summed(self.memory, part.tables[0], part.sum.stop, part.stop)
+                part.sum.add({(0, 0): total}, part.stop)
 
     def _row(self, row: Row) -> Drawn | None:
         assert row.start < row.stop

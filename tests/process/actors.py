@@ -92,7 +92,7 @@ class Defence:
 
 class FencedIfTold(Holdings):
     def __init__(self, pages: PagePool, slots: SlotPool, defence: Defence) -> None:
-        super().__init__(pages, slots)
+        super().__init__([pages], slots)
         self._defence = defence
 
     def quarantine(self, room: RoomId) -> bool:
@@ -205,7 +205,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         work.receivers.check = lambda *_: None  # type: ignore[method-assign]
 
     stepper = Stepper(engine, mailbox.wake)
-    holdings = Holdings(PagePool(PAGES), SlotPool(slots.view))
+    holdings = Holdings([PagePool(PAGES)], SlotPool(slots.view))
     work = PrefillWork(
         Sending(PrefillRoom, PLACES, holdings, LAYOUT, _deadlines(), elected=True),
         RankParts(
@@ -319,7 +319,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         "foreign": foreign,
         "endpoints": lambda: [each.SerializeToString() for each in work.endpoints],
         "written": lambda: bool(bytes_of(engine.memory).any()),
-        "pages": lambda: {state.value: count for state, count in holdings.pages.census().items()},
+        "pages": lambda: {state.value: count for state, count in holdings.census().items()},
         "phase": lambda room: (
             work.roster.get(RoomId(room)).phase.value if RoomId(room) in work.roster else ""
         ),

@@ -172,7 +172,7 @@ def stray_room(folder: Folder) -> None:
 
     def seeing_received(work: DecodeWork) -> bool:
         asked = Request("stray", (1,), 1)
-        enter(work, partial(DecodeRoom, request=asked, division=ChoicePages(1, 1, 1, 1)))
+        enter(work, partial(DecodeRoom, request=asked, division=ChoicePages(1, 1, 1, (1,))))
         return see_received(work)
 
     _replace(turns, take_turn=taking)

@@ -93,11 +93,11 @@ def receiver(
     room: RoomId, place: int, *, needed: int = 1, expected: int = 1, now_ms: int = 0, ms: int = 100
 ) -> Receiver:
     return Receiver(
-        room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms, pages_expected=expected
+        room, f"request-{room}", PEER, place, (needed,), deadlines(ms), now_ms, pages_expected=(expected,)
     )
 
 
 def sender(
     room: RoomId, place: int, *, needed: int = 1, now_ms: int = 0, ms: int = 100, elected: bool = True
 ) -> Sender:
-    return Sender(room, f"request-{room}", PEER, place, needed, deadlines(ms), now_ms, elected=elected)
+    return Sender(room, f"request-{room}", PEER, place, (needed,), deadlines(ms), now_ms, elected=elected)

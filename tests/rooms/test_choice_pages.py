@@ -1,51 +1,72 @@
 """Do a room's choices share what they all read, and nothing that one of them writes?"""
 
 from itertools import combinations
+from math import lcm
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ids import PageTables
 from services.rooms.choice_pages import ChoicePages
 from tests.pages.ids import page_ids
+
+Place = tuple[int, int]
+"""A group and one of its pages."""
 
 
 @st.composite
 def divisions(draw: st.DrawFn) -> ChoicePages:
-    known = draw(st.integers(1, 40))
-    return ChoicePages(
-        known, known + draw(st.integers(0, 40)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    )
+    """Of one group or two."""
+    known, sizes = draw(st.integers(1, 40)), st.lists(st.integers(1, 9), min_size=1, max_size=2)
+    return ChoicePages(known, known + draw(st.integers(0, 40)), draw(st.integers(1, 6)), tuple(draw(sizes)))
+
+
+def of(pages: PageTables) -> set[Place]:
+    return {(group, page) for group, table in enumerate(pages) for page in table}
+
+
+def pages_of(division: ChoicePages) -> PageTables:
+    return tuple(page_ids(*range(100, 100 + count)) for count in division.needed)
 
 
 @given(divisions())
 def test_choices_apart_nobody_writes_where_another_reads(division: ChoicePages) -> None:
-    pages = page_ids(*range(100, 100 + division.needed))
+    pages = pages_of(division)
     tables = [division.table(pages, choice) for choice in range(division.choices)]
     written = [_written(division, table, choice) for choice, table in enumerate(tables)]
     for one, other in combinations(range(division.choices), 2):
-        assert not written[one] & set(tables[other])
-        assert not written[other] & set(tables[one])
-    assert {page for table in tables for page in table} == set(pages), "and none is for nobody"
+        assert not written[one] & of(tables[other])
+        assert not written[other] & of(tables[one])
+    assert {place for table in tables for place in of(table)} == of(pages), "and none is for nobody"
 
 
-def _written(division: ChoicePages, table: tuple[int, ...], choice: int) -> set[int]:
+def _written(division: ChoicePages, tables: PageTables, choice: int) -> set[Place]:
     """Of choice 0 the hand-over wrote what is known; each other computes from behind the shared pages on."""
     first = division.known_tokens if choice == 0 else division.shared_tokens
-    return {table[position // division.page_tokens] for position in range(first, division.tokens_max)}
+    return {
+        (group, table[position // size])
+        for group, (table, size) in enumerate(zip(tables, division.page_tokens, strict=True))
+        for position in range(first, division.tokens_max)
+    }
 
 
 @given(divisions())
 def test_each_choice_has_pages_for_all_its_tokens_and_computes_the_last_known_one(
     division: ChoicePages,
 ) -> None:
-    pages = page_ids(*range(division.needed))
+    pages = pages_of(division)
     for choice in range(division.choices):
-        table = division.table(pages, choice)
-        assert len(set(table)) == len(table) == -(-division.tokens_max // division.page_tokens)
-        assert table[: division.shared] == pages[: division.shared]
-    assert division.shared_tokens < division.known_tokens <= division.shared_tokens + division.page_tokens
+        tables = division.table(pages, choice)
+        shapes = zip(tables, pages, division.page_tokens, division.shared, strict=True)
+        for table, all_pages, size, shared in shapes:
+            assert len(set(table)) == len(table) == -(-division.tokens_max // size)
+            assert table[:shared] == all_pages[:shared]
+            assert shared * size == division.shared_tokens
+    known, block = division.known_tokens, lcm(*division.page_tokens)
+    assert division.shared_tokens < known <= division.shared_tokens + block
 
 
 def test_one_choice_has_all_its_pages_to_itself() -> None:
-    assert ChoicePages(9, 17, 1, 4).needed == 5
-    assert ChoicePages(9, 17, 3, 4).needed == 5 + 2 * 3
+    assert ChoicePages(9, 17, 1, (4,)).needed == (5,)
+    assert ChoicePages(9, 17, 3, (4,)).needed == (5 + 2 * 3,)
+    assert ChoicePages(9, 17, 3, (4, 8)).needed == (5 + 2 * 3, 3 + 2 * 2)

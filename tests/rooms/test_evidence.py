@@ -32,7 +32,7 @@ def exposed(pages: int = 2) -> Receiver:
     room.note(Connected())
     room.settle(Vote.ADVANCE, 0)
     room.settle(Vote.ADVANCE, 0)
-    room.expose(GEN)
+    room.expose(GEN, (0,))
     return room
 
 
@@ -40,17 +40,19 @@ def exposed(pages: int = 2) -> Receiver:
 def test_gate_before_agree_readiness_is_pages_and_seal(missing: str) -> None:
     room = exposed()
     if missing != "seal":
-        room.note(Landed(GEN, 2))
+        room.note(Landed(GEN, (2,)))
         room.note(Sealed(GEN))
     else:
-        room.note(Landed(GEN, 2))
+        room.note(Landed(GEN, (2,)))
     if missing == "pages":
         room = exposed()
-        room.note(Landed(GEN, 1))
+        room.note(Landed(GEN, (1,)))
     assert (room.vote(1, has_capacity=False) is Vote.ADVANCE) == (missing == "nothing")
 
 
-@pytest.mark.parametrize("order", list(permutations([Landed(GEN, 1), Landed(GEN, 2), Sealed(GEN)])), ids=str)
+@pytest.mark.parametrize(
+    "order", list(permutations([Landed(GEN, (1,)), Landed(GEN, (2,)), Sealed(GEN)])), ids=str
+)
 def test_the_order_of_evidence_does_not_matter_for_readiness(order: tuple[Evidence, ...]) -> None:
     room = exposed()
     for evidence in order:
@@ -60,14 +62,14 @@ def test_the_order_of_evidence_does_not_matter_for_readiness(order: tuple[Eviden
 
 def test_pages_landed_never_shrink() -> None:
     room = exposed()
-    room.note(Landed(GEN, 2))
-    room.note(Landed(GEN, 1))
-    assert room.pages_landed == 2
+    room.note(Landed(GEN, (2,)))
+    room.note(Landed(GEN, (1,)))
+    assert room.pages_landed == (2,)
 
 
 def test_no_truncation_a_seal_over_too_few_pages_ends_the_room() -> None:
     room = exposed()
-    room.note(Landed(GEN, 1))
+    room.note(Landed(GEN, (1,)))
     room.note(Sealed(GEN))
     assert room.vote(1, has_capacity=False) is Vote.ABORT
     room.settle(Vote.ABORT, 1)
@@ -79,22 +81,22 @@ def test_no_truncation_a_seal_over_too_few_pages_ends_the_room() -> None:
 
 def test_no_truncation_more_pages_than_expected_is_the_peers_fault() -> None:
     with pytest.raises(PeerFault, match="3 pages landed, 2 expected"):
-        exposed().note(Landed(GEN, 3))
+        exposed().note(Landed(GEN, (3,)))
 
 
 def test_a_seal_is_the_proof_that_all_writes_are_done() -> None:
     room = exposed()
-    room.note(Landed(GEN, 2))
+    room.note(Landed(GEN, (2,)))
     room.note(Sealed(GEN))
     assert room.proof is Proof.DONE
 
 
-@pytest.mark.parametrize("evidence", [Landed(OTHER, 1), Sealed(OTHER)], ids=str)
+@pytest.mark.parametrize("evidence", [Landed(OTHER, (1,)), Sealed(OTHER)], ids=str)
 def test_news_of_another_tenancy_is_not_ours(evidence: Evidence) -> None:
     room = exposed()
     with pytest.raises(StaleGeneration):
         room.note(evidence)
-    assert (room.pages_landed, room.sealed) == (0, False)
+    assert (room.pages_landed, room.sealed) == ((0,), False)
 
 
 def test_before_the_exposure_every_generation_is_stale() -> None:
@@ -105,9 +107,9 @@ def test_before_the_exposure_every_generation_is_stale() -> None:
 def test_a_room_is_exposed_once_and_after_its_grant() -> None:
     room = exposed()
     with pytest.raises(LocalBug, match="exposed twice"):
-        room.expose(OTHER)
+        room.expose(OTHER, (0,))
     with pytest.raises(LocalBug):
-        receiver(ROOM, 0).expose(GEN)
+        receiver(ROOM, 0).expose(GEN, (0,))
 
 
 def test_zero_pages_need_a_seal_all_the_same() -> None:
@@ -119,14 +121,14 @@ def test_zero_pages_need_a_seal_all_the_same() -> None:
 
 def test_a_grant_may_be_repeated_but_not_changed() -> None:
     room = sender(ROOM, 0)
-    room.note(Granted(GEN, page_ids(1, 2), 0))
-    room.note(Granted(GEN, page_ids(1, 2), 0))
+    room.note(Granted(GEN, (page_ids(1, 2),), 0))
+    room.note(Granted(GEN, (page_ids(1, 2),), 0))
     with pytest.raises(PeerFault, match="a second, different destination"):
-        room.note(Granted(OTHER, page_ids(1, 2), 0))
-    assert room.grant == Granted(GEN, page_ids(1, 2), 0)
+        room.note(Granted(OTHER, (page_ids(1, 2),), 0))
+    assert room.grant == Granted(GEN, (page_ids(1, 2),), 0)
 
 
-@pytest.mark.parametrize("evidence", [Connected(), Landed(GEN, 1)], ids=str)
+@pytest.mark.parametrize("evidence", [Connected(), Landed(GEN, (1,))], ids=str)
 def test_a_sender_takes_no_receivers_evidence(evidence: Evidence) -> None:
     with pytest.raises(PeerFault, match="not for a sender"):
         sender(ROOM, 0).note(evidence)
@@ -139,7 +141,7 @@ def test_a_receiver_takes_no_senders_evidence() -> None:
 
 def granted(*, elected: bool = True) -> Sender:
     room = sender(ROOM, 0, elected=elected)
-    room.note(Granted(GEN, page_ids(1, 2), 0))
+    room.note(Granted(GEN, (page_ids(1, 2),), 0))
     room.settle(Vote.ADVANCE, 0)
     room.settle(Vote.ADVANCE, 0)
     assert room.phase is Phase.TRANSFERRING
@@ -184,6 +186,6 @@ def test_one_writer_a_rank_that_is_not_elected_waits_for_no_seal_of_its_own_and_
 
 def test_evidence_never_moves_a_room() -> None:
     room = exposed()
-    for evidence in (Landed(GEN, 2), Sealed(GEN), Fenced(Proof.DEAD)):
+    for evidence in (Landed(GEN, (2,)), Sealed(GEN), Fenced(Proof.DEAD)):
         room.note(evidence)
         assert room.phase is Phase.TRANSFERRING

@@ -67,7 +67,7 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
             return
         held = roster.get(room)
         generation = held.generation or Generation(0)
-        self._note(rank, room, Landed(generation, max(held.pages_expected - (what == "short"), 0)))
+        self._note(rank, room, Landed(generation, (max(held.pages_expected[0] - (what == "short"), 0),)))
         if what == "sealed":
             self._note(rank, room, Sealed(generation))
 
@@ -96,7 +96,7 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
     def turn(self, later_ms: int) -> None:
         self.now_ms += later_ms
         phases = [{room.id: room.phase for room in roster} for roster in self.group.rosters]
-        settled = self.group.turn(self.now_ms, [Capacity(self.pages, self.slots)] * RANKS)
+        settled = self.group.turn(self.now_ms, [Capacity((self.pages,), self.slots)] * RANKS)
         assert len({tuple((room.id, effect) for room, effect in each) for each in settled.effects}) == 1
         for rank, effects in enumerate(settled.effects):
             for room, effect in effects:
@@ -110,9 +110,9 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
     def _perform(self, rank: int, room: Receiver, effect: AnyEffect) -> None:
         match effect:
             case ReceiverEffect.GRANT:
-                room.expose(Generation(1000 + room.id))
+                room.expose(Generation(1000 + room.id), (0,))
                 if rank == 0:
-                    self.pages -= room.pages_needed
+                    self.pages -= room.pages_needed[0]
                     self.slots -= 1
             case ReceiverEffect.ADMIT:
                 assert room.sealed
@@ -125,7 +125,7 @@ class ReceiversMoveTogether(RuleBasedStateMachine):
                 assert self.group.rosters[rank].retire(room.id, self.now_ms)
                 self.ended.add(room.id)
                 if rank == 0 and room.generation is not None:
-                    self.pages += room.pages_needed
+                    self.pages += room.pages_needed[0]
                     self.slots += 1
             case _:
                 pass

@@ -29,8 +29,8 @@ FIRST = Cause(Reason.TRANSFER_FAILED, "the first")
 SECOND = Cause(Reason.CANCELLED, "the second")
 TABLES: dict[type[Room], Moves] = {Sender: SENDER_MOVES, Receiver: RECEIVER_MOVES}
 WAY: dict[type[Room], list[list[Evidence]]] = {
-    Sender: [[Granted(GEN, page_ids(4), 0)], [], [Written()], [Sealed(GEN)]],
-    Receiver: [[Connected()], [], [Landed(GEN, 1), Sealed(GEN)]],
+    Sender: [[Granted(GEN, (page_ids(4),), 0)], [], [Written()], [Sealed(GEN)]],
+    Receiver: [[Connected()], [], [Landed(GEN, (1,)), Sealed(GEN)]],
 }
 """What lets a room go on from each of its live phases."""
 
@@ -45,7 +45,7 @@ def room_in(kind: type[Room], phase: Phase, *, ms: int = 100) -> Room:
         if room.phase is phase or phase is Phase.FAILED:
             break
         if isinstance(room, Receiver) and room.phase is Phase.TRANSFERRING:
-            room.expose(GEN)
+            room.expose(GEN, (0,))
         for each in evidence:
             room.note(each)
         room.settle(Vote.ADVANCE, 0)
@@ -72,7 +72,7 @@ def test_moves_listed(kind: type[Room], phase: Phase, vote: Vote) -> None:
         return
     if phase in GATED and vote is Vote.ADVANCE:
         if isinstance(room, Receiver):
-            room.expose(GEN)
+            room.expose(GEN, (0,))
         for each in WAY[kind][3 if phase is Phase.SEALING else 2]:
             room.note(each)
     after, effect = listed
@@ -255,7 +255,7 @@ def test_an_abort_that_nobody_can_explain_is_a_bug() -> None:
 
 def test_time_is_kept_by_phase() -> None:
     room = sender(ROOM, 0, now_ms=10)
-    room.note(Granted(GEN, page_ids(4), 0))
+    room.note(Granted(GEN, (page_ids(4),), 0))
     room.settle(Vote.ADVANCE, 15)
     room.settle(Vote.ADVANCE, 22)
     assert room.phase_ms == {Phase.BOOTSTRAPPING: 5, Phase.WAITING_FOR_INPUT: 7}

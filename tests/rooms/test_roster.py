@@ -11,7 +11,7 @@ from services.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
 from tests.rooms.group import receiver
 
 GONE = Cause(Reason.CLIENT_GONE, "hung up")
-PLENTY = Capacity(pages=1000, slots=1000)
+PLENTY = Capacity(pages=(1000,), slots=1000)
 
 
 def opened(roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int = 0) -> Receiver:
@@ -151,10 +151,10 @@ def test_no_starvation_capacity_goes_in_the_order_of_opening() -> None:
     roster = Roster[Receiver](4)
     for room, needed in ((1, 3), (2, 4), (3, 1)):
         waiting(roster, room, needed)
-    assert roster.votes(1, Capacity(8, 3))[:3] == [Vote.ADVANCE] * 3
-    assert roster.votes(1, Capacity(8, 2))[:3] == [Vote.ADVANCE, Vote.ADVANCE, Vote.STAY]
-    assert roster.votes(1, Capacity(6, 3))[:3] == [Vote.ADVANCE, Vote.STAY, Vote.STAY]
-    assert roster.votes(1, Capacity(2, 3))[:3] == [Vote.STAY] * 3
+    assert roster.votes(1, Capacity((8,), 3))[:3] == [Vote.ADVANCE] * 3
+    assert roster.votes(1, Capacity((8,), 2))[:3] == [Vote.ADVANCE, Vote.ADVANCE, Vote.STAY]
+    assert roster.votes(1, Capacity((6,), 3))[:3] == [Vote.ADVANCE, Vote.STAY, Vote.STAY]
+    assert roster.votes(1, Capacity((2,), 3))[:3] == [Vote.STAY] * 3
 
 
 def test_no_starvation_the_order_is_of_opening_and_not_of_places() -> None:
@@ -164,8 +164,8 @@ def test_no_starvation_the_order_is_of_opening_and_not_of_places() -> None:
     roster.retire(RoomId(1), 0)
     waiting(roster, 3, 1)
     assert roster.get(RoomId(3)).place == 0
-    assert roster.votes(1, Capacity(1, 2)) == [Vote.STAY, Vote.STAY]
-    assert roster.votes(1, Capacity(2, 2)) == [Vote.STAY, Vote.ADVANCE]
+    assert roster.votes(1, Capacity((1,), 2)) == [Vote.STAY, Vote.STAY]
+    assert roster.votes(1, Capacity((2,), 2)) == [Vote.STAY, Vote.ADVANCE]
 
 
 def test_no_starvation_a_failure_waits_for_no_capacity_and_holds_none() -> None:
@@ -173,7 +173,7 @@ def test_no_starvation_a_failure_waits_for_no_capacity_and_holds_none() -> None:
     waiting(roster, 1, 100)
     waiting(roster, 2, 1)
     roster.cancel(RoomId(1), GONE, 0)
-    assert roster.votes(1, Capacity(1, 1)) == [Vote.ABORT, Vote.ADVANCE, Vote.STAY]
+    assert roster.votes(1, Capacity((1,), 1)) == [Vote.ABORT, Vote.ADVANCE, Vote.STAY]
 
 
 def test_a_place_that_is_empty_votes_to_stay() -> None:
@@ -210,7 +210,7 @@ def test_divergence_detected_when_one_rank_alone_is_stopping_a_room() -> None:
 
 def test_divergence_detected_what_could_be_reserved_or_reused_is_in_the_digest() -> None:
     roster = Roster[Receiver](1)
-    capacities = [Capacity(3, 2, 1), Capacity(4, 2, 1), Capacity(3, 1, 1), Capacity(3, 2, 2)]
+    capacities = [Capacity((3,), 2, 1), Capacity((4,), 2, 1), Capacity((3,), 1, 1), Capacity((3,), 2, 2)]
     assert len({roster.digest(each) for each in capacities}) == len(capacities)
 
 

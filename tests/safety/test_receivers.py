@@ -74,7 +74,12 @@ class Forger:
         )
         self.say(
             grants=[
-                inference_pb2.GrantRequest(room=room, generation=1, pages=range(PAGES), exposure=exposure)
+                inference_pb2.GrantRequest(
+                    room=room,
+                    generation=1,
+                    pages=[inference_pb2.PageTable(pages=range(PAGES))],
+                    exposure=exposure,
+                )
             ]
         )
         self.say(closes=[inference_pb2.CloseRequest(room=room + 1_000, generation=1)])

@@ -212,10 +212,14 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         found += _held(name, "calls that open a room", len(work.callers))
         found += _held(name, "rows of a step", len(work._computing))
         found += _held(name, "holdings", len(holdings))
-        found += _held(name, "pages", len(holdings.pages) - holdings.available)
+        found += _held(name, "pages", sum(holdings.sizes) - sum(holdings.available))
         found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)
-        cached = holdings.pages.census()[PageState.CACHED]
-        found += _held(name, "cached pages that no tokens lead to", cached - len(holdings.prefixes))
+        cached = holdings.census()[PageState.CACHED]
+        found += _held(
+            name,
+            "cached pages that no tokens lead to",
+            cached - sum(holdings.prefixes.counts(len(holdings.prefixes))),
+        )
         if isinstance(work, PrefillWork):
             found += _held(name, "grants that wait for their rooms", len(work.early))
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)

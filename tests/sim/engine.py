@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from services.engine.interface import Row, SumPart
 from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
-from services.pages.layout import KvLayout
+from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
 from tests.layouts import one_group
@@ -92,14 +92,14 @@ class SimulatedModel:
             self._words[place] = shake_128(what).digest(WORD * len(self.lanes))
         return self._words[place]
 
-    def summed(self, known: tuple[int, ...], start: int) -> dict[int, int]:
+    def summed(self, known: tuple[int, ...], start: int) -> dict[GroupHead, int]:
         """Of the positions of `known` from `start` on, as `services.pages.checksum` sums them, by KV head."""
         words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
-        totals: dict[int, int] = {}
+        totals: dict[GroupHead, int] = {}
         for number, (head, layer, plane) in enumerate(self.lanes):
             at = number * WORD
             lane_words = ((position, each[at : at + WORD]) for position, each in words)
-            totals[head] = totals.get(head, 0) + _lane_sum(head, layer, plane, lane_words)
+            totals[0, head] = totals.get((0, head), 0) + _lane_sum(head, layer, plane, lane_words)
         return totals
 
 
@@ -153,15 +153,15 @@ class SimulatedEngine:
         view, page_bytes = self.memory.view, self._page_bytes
         for part in parts:
             places = [
-                (position, part.pages[position // self._size] * page_bytes + position % self._size * WORD)
+                (position, part.tables[0][position // self._size] * page_bytes + position % self._size * WORD)
                 for position in range(part.sum.stop, part.stop)
             ]
-            totals: dict[int, int] = {}
+            totals: dict[GroupHead, int] = {}
             for place, number in enumerate(self._lanes):
                 head, layer, half = self._model.lanes[number]
                 start = place * self._lane_bytes
                 words = ((position, view[start + at : start + at + WORD]) for position, at in places)
-                totals[head] = totals.get(head, 0) + _lane_sum(head, layer, half, words)
+                totals[0, head] = totals.get((0, head), 0) + _lane_sum(head, layer, half, words)
             part.sum.add(totals, part.stop)
 
     def check(

@@ -70,7 +70,7 @@ class Bank:
 
 def _in(unit: tuple[str, int], holding: Holding) -> bool:
     kind, index = unit
-    return index in holding.pages if kind == "page" else index == holding.slot.index
+    return index in holding.pages[0] if kind == "page" else index == holding.slot.index
 
 
 class WatchedFabric(MemoryFabric):

@@ -185,7 +185,7 @@ class WatchedDecode(DecodeWork):
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
         if effect is ReceiverEffect.ADMIT:
-            self.landed.check(room.request, room.table(0), room.given, len(room.given), "it is admitted")
+            self.landed.check(room.request, room.tables(0)[0], room.given, len(room.given), "it is admitted")
         super().perform(room, effect)
 
 
@@ -220,8 +220,8 @@ def make_rank(
     stepper = Stepper(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)
-    prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
-    holdings = Holdings(PagePool(worker_shape.pages), SlotPool(slots.view), prefixes)
+    prefixes = PrefixTree([layout.page_tokens]) if shape.reuse else None
+    holdings = Holdings([PagePool(worker_shape.pages)], SlotPool(slots.view), prefixes)
     bank = Bank(
         process.name, process.host, worker, group.rank, layout.page_bytes, engine.memory, slots, holdings
     )

@@ -131,14 +131,14 @@ class Play:
 
     def do_grant(self, side: str, words: Words) -> list[str]:
         room, exposure = _room(words), Incarnation(1)
-        grant = Granted(Generation(1), tuple(map(PageId, range(int(words.get("pages", 0))))), 0)
+        grant = Granted(Generation(1), (tuple(map(PageId, range(int(words.get("pages", 0))))),), 0)
         if "decode" in self._stages:
             told = self._decode.told[0, room].grant
             grant = Granted(told.generation, told.pages, told.slot, told.prefix_tokens)
             exposure = told.exposure
         grant = replace(grant, prefix_tokens=int(words.get("prefix", grant.prefix_tokens)))
         lost = NotConnected("nothing leads there") if "unreachable" in words else None
-        route = lost or Route(exposure, LAYOUT.page_tokens, ())
+        route = lost or Route(exposure, (LAYOUT.page_tokens,), ())
         return self._each("prefill", words, lambda _, rank: rank.grant(room, _peer(words), grant, route))
 
     def do_post(self, side: str, words: Words) -> None:
@@ -179,7 +179,7 @@ class Play:
         generation = self._decode.ranks[_rank(words)].roster.get(_room(words)).generation
         if generation is None:
             return ["not exposed"]
-        landed = self._note("decode", words, Landed(generation, int(words["pages"])))
+        landed = self._note("decode", words, Landed(generation, (int(words["pages"]),)))
         return landed + (self._note("decode", words, Sealed(generation)) if "sealed" in words else [])
 
     def do_sum(self, side: str, words: Words) -> list[str]:
@@ -248,7 +248,7 @@ class Play:
         lines = []
         for number, rank in self._ranks(side, words):
             rooms = _list(f"{room.id} {room.phase.value}" for room in rank.roster) or "none"
-            pages, slots = _count(rank.holdings.pages.census()), _count(rank.holdings.slots.census())
+            pages, slots = _count(rank.holdings.census()), _count(rank.holdings.slots.census())
             line = f"r{number}  rooms: {rooms}; pages: {pages}; slots: {slots}"
             dropped = rank.roster.dropped.total()
             line += f"; news dropped: {dropped}" if dropped else ""
@@ -325,11 +325,13 @@ def _value(value: Any) -> str:
             return str(value.value)
         case Cause(reason, text):
             return f"{reason.value} ({text})"
+        case (tuple(), *_):
+            return " + ".join(map(_value, value))
         case tuple():
             return _list(map(str, value)) or "none"
         case _ if is_dataclass(value):
             told = ((each.name, getattr(value, each.name)) for each in fields(value))
-            return _list(f"{name} {said}" for name, said in told if said not in (None, ()))
+            return _list(f"{name} {_value(said)}" for name, said in told if said not in (None, ()))
         case _:
             return str(value)
 

@@ -60,8 +60,8 @@ class RankMemory:
 
     def holdings(self, prefixes: str) -> Holdings:
         """`prefixes`: on to keep what rooms computed."""
-        tree = PrefixTree(LAYOUT.page_tokens) if prefixes == "on" else None
-        return Holdings(PagePool(len(self.kv)), SlotPool(memoryview(self.slots)), tree)
+        tree = PrefixTree([LAYOUT.page_tokens]) if prefixes == "on" else None
+        return Holdings([PagePool(len(self.kv))], SlotPool(memoryview(self.slots)), tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ class DecodeStage(Stage[ReceivingRoom]):
         if isinstance(asked, Grant) and asked.room in roster:
             known = roster.get(asked.room).request.prefill_tokens
             self.told[rank, asked.room] = Destination(asked, self.memories[rank], known)
-            for page in asked.pages:
+            for page in asked.pages[0]:
                 self.memories[rank].kv[page] = 0
 
     def write(self, room: RoomId, rank: int, pages: int) -> None:
         """The sender's one-sided write of the room's first `pages` pages."""
         to = self.told[rank, room]
-        for page in to.grant.pages[:pages]:
+        for page in to.grant.pages[0][:pages]:
             to.memory.kv[page] = room
 
     def record(self, room: RoomId, rank: int, words: Mapping[str, str]) -> None:
@@ -169,7 +169,7 @@ class DecodeStage(Stage[ReceivingRoom]):
             to.grant.generation,
             prompt_tokens=int(words.get("tokens", to.prompt_tokens)),
             cached_tokens=0,
-            pages=int(words["pages"]),
+            pages=(int(words["pages"]),),
             first_token=int(words.get("token", FIRST_TOKEN.id)),
             pages_checksum=1,
         )
@@ -218,7 +218,7 @@ class DecodeStage(Stage[ReceivingRoom]):
             for of, room in self.told
             if of == rank and room in holdings
             if holdings.get(room).standing is not Standing.QUARANTINED
-            for page in holdings.get(room).pages
+            for page in holdings.get(room).pages[0]
         )
 
 

@@ -11,7 +11,7 @@ from services.wire.census import KEY_CHARS_MAX, KEYS_MAX, census_from_wire, cens
 
 
 def test_what_a_worker_holds_is_told_in_the_words_of_its_metrics() -> None:
-    holdings = Holdings(PagePool(8), SlotPool(memoryview(bytearray(2 * SLOT_BYTES))))
+    holdings = Holdings([PagePool(8)], SlotPool(memoryview(bytearray(2 * SLOT_BYTES))))
     rooms = {**dict.fromkeys(Phase, 0), Phase.TRANSFERRING: 3}
     told = census_from_wire(census_to_wire({RoomQueue.RUNNING: 2}, rooms, holdings, turns=5, tokens=9))
     assert told["queues"] == {"running": 2}

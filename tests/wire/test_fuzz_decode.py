@@ -158,7 +158,7 @@ def lies(draw: st.DrawFn) -> MetadataRecord:
         generation=Generation(draw(st.integers(1, 2))),
         prompt_tokens=draw(SMALL),
         cached_tokens=draw(SMALL),
-        pages=draw(SMALL),
+        pages=draw(st.lists(SMALL, max_size=2).map(tuple)),
     )
 
 

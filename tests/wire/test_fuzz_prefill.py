@@ -46,7 +46,7 @@ LIKELY = {
     "departed": PROCESSES,
     "connected": PROCESSES,
     **computable(toy.VOCABULARY),
-    "pages": st.lists(st.integers(0, PAGES + 1), max_size=6) | st.lists(unsigned(32), max_size=6),
+    "PageTable.pages": st.lists(st.integers(0, PAGES + 1), max_size=6) | st.lists(unsigned(32), max_size=6),
     "slot": st.integers(0, PLACES + 1),
     "prefix_tokens": st.sampled_from([0, 4, 8, 3]) | unsigned(32),
     "reason": st.sampled_from([each.value for each in Reason]),
@@ -111,8 +111,10 @@ def improve(bench: PrefillBench, command: group_pb2.Command, shown: Receiver) ->
         grant, sender = command.grant, bench.work.roster.get(RoomId(command.grant.room))
         grant.prefix_tokens -= grant.prefix_tokens % toy.PAGE_TOKENS
         grant.receiver = grant.exposure = sender.peer
-        count = max(sender.pages_needed - grant.prefix_tokens // toy.PAGE_TOKENS, 0)
-        grant.pages[:] = [*grant.pages, *range(PAGES)][:count]
+        count = max(sender.pages_needed[0] - grant.prefix_tokens // toy.PAGE_TOKENS, 0)
+        table = [*(page for each in grant.pages for page in each.pages), *range(PAGES)][:count]
+        del grant.pages[:]
+        grant.pages.add(pages=table)
 
 
 def _well_formed(connect: inference_pb2.ConnectRequest) -> bool:
@@ -173,10 +175,10 @@ def handed_over(receiver: Receiver) -> None:
     """Its pages, its record, and not a byte more."""
     for position, token in enumerate(PROMPT):
         page, place = GRANTED[position // toy.PAGE_TOKENS], position % toy.PAGE_TOKENS
-        at = place * toy.LAYOUT.token_bytes
+        at = place * toy.GROUP.token_bytes
         assert struct.unpack_from("<QQ", receiver.page(page), at) == (GOOD, token)
     for page in set(range(PAGES)) - set(GRANTED):
-        assert receiver.page(page) == bytes(toy.LAYOUT.page_bytes), "nobody was told to write here"
+        assert receiver.page(page) == bytes(toy.GROUP.page_bytes), "nobody was told to write here"
     record = receiver.record(SLOT, GOOD, 5)
     assert record is not None
     assert record.first_token == toy.next_token(PROMPT)

@@ -86,5 +86,5 @@ def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     pages, chunk = range(engine.cache.group.pages_for(len(tokens))), min(CHUNK, engine.scored_max)
     for start in range(0, len(tokens) - 1, chunk):
         stop = min(start + chunk, len(tokens) - 1)
-        engine.step([Row(sequence, start, stop, pages, sample=False)])
+        engine.step([Row(sequence, start, stop, (pages,), sample=False)])
     return math.exp(-math.fsum(each.logprob for each in scores.told) / len(scores.told))

@@ -11,7 +11,8 @@ from services.runtime.host_memory import HostMemory
 MODEL: Final = "toy"
 VOCABULARY: Final = 50_000
 CONTEXT: Final = 8_192
-LAYOUT: Final = KvLayout(MODEL, (full_group("bfloat16", 16, (0, 1), (0,), 64),))
+GROUP: Final = full_group("bfloat16", 16, (0, 1), (0,), 64)
+LAYOUT: Final = KvLayout(MODEL, (GROUP,))
 PAGES: Final = 4_096
 
 
@@ -29,7 +30,7 @@ class ToyEngine:
 
     def __init__(self) -> None:
         self.layout = self.whole = LAYOUT
-        self.cache = _Pages(PAGES * LAYOUT.page_bytes)
+        self.caches = (_Pages(PAGES * GROUP.page_bytes),)
 
     def bind_thread(self) -> None: ...
 

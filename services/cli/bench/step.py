@@ -188,16 +188,16 @@ def _rows(
             grammar=grammar,
         )
         if phase is StepPhase.PREFILL:
-            rows.append(Row(Sequence(request, []), 0, context, table, sample=True))
+            rows.append(Row(Sequence(request, []), 0, context, (table,), sample=True))
             continue
         sequence = Sequence(request, [7] if grammar is None else [])
         if grammar is not None:
             sequence.fold = _fold(engine, grammar)
-        first = Row(sequence, 0, context, table, sample=grammar is not None)
+        first = Row(sequence, 0, context, (table,), sample=grammar is not None)
         for token in engine.step([first]):
             if isinstance(token, Token):
                 sequence.output.append(token.id)
-        rows.append(Row(sequence, context, context + 1, table, sample=True))
+        rows.append(Row(sequence, context, context + 1, (table,), sample=True))
     return rows
 
 
@@ -226,7 +226,7 @@ def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Cal
                 continue
             if request.grammar is None or token.id not in request.ending_token_ids:
                 row.sequence.output.append(token.id)
-                rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.pages, sample=True)
+                rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.tables, sample=True)
 
     return step
 

@@ -20,7 +20,7 @@ from services.cli.bench.device_memory import copying, take
 from services.cli.bench.report import seconds_of
 from services.handover.route import Route, Target
 from services.ids import Generation, Incarnation, PageId
-from services.pages.layout import KvLayout, full_group
+from services.pages.layout import KvGroup, KvLayout, full_group
 from services.pages.plan import PageRun, plan_hand_over
 from services.pages.ranks import rank_layout
 from services.pages.record import SLOT_BYTES
@@ -200,29 +200,27 @@ class _Scene:
             ]
             for size, ranks in zip(case.page_tokens, case.tensor, strict=True)
         )
-        self._layout, self._target = mine[0], theirs[0]
+        ((self._source,), (self._target,)) = mine[0].groups, theirs[0].groups
         plan = plan_hand_over(mine, theirs)
         targets = tuple(
-            Target(peer.incarnation, plan.between(0, rank), theirs[rank].kv_heads)
+            Target(peer.incarnation, plan.between(0, rank), theirs[rank].heads)
             for rank, peer in enumerate(peers[: len(theirs)])
         )
-        self._route = Route(peers[0].incarnation, self._target.page_tokens, targets)
+        self._route = Route(peers[0].incarnation, (self._target.page_tokens,), targets)
         whole = max(case.page_tokens)
-        self.tokens = -(-case.mib * MIB // (self._layout.token_bytes * whole)) * whole
-        self.bytes = self.tokens * self._layout.token_bytes
+        self.tokens = -(-case.mib * MIB // (self._source.token_bytes * whole)) * whole
+        self.bytes = self.tokens * self._source.token_bytes
         self._random = random.Random(1)  # noqa: S311 the same pages in every run of the command
 
     def push(self, transfer: NixlTransfer, window_bytes: int, slots: HostMemory) -> RoomTransfer:
-        source = self._table(self._layout)
-        target = self._table(self._target)
-        grant = Granted(Generation(1), tuple(map(PageId, target)), slot=0)
-        return RoomTransfer(
-            transfer, self._route, source, self._layout.page_tokens, grant, window_bytes, slots.view, 0
-        )
+        source = self._table(self._source)
+        grant = Granted(Generation(1), (self._table(self._target),), slot=0)
+        size = self._source.page_tokens
+        return RoomTransfer(transfer, self._route, (source,), (size,), grant, window_bytes, slots.view, 0)
 
     def runs(self) -> list[PageRun]:
         """What a push writes, found before: of all targets, and as if the first one had all of it."""
-        source, target = self._table(self._layout), self._table(self._target)
+        source, target = self._table(self._source), self._table(self._target)
         return [
             run
             for each in self._route.targets
@@ -234,12 +232,12 @@ class _Scene:
         """Where a contiguous write of as many bytes may begin."""
         return self._random.randrange(POOL_BYTES // self.bytes) * self.bytes
 
-    def _table(self, layout: KvLayout) -> list[int]:
-        count, pool = layout.pages_for(self.tokens), POOL_BYTES // layout.page_bytes
+    def _table(self, group: KvGroup) -> tuple[PageId, ...]:
+        count, pool = group.pages_for(self.tokens), POOL_BYTES // group.page_bytes
         if self.case.scattered:
-            return self._random.sample(range(pool), count)
+            return tuple(map(PageId, self._random.sample(range(pool), count)))
         first = self._random.randrange(pool - count + 1)
-        return list(range(first, first + count))
+        return tuple(map(PageId, range(first, first + count)))
 
 
 class _BareNixl:

@@ -61,7 +61,8 @@ from services.worker.turns import TurnProgress, take_turn
 
 PREFILL: Final = Incarnation(11)
 DECODE: Final = Incarnation(22)
-LAYOUT: Final = KvLayout("toy", (full_group("bfloat16", 16, (0,), (0,), 2),))
+GROUP: Final = full_group("bfloat16", 16, (0,), (0,), 2)
+LAYOUT: Final = KvLayout("toy", (GROUP,))
 PROMPT: Final = 32
 GROWS: Final = 2_000
 """Tokens that a room may draw: none ends while it is measured."""
@@ -192,7 +193,7 @@ class _TurnWorker(ABC):
         self.work: Any = None
 
     def _holdings(self, pages: int) -> Holdings:
-        return Holdings(PagePool(pages), SlotPool(self._slots.view), PrefixTree(LAYOUT.page_tokens))
+        return Holdings([PagePool(pages)], SlotPool(self._slots.view), PrefixTree([GROUP.page_tokens]))
 
     @abstractmethod
     async def fill(self, running: int) -> None:
@@ -265,8 +266,8 @@ class _Decode(_TurnWorker):
 
     def __init__(self, places: int, fitting: int) -> None:
         super().__init__(places, fitting)
-        pages = max(fitting * LAYOUT.pages_for(PROMPT + GROWS), LAYOUT.pages_for(CONTEXT))
-        memory = HostMemory(pages * LAYOUT.page_bytes)
+        pages = max(fitting * GROUP.pages_for(PROMPT + GROWS), GROUP.pages_for(CONTEXT))
+        memory = HostMemory(pages * GROUP.page_bytes)
         ids = count(DECODE)
         self._held = self._holdings(pages)
         exposure = Exposure(
@@ -325,10 +326,10 @@ class _Prefill(_TurnWorker):
 
     def __init__(self, places: int, fitting: int) -> None:
         super().__init__(places, fitting)
-        pages = max(fitting * LAYOUT.pages_for(PROMPT), LAYOUT.pages_for(CONTEXT))
+        pages = max(fitting * GROUP.pages_for(PROMPT), GROUP.pages_for(CONTEXT))
         if fitting:
-            pages = fitting * LAYOUT.pages_for(PROMPT)
-        memory = HostMemory(pages * LAYOUT.page_bytes)
+            pages = fitting * GROUP.pages_for(PROMPT)
+        memory = HostMemory(pages * GROUP.page_bytes)
         transfer = _Endless(self._fabric, PREFILL)
         transfer.register(Region(kv_region(0), memory.address, memory.length))
         transfer.register(Region("slots", self._slots.address, self._slots.length))
@@ -347,7 +348,7 @@ class _Prefill(_TurnWorker):
     async def fill(self, running: int) -> None:
         """A fourth of the rooms at most have no destination yet; those that run are being computed."""
         receiver = MemoryTransfer(self._fabric, DECODE)
-        theirs = HostMemory(self._places * LAYOUT.pages_for(PROMPT) * LAYOUT.page_bytes)
+        theirs = HostMemory(self._places * GROUP.pages_for(PROMPT) * GROUP.page_bytes)
         receiver.register(Region(kv_region(0), theirs.address, theirs.length))
         slots = HostMemory(self._places * SLOT_BYTES)
         receiver.register(Region("slots", slots.address, slots.length))
@@ -370,14 +371,14 @@ class _Prefill(_TurnWorker):
         await self._turns(4)
 
     async def _granted(self, rooms: Sequence[int]) -> None:
-        pages = LAYOUT.pages_for(PROMPT)
+        pages = GROUP.pages_for(PROMPT)
         for room in rooms:
             self._mailbox.put(self._open(room, range(room, room + PROMPT)))
             grant = inference_pb2.GrantRequest(
                 room=room,
                 receiver=DECODE,
                 generation=room,
-                pages=range((room - 1) * pages, room * pages),
+                pages=[inference_pb2.PageTable(pages=range((room - 1) * pages, room * pages))],
                 slot=room - 1,
                 exposure=DECODE,
             )

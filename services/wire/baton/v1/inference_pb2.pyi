@@ -1026,9 +1026,31 @@ class ConnectReply(_message.Message):
 Global___ConnectReply: _TypeAlias = ConnectReply  # noqa: Y015
 
 @_typing.final
-class GrantRequest(_message.Message):
-    """Tells a room's sender where to write. Kept for a while where the room has not come yet."""
+class PageTable(_message.Message):
+    """Tells a room's sender where to write. Kept for a while where the room has not come yet.
+    Pages of one group of layers, in the order of their tokens.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        pages: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageTable: _TypeAlias = PageTable  # noqa: Y015
+
+@_typing.final
+class GrantRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROOM_FIELD_NUMBER: _builtins.int
@@ -1047,14 +1069,16 @@ class GrantRequest(_message.Message):
     exposure: _builtins.int
     """The incarnation of rank 0's endpoint: whose memory the pages are in."""
     @_builtins.property
-    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageTable]:
+        """By group, in the layout's order."""
+
     def __init__(
         self,
         *,
         room: _builtins.int = ...,
         receiver: _builtins.int = ...,
         generation: _builtins.int = ...,
-        pages: _abc.Iterable[_builtins.int] | None = ...,
+        pages: _abc.Iterable[Global___PageTable] | None = ...,
         slot: _builtins.int = ...,
         prefix_tokens: _builtins.int = ...,
         exposure: _builtins.int = ...,

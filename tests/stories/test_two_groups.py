@@ -1,0 +1,197 @@
+"""Is a room of a model whose layers are in two groups handed over whole, group by group?
+
+The pure core of both sides, and the very plan and record of the product, without turns: the groups differ in
+layers, heads, lengths of vectors and tokens a page.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.requests import Grant, SendRecord
+from services.handover.route import Route, Target
+from services.handover.sending import Sending, SendingRoom
+from services.handover.side import HandOverSide
+from services.ids import Incarnation, RoomId
+from services.pages.errors import Truncated
+from services.pages.holdings import Holdings
+from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane
+from services.pages.plan import plan_hand_over
+from services.pages.pool import PagePool, PageState
+from services.pages.prefixes import PrefixTree
+from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from services.pages.slots import SlotPool
+from services.rooms.evidence import Connected, Granted
+from services.rooms.phases import Phase, Vote
+from services.rooms.request import Request, Token
+from services.rooms.room import Room
+from tests.rooms.group import deadlines
+
+ROOM, RECEIVER, SENDER = RoomId(7), Incarnation(22), Incarnation(11)
+FULL: Final = KvKind.FULL
+OURS: Final = KvLayout(
+    "model",
+    (
+        KvGroup(FULL, "float16", 2, (0, 2), (0, 1), (KvPlane("k", 2), KvPlane("v", 1))),
+        KvGroup(FULL, "float16", 4, (1,), (0,), (KvPlane("k", 3), KvPlane("v", 3))),
+    ),
+)
+"""The receiver's. The sender's pages have twice as many tokens."""
+THEIRS: Final = KvLayout(
+    "model", tuple(replace(each, page_tokens=2 * each.page_tokens) for each in OURS.groups)
+)
+PAGES: Final = 20
+PROMPT: Final = tuple(range(11))
+
+R = TypeVar("R", bound=Any)
+
+
+class Memory:
+    """One rank's, a region for each group."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        self.regions = [bytearray(PAGES * group.page_bytes) for group in layout.groups]
+        self.slots = bytearray(2 * SLOT_BYTES)
+        pools = [PagePool(PAGES) for _ in layout.groups]
+        tree = PrefixTree([group.page_tokens for group in layout.groups])
+        self.holdings = Holdings(pools, SlotPool(memoryview(self.slots)), tree)
+
+
+def turn(side: HandOverSide[R, Any], about: Room, wish: Vote = Vote.ADVANCE) -> list[Any]:
+    """A turn of one rank, which wishes so much for one room. What it asks of the world."""
+    votes = side.roster.votes(1, side.capacity())
+    assert votes[about.place] is wish
+    for room, effect in side.roster.settle(votes, 1):
+        side.perform(room, effect, 1)  # type: ignore[attr-defined]
+    return side.take_requests()
+
+
+def asked(requests: Sequence[Any], kind: type[R]) -> R:
+    (found,) = (each for each in requests if isinstance(each, kind))
+    return found
+
+
+@pytest.fixture
+def ours() -> Memory:
+    return Memory(OURS)
+
+
+@pytest.fixture
+def receiving(ours: Memory) -> Receiving[ReceivingRoom]:
+    return Receiving(ReceivingRoom, 2, ours.holdings, OURS, deadlines(), exposure=RECEIVER, vocabulary=100)
+
+
+@pytest.fixture
+def theirs() -> Memory:
+    return Memory(THEIRS)
+
+
+@pytest.fixture
+def sending(theirs: Memory) -> Sending[SendingRoom]:
+    return Sending(SendingRoom, 2, theirs.holdings, THEIRS, deadlines(), elected=True)
+
+
+def granted(receiving: Receiving[ReceivingRoom], room: int) -> tuple[ReceivingRoom, Grant]:
+    receiver = receiving.open(RoomId(room), Request(f"request-{room}", PROMPT, 6), SENDER, 0)
+    receiver.note(Connected())
+    turn(receiving, receiver)
+    return receiver, asked(turn(receiving, receiver), Grant)
+
+
+def hand_over(
+    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+) -> tuple[Grant, MetadataRecord]:
+    """From its opening to its admission. What was granted, and the record."""
+    receiver, grant = granted(receiving, ROOM)
+    sender = sending.open(ROOM, receiver.request, RECEIVER, 0)
+    page_tokens = tuple(group.page_tokens for group in OURS.groups)
+    between = plan_hand_over([THEIRS], [OURS]).between(0, 0)
+    route = Route(RECEIVER, page_tokens, (Target(RECEIVER, between, OURS.heads),))
+    evidence = Granted(grant.generation, grant.pages, grant.slot, grant.prefix_tokens)
+    sending.grant(ROOM, RECEIVER, evidence, route)
+    turn(sending, sender)
+    turn(sending, sender)
+    for group, region, table in zip(THEIRS.groups, theirs.regions, sender.pages, strict=True):
+        for page in table:
+            start = page * group.page_bytes
+            region[start : start + group.page_bytes] = bytes([page + 1]) * group.page_bytes
+    sending.computed(sender, len(PROMPT), Token(42), 1)
+    record = asked(sending.take_requests(), SendRecord).record
+    first = grant.prefix_tokens
+    moved = between.runs(sender.pages, grant.pages, first, first, len(PROMPT))
+    for source, target, runs in zip(theirs.regions, ours.regions, moved, strict=True):
+        for at, to, length in runs:
+            target[to : to + length] = source[at : at + length]
+    start = grant.slot * SLOT_BYTES
+    ours.slots[start : start + SEAL_OFFSET] = record.pack()
+    seal = seal_bytes(ROOM, grant.generation)
+    ours.slots[start + SEAL_OFFSET : start + SEAL_OFFSET + len(seal)] = seal
+    assert receiving.poll(receiver)
+    turn(receiving, receiver)
+    assert receiver.phase is Phase.SUCCESS
+    return grant, record
+
+
+def test_each_group_is_granted_sent_counted_and_admitted_by_its_own_pages(
+    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+) -> None:
+    grant, record = hand_over(receiving, sending, ours, theirs)
+    assert tuple(map(len, grant.pages)) == record.pages == (6, 3), "11 tokens in pages of 2, and of 4"
+    holding = receiving.holdings.get(ROOM)
+    assert tuple(map(len, holding.pages)) == (8, 4), "with those of the answer"
+    for group, region, table in zip(OURS.groups, ours.regions, grant.pages, strict=True):
+        for page in table:
+            assert all(region[page * group.page_bytes : (page + 1) * group.page_bytes]), "no byte is missing"
+    assert holding.shared_tokens == 8, "whole blocks of both groups, for whoever begins alike"
+
+
+def test_what_begins_alike_is_held_in_every_group_and_the_rest_alone_is_granted(
+    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+) -> None:
+    first, _ = hand_over(receiving, sending, ours, theirs)
+    second, grant = granted(receiving, 8)
+    assert grant.prefix_tokens == 8
+    assert tuple(map(len, grant.pages)) == (2, 1)
+    assert [table[:count] for table, count in zip(second.pages, (4, 2), strict=True)] == [
+        table[:count] for table, count in zip(first.pages, (4, 2), strict=True)
+    ]
+
+
+def test_a_room_waits_until_every_group_has_pages_for_it(receiving: Receiving[ReceivingRoom]) -> None:
+    _, short = receiving.holdings.pools
+    held = short.reserve(PAGES - 3)
+    room = receiving.open(ROOM, Request("request", PROMPT, 6), SENDER, 0)
+    room.note(Connected())
+    turn(receiving, room)
+    assert room.pages_needed == (8, 4)
+    turn(receiving, room, Vote.STAY)
+    short.release(held)
+    turn(receiving, room)
+    assert room.phase is Phase.TRANSFERRING
+
+
+def test_no_free_under_write_what_is_exposed_waits_in_every_group_for_a_proof(
+    receiving: Receiving[ReceivingRoom],
+) -> None:
+    room, _ = granted(receiving, ROOM)
+    receiving.depart(SENDER)
+    turn(receiving, room, Vote.ABORT)
+    states = [pool.census()[PageState.QUARANTINED] for pool in receiving.holdings.pools]
+    assert states == [6, 3]
+    turn(receiving, room)
+    assert receiving.holdings.available == (PAGES, PAGES)
+
+
+def test_no_truncation_a_grant_that_is_short_in_one_group_is_refused(
+    sending: Sending[SendingRoom], receiving: Receiving[ReceivingRoom]
+) -> None:
+    room, grant = granted(receiving, ROOM)
+    sending.open(ROOM, room.request, RECEIVER, 0)
+    short = (grant.pages[0], grant.pages[1][:-1])
+    route = Route(RECEIVER, (2, 4), ())
+    for pages in (short, grant.pages[:1]):
+        with pytest.raises(Truncated, match="pages granted, 6 \\+ 3 to be sent"):
+            sending.grant(ROOM, RECEIVER, Granted(grant.generation, pages, grant.slot), route)
