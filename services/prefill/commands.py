@@ -5,7 +5,7 @@ from services.handover.sending import Sending
 from services.ids import Generation, Incarnation, RoomId
 from services.prefill.early_grants import EarlyGrants
 from services.prefill.room import PrefillRoom
-from services.prefill.ways import Ways
+from services.prefill.routes import Routes
 from services.rooms.errors import NotConnected
 from services.rooms.evidence import Granted
 from services.wire.baton.v1 import group_pb2, inference_pb2
@@ -22,11 +22,11 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
         callers: Callers[inference_pb2.RunRoomReply],
         parts: RankParts,
         early: EarlyGrants,
-        ways: Ways,
+        routes: Routes,
     ) -> None:
         super().__init__(sending, callers, parts)
         self._early = early
-        self._ways = ways
+        self._routes = routes
 
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
@@ -51,14 +51,14 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
         grant = Granted(Generation(wire.generation), pages, wire.slot, wire.prefix_tokens)
         route: Route | NotConnected
         try:
-            route = self._ways.granted(receiver, Incarnation(wire.exposure))
+            route = self._routes.granted(receiver, Incarnation(wire.exposure))
         except NotConnected as error:
             route = error
         self._core.grant(RoomId(wire.room), receiver, grant, route)
 
     def _connect(self, wire: inference_pb2.ConnectRequest) -> None:
         try:
-            self._ways.connect(wire)
+            self._routes.connect(wire)
         except NotConnected:
             self._revoke(wire)  # true whether or not the memory can be reached where it is now
             raise

@@ -18,9 +18,9 @@ from services.prefill.early_grants import EarlyGrants
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.receivers import Receivers
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.stepping import PrefillStepping
 from services.prefill.transfers import RoomTransfers
-from services.prefill.ways import Ways
 from services.rooms.errors import Cause
 from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
@@ -57,7 +57,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         parts: RankParts,
         *,
         transfer: Transfer,
-        ways: Ways,
+        routes: Routes,
         metrics: PrefillMetrics,
         chunk_tokens: int,
         window_bytes: int,
@@ -70,9 +70,9 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         self.receivers = Receivers()
         self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.places)
         self._sending = sending
-        self._ways = ways
+        self._routes = routes
         self._transfer = transfer
-        self._commands = PrefillCommands(sending, self.callers, parts, self.early, ways)
+        self._commands = PrefillCommands(sending, self.callers, parts, self.early, routes)
         self._pushes = RoomTransfers(sending, parts, metrics, transfer, window_bytes, checksum)
         self._connecting: list[Answer] = []
         """To whoever asked for the turn's connections."""
@@ -169,7 +169,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
                 held.push.seal()
                 self._pushes.poll_room(held, beside=not self._computing.free)
             case Forget(peer):
-                self._ways.forget(peer, gone=True)
+                self._routes.forget(peer, gone=True)
                 self.receivers.forget(peer)
             case _:
                 assert_never(request)

@@ -6,10 +6,10 @@ from services.engine.interface import LoadEngine
 from services.handover.sending import Sending
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.settings import PrefillSettings
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Side
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
@@ -25,7 +25,7 @@ def run(settings: PrefillSettings, load: LoadEngine) -> int:
 def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
     """The prefill side of a rank."""
     settings, mailbox, transfer = rank.settings, rank.host.mailbox, rank.exposure.transfer
-    ways = Ways(transfer, rank.layouts, settings.rank or 0, rank.checksum)
+    routes = Routes(transfer, rank.layouts, settings.rank or 0, rank.checksum)
     deadlines = Deadlines(
         bootstrapping_ms=settings.bootstrap_timeout_ms,
         waiting_ms=settings.waiting_timeout_ms,
@@ -40,11 +40,11 @@ def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
             rank.holdings,
             rank.engine.layout,
             deadlines,
-            elected=ways.elected,
+            elected=routes.elected,
         ),
         rank.parts,
         transfer=transfer,
-        ways=ways,
+        routes=routes,
         metrics=metrics,
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,

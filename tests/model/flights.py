@@ -85,7 +85,7 @@ class Flight:
 @dataclass(slots=True)
 class Airspace:
     """One sender rank's writes, and the ways they take: of `services.transfer.interface.Transfer`, what
-    the product's `Ways` calls."""
+    the product's `Routes` calls."""
 
     rank: int
     mine: tuple[int, ...]

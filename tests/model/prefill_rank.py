@@ -1,5 +1,5 @@
 """What is around one rank of a prefill worker? The product's own half of its hand-overs is driven here, with
-the `RoomTransfer` of a room's writes and the `Ways` to the receivers' memory.
+the `RoomTransfer` of a room's writes and the `Routes` to the receivers' memory.
 
 Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """
@@ -30,7 +30,7 @@ from services.pages.pool import PagePool
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
 from services.pages.slots import Slot, SlotPool
 from services.prefill.room_transfer import RoomTransfer
-from services.prefill.ways import Ways
+from services.prefill.routes import Routes
 from services.rooms.ballot import Ballot, read_verdict
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Failed, Granted, Proof
@@ -64,7 +64,7 @@ class PrefillRank:
         self._told_ways = scope.ways
         self._steps = scope.steps
         self._air = Airspace.of(scope, rank)
-        self._ways = Ways(cast(Transfer, self._air), layouts(scope, 0), rank)
+        self._routes = Routes(cast(Transfer, self._air), layouts(scope, 0), rank)
         self._slot_memory = bytearray(scope.rooms * SLOT_BYTES)
         self._sending: Sending[WritingRoom] = Sending(
             WritingRoom,
@@ -72,7 +72,7 @@ class PrefillRank:
             Holdings([PagePool(scope.sender_pages)], SlotPool(memoryview(self._slot_memory))),
             layouts(scope, 0)[rank],
             FAR,
-            elected=self._ways.elected,
+            elected=self._routes.elected,
         )
         self._step: list[WritingRoom] = []
         self._opened: set[RoomId] = set()
@@ -113,7 +113,7 @@ class PrefillRank:
     ) -> NotConnected | None:
         problem = None
         try:
-            self._ways.connect(_connect(receiver, exposure, self._theirs))
+            self._routes.connect(_connect(receiver, exposure, self._theirs))
         except NotConnected as error:
             problem = type(error)()
         unproven = [room for room in self._sending.roster if room.proof is None]
@@ -139,7 +139,7 @@ class PrefillRank:
             self._connect(receiver, exposure, reached)
         route: Route | NotConnected
         try:
-            route = self._ways.granted(receiver, exposure)
+            route = self._routes.granted(receiver, exposure)
         except NotConnected as error:
             route = error
         try:
@@ -266,7 +266,7 @@ class PrefillRank:
             case Retired(room):
                 self._air.unwritten.discard(room)
             case Forget(peer):
-                self._ways.forget(peer, gone=True)
+                self._routes.forget(peer, gone=True)
                 self._air.gone.add(peer)
             case Report() | Outcome():
                 pass

@@ -22,8 +22,8 @@ from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import REPLIES_MAX, PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request
@@ -112,9 +112,9 @@ class PrefillBench:
         self.holdings = Holdings([PagePool(pages)], SlotPool(slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
-        ways = Ways(self.transfer, layouts, rank, checksum)
+        routes = Routes(self.transfer, layouts, rank, checksum)
         self.work = PrefillWork(
-            Sending(PrefillRoom, PLACES, self.holdings, layouts[rank], deadlines(), elected=ways.elected),
+            Sending(PrefillRoom, PLACES, self.holdings, layouts[rank], deadlines(), elected=routes.elected),
             RankParts(
                 BOUNDS,
                 self.stepper,
@@ -127,7 +127,7 @@ class PrefillBench:
             metrics=PrefillMetrics(self.registry),
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
-            ways=ways,
+            routes=routes,
             checksum=checksum,
             scored_tokens=scored_tokens,
         )

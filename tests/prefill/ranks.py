@@ -10,7 +10,7 @@ from services.ids import Generation, Incarnation, RoomId
 from services.pages.layout import KvLayout
 from services.pages.ranks import rank_layout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from services.prefill.ways import Ways
+from services.prefill.routes import Routes
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.memory_transfer import MemoryTransfer
@@ -107,7 +107,7 @@ class Ranks:
         self.receivers = [
             RankMemory(fabric, Incarnation(RECEIVER_RANKS + rank), each) for rank, each in enumerate(theirs)
         ]
-        self.ways = [Ways(transfer, mine, rank) for rank, transfer in enumerate(self.senders)]
+        self.routes = [Routes(transfer, mine, rank) for rank, transfer in enumerate(self.senders)]
 
     def request(self) -> inference_pb2.ConnectRequest:
         """What the receiver's leader says."""
@@ -119,5 +119,5 @@ class Ranks:
         )
 
     def connect(self) -> None:
-        for each in self.ways:
+        for each in self.routes:
             each.connect(self.request())

@@ -54,7 +54,7 @@ class Room:
         transfer = self.at.senders[rank]
         source = [11 - rank - page for page in range(-(-self.tokens // page_tokens))]
         transfer.fill(source, self.tokens)
-        way = self.at.ways[rank].granted(RECEIVER, RECEIVER_RANKS)
+        way = self.at.routes[rank].granted(RECEIVER, RECEIVER_RANKS)
         staging = transfer.slots.view[:SLOT_BYTES]
         return RoomTransfer(
             transfer, way, (page_ids(*source),), [page_tokens], self.grant, window_bytes, staging, 0

@@ -45,7 +45,7 @@ def test_the_elected_rank_reaches_every_rank_and_the_others_those_that_they_have
 def test_grants_name_the_exposure_of_rank_0_on_every_rank() -> None:
     at = ranks(Topology(2), Topology(2))
     at.connect()
-    for each in at.ways:
+    for each in at.routes:
         assert each.granted(RECEIVER, RECEIVER_RANKS).exposure == RECEIVER_RANKS
         with pytest.raises(NotConnected):
             each.granted(RECEIVER, Incarnation(RECEIVER_RANKS + 1))
@@ -57,9 +57,9 @@ def test_where_one_rank_cannot_be_reached_there_is_no_way_and_no_connection_is_l
     with pytest.raises(NotConnected, match="cannot reach the decode worker's memory"):
         at.connect()
     assert known(at, 0) == []
-    assert len(at.ways[0]) == 0
+    assert len(at.routes[0]) == 0
     with pytest.raises(NotConnected):
-        at.ways[0].granted(RECEIVER, RECEIVER_RANKS)
+        at.routes[0].granted(RECEIVER, RECEIVER_RANKS)
 
 
 def test_a_connection_that_one_rank_broke_leaves_the_others_as_they_were() -> None:
@@ -73,8 +73,8 @@ def test_a_connection_that_one_rank_broke_leaves_the_others_as_they_were() -> No
         at.connect()
     assert known(at, 0) == [0]
     with pytest.raises(NotConnected, match="connect first"):
-        at.ways[0].granted(RECEIVER, RECEIVER_RANKS)
-    at.ways[0].forget(RECEIVER, gone=False)
+        at.routes[0].granted(RECEIVER, RECEIVER_RANKS)
+    at.routes[0].forget(RECEIVER, gone=False)
     assert known(at, 0) == []
 
 
@@ -87,7 +87,7 @@ def test_another_exposure_takes_the_place_of_the_one_before_on_every_rank() -> N
     assert [known(at, 0), known(at, 1)] == [[0, 1], [1]]
     for transfer in at.senders:
         assert not any(transfer.connected(each) for each in before)
-    for each in at.ways:
+    for each in at.routes:
         assert len(each) == 1
         with pytest.raises(NotConnected):
             each.granted(RECEIVER, before[0])
@@ -103,7 +103,7 @@ def test_another_exposure_that_cannot_be_reached_leaves_none_of_either() -> None
         at.connect()
     assert known(at, 0) == []
     assert not any(at.senders[0].connected(each) for each in before)
-    assert len(at.ways[0]) == 0
+    assert len(at.routes[0]) == 0
 
 
 def test_connecting_and_forgetting_again_and_again_leaves_nothing_in_the_transfer() -> None:
@@ -113,7 +113,7 @@ def test_connecting_and_forgetting_again_and_again_leaves_nothing_in_the_transfe
         at.connect()
         exposed_anew(at)
         at.connect()
-        for each in at.ways:
+        for each in at.routes:
             each.forget(RECEIVER, gone=False)
             each.forget(RECEIVER, gone=False)
     for transfer in at.senders:
@@ -124,13 +124,13 @@ def test_a_receiver_that_holds_another_model_is_refused_on_every_rank_by_the_fie
     at = ranks(Topology(2), Topology(2))
     wire = at.request()
     wire.layouts[1].groups[0].layers.pop()
-    for each in at.ways:
+    for each in at.routes:
         with pytest.raises(LayoutMismatch, match=r"layers|heads"):
             each.connect(wire)
     wire = at.request()
     for layout in wire.layouts:
         layout.groups[0].page_tokens = 3
-    for each in at.ways:
+    for each in at.routes:
         with pytest.raises(LayoutMismatch, match="page_tokens"):
             each.connect(wire)
     assert [known(at, 0), known(at, 1)] == [[], []]
@@ -146,7 +146,7 @@ def test_one_endpoint_is_one_rank_of_one_receiver() -> None:
     first = at.request()
     first.receiver, first.endpoints[1].incarnation = 77, 7_000
     assert known(at, 1) == [1], "the rank that is named is none of those that it writes to"
-    for each in at.ways:
+    for each in at.routes:
         for wire in (twice, anothers, first):
             with pytest.raises(Malformed):
                 each.connect(wire)
@@ -155,14 +155,14 @@ def test_one_endpoint_is_one_rank_of_one_receiver() -> None:
 
 def test_a_way_that_broke_to_one_rank_is_made_anew_once_nothing_is_under_way() -> None:
     at = ranks(Topology(), Topology(2))
-    ways = at.ways[0]
+    routes = at.routes[0]
     at.connect()
     peer = at.receivers[1].known.incarnation
     at.senders[0]._ledger.broke(peer)
     with pytest.raises(NotConnected):
-        ways.granted(RECEIVER, RECEIVER_RANKS)
+        routes.granted(RECEIVER, RECEIVER_RANKS)
     at.connect()
-    assert ways.granted(RECEIVER, RECEIVER_RANKS)
+    assert routes.granted(RECEIVER, RECEIVER_RANKS)
     assert known(at, 0) == [0, 1]
 
 

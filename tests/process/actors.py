@@ -33,9 +33,9 @@ from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
@@ -220,7 +220,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         metrics=PrefillMetrics(registry),
         chunk_tokens=4096,
         window_bytes=WINDOW_BYTES,
-        ways=Ways(transfer, [LAYOUT]),
+        routes=Routes(transfer, [LAYOUT]),
     )
     group, rooms = Turns(mailbox.wake), work.roster
 

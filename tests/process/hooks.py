@@ -17,8 +17,8 @@ from services.decode.turn import DecodeWork
 from services.ids import Incarnation, RoomId
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.ballot import Ballot, Verdict, read_verdict
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
@@ -81,10 +81,10 @@ def late_seal(folder: Folder) -> None:
     ranks: dict[Incarnation, int] = {}
     held: dict[PutId, tuple[Any, ...]] = {}
     posted: dict[PutId, PutId] = {}
-    connect, put, poll = Ways.connect, NixlTransfer.put, NixlTransfer.poll
+    connect, put, poll = Routes.connect, NixlTransfer.put, NixlTransfer.poll
 
-    def connecting(ways: Ways, wire: inference_pb2.ConnectRequest) -> None:
-        connect(ways, wire)
+    def connecting(routes: Routes, wire: inference_pb2.ConnectRequest) -> None:
+        connect(routes, wire)
         ranks.update({Incarnation(each.incarnation): rank for rank, each in enumerate(wire.endpoints)})
 
     def putting(transfer: NixlTransfer, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
@@ -107,7 +107,7 @@ def late_seal(folder: Folder) -> None:
                 return PutState.FAILED
         return poll(transfer, posted.get(name, name))
 
-    _replace(Ways, connect=connecting)
+    _replace(Routes, connect=connecting)
     _replace(NixlTransfer, put=putting, poll=polling)
 
 

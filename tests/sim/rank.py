@@ -25,8 +25,8 @@ from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause
 from services.rooms.phases import Effect, ReceiverEffect, Side
@@ -240,15 +240,15 @@ def make_rank(
         transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length))
         transfer.register(Region("slots", slots.address, slots.length))
         transfer.endpoint()
-        ways = Ways(transfer, layouts, group.rank, shape.checksum)
+        routes = Routes(transfer, layouts, group.rank, shape.checksum)
         work = PrefillWork(
-            Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=ways.elected),
+            Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=routes.elected),
             parts,
             transfer=transfer,
             metrics=PrefillMetrics(registry),
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
-            ways=ways,
+            routes=routes,
             checksum=shape.checksum,
         )
     else:

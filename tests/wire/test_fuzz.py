@@ -15,7 +15,7 @@ from services.decode.handover_client import endpoint_to_wire
 from services.engine.interface import Sequence
 from services.engine.sampler import sample
 from services.pages.layout import DTYPE_BYTES, KvKind
-from services.prefill.ways import endpoint_from_wire
+from services.prefill.routes import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
 from services.rooms.trace import read_trace

@@ -15,7 +15,7 @@ from services.decode.handover_client import endpoint_to_wire
 from services.ids import Incarnation, RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
-from services.prefill.ways import endpoint_from_wire
+from services.prefill.routes import endpoint_from_wire
 from services.rooms.errors import PeerFault, Reason, Refusal
 from services.testing.memory_fabric import MemoryFabric
 from services.transfer.bounds import check_endpoint

@@ -36,8 +36,8 @@ from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
+from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
-from services.prefill.ways import Ways
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Phase
 from services.rooms.request import Request, Token
@@ -341,7 +341,7 @@ class _Prefill(_TurnWorker):
             metrics=PrefillMetrics(CollectorRegistry()),
             chunk_tokens=max(places, 1) * PROMPT,
             window_bytes=2**20,
-            ways=Ways(transfer, [LAYOUT]),
+            routes=Routes(transfer, [LAYOUT]),
         )
         self._memory = memory
 

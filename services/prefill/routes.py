@@ -1,7 +1,7 @@
 """How does this rank reach the memory of each decode worker's ranks?
 
-A way leads to one exposure: when a decode worker takes its memory back from its senders, it exposes it anew
-under other names, and whatever was to be written by the old way fails.
+A route leads to one exposure: when a decode worker takes its memory back from its senders, it exposes it anew
+under other names, and whatever was to be written by the old route fails.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from services.wire.conversions import Malformed, checksum_from_wire, layout_from
 from services.wire.errors import NotQuiet
 
 
-class Ways:
+class Routes:
     """One per decode worker, by its incarnation. Forgotten with it."""
 
     def __init__(
@@ -35,10 +35,10 @@ class Ways:
         self._layouts = tuple(layouts)
         self._rank = rank
         self._checksum = checksum
-        self._ways: dict[Incarnation, Route] = {}
+        self._routes: dict[Incarnation, Route] = {}
 
     def __len__(self) -> int:
-        return len(self._ways)
+        return len(self._routes)
 
     @property
     def elected(self) -> bool:
@@ -64,16 +64,16 @@ class Ways:
         receiver = Incarnation(wire.receiver)
         endpoints = [endpoint_from_wire(each) for each in wire.endpoints]
         self._check(receiver, endpoints)
-        way = self._way(plan, layouts, endpoints)
-        reached = {target.peer for target in way.targets}
-        before = self._ways.get(receiver)
-        if before is not None and way.exposure < before.exposure:
+        route = self._route(plan, layouts, endpoints)
+        reached = {target.peer for target in route.targets}
+        before = self._routes.get(receiver)
+        if before is not None and route.exposure < before.exposure:
             raise NotConnected(
-                f"receiver {receiver:#x}: exposure {way.exposure:#x} is older than {before.exposure:#x}"
+                f"receiver {receiver:#x}: exposure {route.exposure:#x} is older than {before.exposure:#x}"
             )
         known = {target.peer for target in before.targets} if before else set()
-        if before is not None and before.endpoints != way.endpoints:
-            self.forget(receiver, gone=before.revoked_by(way.exposure))
+        if before is not None and before.endpoints != route.endpoints:
+            self.forget(receiver, gone=before.revoked_by(route.exposure))
             known = set()
         made: list[Incarnation] = []
         for endpoint in endpoints:
@@ -88,10 +88,10 @@ class Ways:
                 raise kind(f"cannot reach the decode worker's memory: {error}") from error
             if endpoint.incarnation not in known:
                 made.append(endpoint.incarnation)
-        self._ways[receiver] = way
+        self._routes[receiver] = route
 
     def _check(self, receiver: Incarnation, endpoints: Sequence[Endpoint]) -> None:
-        """Before anything is forgotten for it: nonsense takes no way from anyone. Raises Malformed."""
+        """Before anything is forgotten for it: nonsense takes no route from anyone. Raises Malformed."""
         named = {each.incarnation for each in endpoints}
         if not receiver or 0 in named or len(named) != len(endpoints):
             raise Malformed("a receiver and each of its endpoints need an incarnation of their own")
@@ -100,11 +100,11 @@ class Ways:
                 check_endpoint(endpoint)
             except TransferError as error:
                 raise Malformed(str(error)) from error
-        for whose, way in self._ways.items():
-            if whose != receiver and way.endpoints & named:
+        for whose, route in self._routes.items():
+            if whose != receiver and route.endpoints & named:
                 raise Malformed(f"receiver {receiver:#x}: one of its endpoints is another receiver's")
 
-    def _way(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Route:
+    def _route(self, plan: HandoverPlan, layouts: Sequence[KvLayout], endpoints: Sequence[Endpoint]) -> Route:
         plans = [plan.between(self._rank, each) for each in range(len(endpoints))]
         targets = tuple(
             Target(endpoint.incarnation, each, layout.heads)
@@ -117,22 +117,22 @@ class Ways:
         )
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
-        """The way to the memory that a grant names. Raises NotConnected if there is none that holds."""
-        way = self._ways.get(receiver)
+        """The route to the memory that a grant names. Raises NotConnected if there is none that holds."""
+        route = self._routes.get(receiver)
         if (
-            way is None
-            or way.exposure != exposure
-            or not all(self._transfer.connected(target.peer) for target in way.targets)
+            route is None
+            or route.exposure != exposure
+            or not all(self._transfer.connected(target.peer) for target in route.targets)
         ):
             raise NotConnected(f"receiver {receiver:#x}, exposure {exposure:#x}: connect first")
-        return way
+        return route
 
     def forget(self, receiver: Incarnation, *, gone: bool) -> None:
         """Nothing is written there any more; what is under way may still land, unless the memory is `gone`.
         Idempotent."""
-        way = self._ways.pop(receiver, None)
-        if way is not None:
-            for target in way.targets:
+        route = self._routes.pop(receiver, None)
+        if route is not None:
+            for target in route.targets:
                 self._transfer.disconnect(target.peer, gone=gone)
 
 
