@@ -314,7 +314,7 @@ class DecodeRank:
             raise Broken(Law.PROOF_NOT_TIME, f"room {room.id} gives its memory back without a proof")
         if any(each == room.id for each, _ in self._step):
             raise Broken(Law.EXITS_RELEASE_ALL, f"room {room.id} is released under a running step")
-        if room.cause is None and not room.stopping:
+        if room.finished and not room.stopping:
             self._check_ends(room)
 
     def _compute(self) -> None:
