@@ -86,7 +86,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
     def observe(self) -> bool:
         self._computing.observe()
         news = self._landing.take() | self._parts.folds.observe()
-        self._exposure.transfer.notices()
+        self._exposure.transfer.progress()
         for room in self._receiving.touched():
             news |= self._receiving.poll(room)
         self._carry_out()
@@ -143,7 +143,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
                 await self._parts.mailbox.rest(min(poll_s(self.roster, engine_free=free), left_s))
             if self._parts.mailbox.news.is_set() or len(self.endpoints) > 1:
                 break
-            self._exposure.transfer.notices()
+            self._exposure.transfer.progress()
             if self._receiving.touched():
                 break
         return self._parts.mailbox.news.is_set()

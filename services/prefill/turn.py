@@ -111,7 +111,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
         self._carry_out()
         self._held_back = news and not self._held_back
         news |= self._parts.folds.observe()
-        self._transfer.notices()
+        self._transfer.progress()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
         if not self._held_back and self._pushes.poll(beside=not self._computing.free):
             news, self._looks = True, LOOKS_MAX

@@ -1,6 +1,6 @@
-"""When do the bytes and notices of an in-process network land, and which of them never do?
+"""When do the bytes of an in-process network land, and which of them never do?
 
-No clock and no thread: time is a count of steps, one per `poll` or `notices` of any endpoint, and the
+No clock and no thread: time is a count of steps, one per `poll` or `progress` of any endpoint, and the
 faults are drawn from the plan's seed. Bytes move between real addresses of this process at the moment
 they land, not when they are posted: a source that changes too early, or a target that is re-used too
 early, shows as it would on a real network.
@@ -14,11 +14,10 @@ from typing import Final
 
 from services.ids import Incarnation
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.transfer.inbox import Inbox
 from services.transfer.interface import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
-"""Most puts, and most notices, under way in a fabric; past it a put is refused and a notice lost."""
+"""Most puts under way in a fabric; past it a put is refused."""
 
 
 @dataclass(slots=True)
@@ -46,19 +45,9 @@ class Write:
     """Before this step nothing happens to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
-    due: int
-    sender: Incarnation
-    receiver: Incarnation
-    agent: str
-    payload: bytes
-
-
 @dataclass(slots=True)
 class _Port:
     endpoint: Endpoint
-    inbox: Inbox
     stalled: bool = False
 
 
@@ -71,7 +60,6 @@ class MemoryFabric:
         self._step = 0
         self._ports: dict[Incarnation, _Port] = {}
         self._writes: list[Write] = []
-        self._notices: list[_Notice] = []
         self._closed: set[Incarnation] = set()
         """Endpoints whose process lives on, and may be written to by who still knows its addresses."""
 
@@ -91,7 +79,6 @@ class MemoryFabric:
         for write in self._writes:
             if incarnation in (write.sender, write.receiver):
                 write.state = PutState.FAILED
-        self._notices = [notice for notice in self._notices if notice.sender != incarnation]
         self._ports.pop(incarnation, None)
         self._closed.discard(incarnation)
         self._forget_ended()
@@ -103,11 +90,11 @@ class MemoryFabric:
 
     # ---- what endpoints do
 
-    def attach(self, endpoint: Endpoint, inbox: Inbox) -> None:
+    def attach(self, endpoint: Endpoint) -> None:
         """Raises TransferError if that incarnation is attached already."""
         if endpoint.incarnation in self._ports:
             raise TransferError(f"incarnation {endpoint.incarnation:#x} is attached already")
-        self._ports[endpoint.incarnation] = _Port(endpoint, inbox)
+        self._ports[endpoint.incarnation] = _Port(endpoint)
 
     def detach(self, incarnation: Incarnation) -> None:
         """That endpoint closes. What it sent still lands, from copies; what is sent to it does not, but for
@@ -153,14 +140,6 @@ class MemoryFabric:
             write.state = PutState.FAILED
         return write
 
-    def notify(self, sender: Endpoint, receiver: Incarnation, payload: bytes) -> None:
-        lost = self._draw(self._plan.lose_notice_share)
-        twice = self._draw(self._plan.duplicate_notice_share)
-        for _ in range(0 if lost else 2 if twice else 1):
-            if len(self._notices) < UNDER_WAY_MAX:
-                notice = _Notice(self._due(), sender.incarnation, receiver, sender.agent, payload)
-                self._notices.append(notice)
-
     def step(self) -> None:
         """One step passes: whatever is due lands."""
         self._step += 1
@@ -169,16 +148,6 @@ class MemoryFabric:
             if write.due <= self._step and write.receiver not in stalled and write.sender not in stalled:
                 self._land(write)
         self._forget_ended()
-        waiting: list[_Notice] = []
-        for notice in self._notices:
-            port = self._ports.get(notice.receiver)
-            if port is None:
-                continue
-            if notice.due > self._step or notice.receiver in stalled or notice.sender in stalled:
-                waiting.append(notice)
-            else:
-                port.inbox.arrived(notice.agent, [notice.payload])
-        self._notices = waiting
 
     def _land(self, write: Write) -> None:
         if write.fails_at is not None and write.fails_at <= self._step:

@@ -1,4 +1,4 @@
-"""How do puts and wake-ups travel between the endpoints of one process, in tests and simulations?
+"""How do puts travel between the endpoints of one process, in tests and simulations?
 
 Same interface, same bookkeeping and same answers as between processes; the network underneath is a
 `MemoryFabric`, which decides when bytes land, by its fault plan.
@@ -10,7 +10,6 @@ from typing import Final
 from services.ids import Incarnation
 from services.testing.memory_fabric import MemoryFabric, Write
 from services.transfer.bounds import check_endpoint, check_region, check_runs, region_named
-from services.transfer.inbox import Inbox, check_notice
 from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from services.transfer.ledger import Ledger
 
@@ -25,7 +24,6 @@ class MemoryTransfer:
         self._fabric = fabric
         self._name = agent_name or f"memory-{incarnation:016x}"
         self._ledger: Ledger[Write] = Ledger(incarnation, self._name, lambda _: None)
-        self._inbox = Inbox()
         self._regions: dict[str, Region] = {}
         self._endpoint: Endpoint | None = None
         self._closed = False
@@ -45,7 +43,7 @@ class MemoryTransfer:
         self._check_open()
         if self._endpoint is None:
             endpoint = Endpoint(self._ledger.incarnation, self._name, METADATA, tuple(self._regions.values()))
-            self._fabric.attach(endpoint, self._inbox)
+            self._fabric.attach(endpoint)
             self._endpoint = endpoint
         return self._endpoint
 
@@ -95,20 +93,12 @@ class MemoryTransfer:
     def pending(self, peer: Incarnation) -> int:
         return self._ledger.pending(peer)
 
-    def notify(self, peer: Incarnation, payload: bytes) -> None:
-        self._check_open()
-        link = self._ledger.link(peer)
-        check_notice(payload)
-        if not link.broken:
-            self._fabric.notify(self.endpoint(), peer, payload)
-
-    def notices(self) -> list[tuple[str, bytes]]:
+    def progress(self) -> None:
         self._check_open()
         self._fabric.step()
         for put, write in self._ledger.abandoned():
             if write.state is not PutState.PENDING:
                 self._ledger.end_abandoned(put, write.state)
-        return self._inbox.take()
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         self._ledger.leave(peer, gone=gone)  # which changes nothing else: every end is told here

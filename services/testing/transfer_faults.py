@@ -9,13 +9,13 @@ class FaultPlan:
     """One seed is one schedule: the same calls in the same order meet the same faults.
 
     Shares lie in [0, 1]; delays are counted in the fabric's steps, of which each `poll` and each
-    `notices` of any endpoint is one. Raises ValueError on anything else.
+    `progress` of any endpoint is one. Raises ValueError on anything else.
     """
 
     seed: int = 0
     delay_steps_max: int = 0
-    """Each run of a put, and each notice, lands after 1 to 1 + this many steps, whatever was posted
-    before it: runs of one put land one by one, puts and notices overtake each other."""
+    """Each run of a put lands after 1 to 1 + this many steps, whatever was posted before it: runs of one put
+    land one by one, and puts overtake each other."""
     hold_share: float = 0.0
     """Of puts: held, and landed late."""
     hold_steps: int = 0
@@ -25,17 +25,9 @@ class FaultPlan:
     blind_share: float = 0.0
     """Of puts toward an endpoint that has closed: land all the same, at the addresses that it had told, as
     cross-memory attach does, which asks no endpoint. Its memory must stay mapped until they have."""
-    lose_notice_share: float = 0.0
-    duplicate_notice_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in (
-            "hold_share",
-            "fail_share",
-            "blind_share",
-            "lose_notice_share",
-            "duplicate_notice_share",
-        ):
+        for name in ("hold_share", "fail_share", "blind_share"):
             share = getattr(self, name)
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"{name} is a share between 0 and 1, not {share}")
@@ -46,4 +38,4 @@ class FaultPlan:
 
 
 NO_FAULTS: Final = FaultPlan()
-"""Every put lands at the next step, every notice arrives once and in order."""
+"""Every put lands at the next step, none is held."""

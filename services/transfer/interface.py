@@ -1,10 +1,10 @@
-"""How do bytes and wake-ups get from one worker's memory into another's?
+"""How do bytes get from one worker's memory into another's?
 
 The smallest interface that a hand-over needs. Backends: `nixl` (between processes) and `memory`
 (in-process, with a seeded fault plan). One conformance suite, `tests/transfer`, runs on each.
 
 Nothing here blocks for longer than one window's copy, nothing here starts a thread, and the caller
-drives all progress by calling `poll` and `notices`, on both sides: some paths need the target's progress
+drives all progress by calling `poll` and `progress`, on both sides: some paths need the target's progress
 for a write to land. One thread makes all calls of an endpoint.
 """
 
@@ -15,15 +15,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from services.ids import Incarnation
 from services.pages.plan import PageRun
-
-NOTICE_BYTES_MAX: Final = 1024
-"""Longest payload of a notice."""
-
-NOTICES_PER_CALL_MAX: Final = 1024
-"""Most notices that one call of `notices` returns; the rest wait for the next call."""
-
-NOTICES_WAITING_MAX: Final = 4096
-"""Most notices that wait to be taken; later ones are lost."""
 
 ABANDONED_ENDS_MAX: Final = 4096
 """Ends of abandoned puts that are kept until they are polled; the oldest go first."""
@@ -108,7 +99,7 @@ class Transfer(Protocol):
         """What peers need in order to `connect` here. From the first call on it does not change."""
 
     def connect(self, peer: Endpoint) -> None:
-        """Learn a peer. Idempotent per incarnation. One way is enough to put and to notify.
+        """Learn a peer. Idempotent per incarnation. One way is enough to put.
 
         Raises TransferError if it cannot be reached, if the endpoint makes no sense, or if its agent
         name is still held by another incarnation: `disconnect` that one first. A connection that broke
@@ -139,17 +130,12 @@ class Transfer(Protocol):
         """Puts to `peer` that have not been seen to end: 0 means quiet toward it. Stays true after
         `disconnect`; after `close` it never falls any more, since nothing is seen to end."""
 
-    def notify(self, peer: Incarnation, payload: bytes) -> None:
-        """Wake the peer with a small message. It may be lost, and is when the connection has broken; it
-        is never the truth. Raises UnknownPeer, and TransferError past NOTICE_BYTES_MAX."""
-
-    def notices(self) -> list[tuple[str, bytes]]:
-        """Drive progress and take the (agent, payload) pairs that arrived, in order per agent, at most
-        NOTICES_PER_CALL_MAX. Both are untrusted: any bytes, under any name."""
+    def progress(self) -> None:
+        """Let writes of either side go on, and see the ends of abandoned puts."""
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         """Forget a peer. Idempotent. Puts still pending toward it are abandoned, not stopped: they may
-        land, their source stays pinned, `poll` still tells their end, and `notices` watches for it too,
+        land, their source stays pinned, `poll` still tells their end, and `progress` watches for it too,
         so that `pending` falls to 0 without polling them. (The ends of the last ABANDONED_ENDS_MAX such
         puts are kept for `poll`.) `gone`: the peer, or its memory, is known to exist no more, so that a put
         whose end the backend cannot tell, now or later, has FAILED."""

@@ -1,8 +1,8 @@
-"""How do puts and wake-ups travel between processes, over NIXL's UCX backend?
+"""How do puts travel between processes, over NIXL's UCX backend?
 
 What was measured with nixl 1.5.1, and what follows from it:
 
-* Its progress thread spins a core per agent, so it is off: `poll` and `notices` drive progress, at 3-5 µs
+* Its progress thread spins a core per agent, so it is off: `poll` and `progress` drive progress, at 3-5 µs
   each when nothing happens.
 * On one host, bytes move by cross-memory attach: posting copies, and returns when the copy is done
   (0.4 ms for 4 MiB; the GIL is released meanwhile). Over TCP posting returns at once, and the write lands
@@ -13,7 +13,7 @@ What was measured with nixl 1.5.1, and what follows from it:
 * What the target's `close` stops: over TCP everything, with the connection. By cross-memory attach nothing: a
   sender that has not seen the connection end still copies to the addresses that it knows, and is told DONE.
   So memory is taken away by closing *and* moving it (`exposure.py`), which takes 25 ms.
-* A peer that died shows as REMOTE_DISCONNECT: in poll, in post, in notify.
+* A peer that died shows as REMOTE_DISCONNECT: in poll and in post.
 * `add_remote_agent` takes 10-25 ms, which `connect` pays; the first put takes 10-45 ms more, less the
   oftener the target polls. There is nothing else to warm up: a caller that minds puts a few bytes first.
 * Loading damaged metadata fails, but leaves its agent name unusable for the life of the process. So
@@ -43,7 +43,6 @@ from services.transfer.bounds import (
     device_index,
     region_named,
 )
-from services.transfer.inbox import Inbox, check_notice
 from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from services.transfer.ledger import Ledger
 from services.transfer.nixl_library import Library, framed, unframed
@@ -71,7 +70,6 @@ class NixlTransfer:
         self._nixl = Library()
         self._name = agent_name or f"baton-{incarnation:016x}"
         self._ledger: Ledger[_Write] = Ledger(incarnation, self._name, self._forget)
-        self._inbox = Inbox()
         self._regions: dict[str, Region] = {}
         self._registrations: list[Any] = []
         self._endpoint: Endpoint | None = None
@@ -195,30 +193,15 @@ class NixlTransfer:
     def pending(self, peer: Incarnation) -> int:
         return self._ledger.pending(peer)
 
-    def notify(self, peer: Incarnation, payload: bytes) -> None:
+    def progress(self) -> None:
         agent = self._open_agent()
-        link = self._ledger.link(peer)
-        check_notice(payload)
-        if link.broken:
-            return
-        try:
-            agent.send_notif(link.endpoint.agent, payload)
-        except self._nixl.ends:
-            self._ledger.broke(peer)
-        except self._nixl.errors as error:
-            raise TransferError(f"a notice to {link.endpoint.agent} cannot be sent: {error}") from error
-
-    def notices(self) -> list[tuple[str, bytes]]:
-        agent = self._open_agent()
-        # A sender names itself, in any bytes: a batch with a name that is no UTF-8 is lost, as may happen.
+        # Our own kind sends no notices. Those of a stranger are dropped, whose name may be no UTF-8 either.
         with self._nixl.as_transfer_error("the agent makes no progress"), suppress(UnicodeDecodeError):
-            for name, payloads in agent.get_new_notifs().items():
-                self._inbox.arrived(name, payloads)
+            agent.get_new_notifs()
         for put, write in self._ledger.abandoned():
             state = self._state(put, write)
             if state is not PutState.PENDING:
                 self._release(self._ledger.end_abandoned(put, state))
-        return self._inbox.take()
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
         self._ledger.leave(peer, gone=gone)

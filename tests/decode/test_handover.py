@@ -1,7 +1,7 @@
 """Do two workers hand rooms over, whatever the network and the callers do, and hold nothing afterwards?
 
 Both workers' real turn loops and services, real gRPC between them, one-sided writes over a memory network
-whose faults a seed decides: notices lost and doubled, writes late, out of order and failed, callers that
+whose faults a seed decides: writes late, out of order and failed, callers that
 leave at any time. Every position of every page says whose it is, and every step looks.
 """
 
@@ -310,8 +310,6 @@ async def test_no_fault_mixes_rooms_hangs_or_leaves_anything(seed: int, checksum
         hold_share=dice.choice([0.0, 0.3]),
         hold_steps=dice.choice([20, 80]),
         fail_share=dice.choice([0.0, 0.0, 0.1]),
-        lose_notice_share=0.5,
-        duplicate_notice_share=0.2,
     )
 
     async def visit(room: int) -> str:

@@ -176,13 +176,13 @@ async def test_a_receiver_makes_progress_for_a_sender_that_is_to_become_quiet(
     """Over some transports a write ends only while its target is driven, resting or not."""
     await abandoned(bench, 1)
     driven: list[float] = []
-    notices = MemoryTransfer.notices
+    progress = MemoryTransfer.progress
 
-    def noted(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+    def noted(transfer: MemoryTransfer) -> None:
         driven.append(asyncio.get_running_loop().time())
-        return notices(transfer)
+        progress(transfer)
 
-    monkeypatch.setattr(MemoryTransfer, "notices", noted)
+    monkeypatch.setattr(MemoryTransfer, "progress", noted)
     started = asyncio.get_running_loop().time()
     await bench.work.rest()
     assert len(driven) > 2

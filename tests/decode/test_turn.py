@@ -89,13 +89,13 @@ async def test_a_worker_that_waits_for_pages_drives_the_transfer_and_takes_no_tu
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = await started(bench)
-    notices, driven = MemoryTransfer.notices, []
+    progress, driven = MemoryTransfer.progress, []
 
-    def noted(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+    def noted(transfer: MemoryTransfer) -> None:
         driven.append(1)
-        return notices(transfer)
+        progress(transfer)
 
-    monkeypatch.setattr(MemoryTransfer, "notices", noted)
+    monkeypatch.setattr(MemoryTransfer, "progress", noted)
     while await bench.turn() is not Lap.IDLE:
         pass
     driven.clear()
@@ -156,18 +156,18 @@ async def test_once_its_record_is_there_a_seal_is_looked_for_without_a_pause_but
     bench.land(ASKED)
     seal_later = held_back(bench)
     done: list[str] = []
-    rest, notices = bench.mailbox.rest, MemoryTransfer.notices
+    rest, progress = bench.mailbox.rest, MemoryTransfer.progress
 
     async def paused(bound_s: float) -> None:
         done.append("pause")
         await rest(bound_s)
 
-    def looked(transfer: MemoryTransfer) -> list[tuple[str, bytes]]:
+    def looked(transfer: MemoryTransfer) -> None:
         done.append("look")
-        return notices(transfer)
+        progress(transfer)
 
     monkeypatch.setattr(bench.mailbox, "rest", paused)
-    monkeypatch.setattr(MemoryTransfer, "notices", looked)
+    monkeypatch.setattr(MemoryTransfer, "progress", looked)
     monkeypatch.setattr(bench.receiving, "_near_s", 1_000.0)
     resting = asyncio.ensure_future(bench.work.rest())
     await until(lambda: len(done) > 300)

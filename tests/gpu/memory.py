@@ -109,8 +109,6 @@ def _contents(kit: Kit, source: str, target: str, found: Finding) -> None:
         sender.ask("write", given)
         assert _end(sender, sender.ask("put", receiver.incarnation, "kv", runs)) is PutState.DONE
         arrived = receiver.ask("read")
-        sender.ask("notify", receiver.incarnation, b"there")
-        _until(lambda: bool(receiver.ask("taken")), "a notice does not come")
         assert [sender.end(), receiver.end()] == [0, 0], sender.said() + receiver.said()
     wrong = [to for _, to, length in runs if arrived[to : to + length] != expected[to : to + length]]
     found.detail = f"{len(runs)} pieces of {PIECE} bytes"
@@ -125,12 +123,12 @@ def _killed(kit: Kit, found: Finding) -> None:
         sender.begin("put", receiver.incarnation, "kv", [(0, 0, length)])
         sender.kill()
         for _ in range(200):
-            receiver.ask("taken")
+            receiver.ask("progress")
             time.sleep(0.001)
         landed = receiver.ask("count", 5)
         receiver.ask("fill", 1)
         for _ in range(200):
-            receiver.ask("taken")
+            receiver.ask("progress")
             time.sleep(0.001)
         late = receiver.ask("count", 5)
         found.detail = f"{landed} of {length} bytes had landed before, {late} after"

@@ -206,8 +206,6 @@ def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
         writes=FaultPlan(
             seed=seed,
             delay_steps_max=draw.choice((0, 4, 40)),
-            lose_notice_share=0.3,
-            duplicate_notice_share=0.1,
         ),
         reuse=random.Random(f"{seed}/reuse").random() < 0.8,
     )

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -20,12 +20,11 @@ MakeTransfer = Callable[[Incarnation, str | None], Transfer]
 
 @dataclass
 class Node:
-    """An endpoint, its memory, and the notices that it took."""
+    """An endpoint and its memory."""
 
     incarnation: Incarnation
     transfer: Transfer
     memory: dict[str, HostMemory]
-    taken: list[tuple[str, bytes]] = field(default_factory=list)
 
     def fill(self, region: str, byte: int) -> None:
         self.memory[region].view[:] = bytes([byte]) * self.memory[region].length
@@ -33,11 +32,6 @@ class Node:
     def read(self, region: str, start: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else start + length
         return bytes(self.memory[region].view[start:end])
-
-    def take(self) -> list[tuple[str, bytes]]:
-        news = self.transfer.notices()
-        self.taken.extend(news)
-        return news
 
 
 class Bench:
@@ -77,7 +71,7 @@ class Bench:
         while not done():
             assert time.monotonic() < give_up, "it did not happen"
             for node in self.nodes:
-                node.take()
+                node.transfer.progress()
 
     def finish(self, node: Node, put: PutId) -> PutState:
         """Drive everything until `put` has ended; how it did."""

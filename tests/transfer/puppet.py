@@ -87,7 +87,6 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
         {"kv": memory},
     )
     sinks: list[memoryview] = []
-    taken: list[tuple[str, bytes]] = []
     driving = True
 
     def drive(on: bool) -> None:
@@ -114,13 +113,12 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
         "read": contents.read,
         "write": contents.write,
         "count_in_sinks": lambda byte: sum(bytes(sink).count(byte) for sink in sinks),
-        "taken": lambda: list(taken),
         "revoke": revoke,
         "release": release,
     }
     while True:
         if driving:
-            taken.extend(exposure.transfer.notices())
+            exposure.transfer.progress()
         if not pipe.poll(IDLE_S):
             continue
         what, arguments = pipe.recv()

@@ -1,4 +1,4 @@
-"""Whatever notices come, from whomever: they are taken within bounds or lost, and writes go on beside."""
+"""Whatever notices come, from whomever: nobody here sends any, they are dropped, and writes go on beside."""
 
 import time
 from collections.abc import Iterator
@@ -6,46 +6,15 @@ from contextlib import contextmanager
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from services.transfer.bounds import AGENT_CHARS_MAX
-from services.transfer.interface import (
-    NOTICE_BYTES_MAX,
-    NOTICES_PER_CALL_MAX,
-    NOTICES_WAITING_MAX,
-    PutState,
-    TransferError,
-)
+from services.transfer.interface import PutState
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import Library, unframed
 from tests.forks import fork_call
 from tests.transfer.bench import PATIENCE_S, Bench, Node
 
-FLOOD: Final = NOTICES_WAITING_MAX + 1000
-LENGTHS: Final = (0, 1, NOTICE_BYTES_MAX, NOTICE_BYTES_MAX + 1, 100_000)
-PAYLOADS: Final = st.binary(max_size=64) | st.sampled_from([b"", b"\0" * NOTICE_BYTES_MAX, b"\xff" * 1025])
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-@given(payloads=st.lists(PAYLOADS, max_size=12))
-def test_any_bytes_arrive_as_they_were_sent_or_are_refused(bench: Bench, payloads: list[bytes]) -> None:
-    if not bench.nodes:
-        bench.pair()
-    sender, receiver = bench.nodes
-    receiver.taken.clear()
-    sent = []
-    for payload in payloads:
-        try:
-            sender.transfer.notify(receiver.incarnation, payload)
-        except TransferError:
-            assert len(payload) > NOTICE_BYTES_MAX
-        else:
-            sent.append(payload)
-    name = sender.transfer.endpoint().agent
-    bench.until(lambda: len(receiver.taken) >= len(sent))
-    assert receiver.taken == [(name, payload) for payload in sent]
-
+FLOOD: Final = 5000
+LENGTHS: Final = (0, 1, 1024, 100_000)
 
 NAMES: Final = {"stranger": "stranger", "long": "x" * 5000, "no text": b"\xff\xfe", "the sender's": ""}
 
@@ -94,21 +63,13 @@ def test_a_foreign_agent_that_shouts_hinders_nobody(nixl_bench: Bench, agent: st
     sender, receiver = nixl_bench.pair()
     agent = agent or own_name(sender)
     sender.fill("kv", 7)
-    longest_call = rounds = 0
+    rounds = 0
     with shouting(agent, unframed(receiver.transfer.endpoint())) as left:
         end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end and (rounds < 50 or len(receiver.taken) < NOTICES_WAITING_MAX // 4):
+        while time.monotonic() < end and rounds < 100:
             assert nixl_bench.send(sender, receiver, "kv", [(0, 0, 65536)]) is PutState.DONE
             rounds += 1
-            longest_call = max(longest_call, len(receiver.take()))
-            if isinstance(agent, bytes) or len(agent) > AGENT_CHARS_MAX:
-                time.sleep(0.01)
-                if rounds >= 300:
-                    break
+            time.sleep(0.003)
     assert left == [0]
     assert receiver.read("kv", 0, 65536) == b"\x07" * 65536
-    assert longest_call <= NOTICES_PER_CALL_MAX
-    assert all(len(payload) <= NOTICE_BYTES_MAX for _, payload in receiver.taken)
-    assert all(len(name) <= AGENT_CHARS_MAX for name, _ in receiver.taken)
-    sender.transfer.notify(receiver.incarnation, b"heard all the same")
-    nixl_bench.until(lambda: (own_name(sender), b"heard all the same") in receiver.taken)
+    assert nixl_bench.send(sender, receiver, "kv", [(0, 0, 65536)]) is PutState.DONE

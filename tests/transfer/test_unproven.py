@@ -41,12 +41,12 @@ def test_it_is_pending_until_its_peer_is_known_to_be_gone(
     put = sender.transfer.put(peer, "kv", RUNS)
     for _ in range(3):
         assert sender.transfer.poll(put) is PutState.PENDING
-        sender.take()
+        sender.transfer.progress()
     assert not sender.transfer.connected(peer)
     with pytest.raises(PutsUnended, match="1 puts have not ended yet"):
         sender.transfer.connect(receiver.transfer.endpoint())
     sender.transfer.disconnect(peer, gone=gone)
-    sender.take()
+    sender.transfer.progress()
     assert sender.transfer.pending(peer) == (0 if gone else 1)
     assert sender.transfer.poll(put) is (PutState.FAILED if gone else PutState.PENDING)
     monkeypatch.undo()
@@ -75,7 +75,7 @@ def test_what_goes_wrong_after_its_peer_was_known_to_be_gone_has_failed(
     transfer._ledger.write(put).fate = None  # a copy on one host has ended by now; over a network it has not
     sender.transfer.disconnect(peer, gone=gone)
     go_wrong(sender, monkeypatch, "check_xfer_state")
-    sender.take()
+    sender.transfer.progress()
     assert sender.transfer.pending(peer) == (0 if gone else 1)
     assert sender.transfer.poll(put) is (PutState.FAILED if gone else PutState.PENDING)
     assert (peer in transfer._ledger._links) == (not gone), "handle, link and remote agent are let go"

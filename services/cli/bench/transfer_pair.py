@@ -284,6 +284,6 @@ def _receive(pipe: Connection, device: str) -> None:
     pipe.send([rank.endpoint() for rank in ranks])
     while not pipe.poll(0.001):
         for rank in ranks:
-            rank.notices()
+            rank.progress()
     for rank in ranks:
         rank.close()
