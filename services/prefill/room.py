@@ -2,6 +2,7 @@
 
 from collections import abc
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.engine.interface import PromptScores, Sequence
 from services.handover.sending import SendingRoom
@@ -14,7 +15,7 @@ from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
 from services.worker.room import CalledRoom
 
-REPLIES_MAX = 4 + SCORE_MESSAGES_MAX
+REPLIES_MAX: Final = 4 + SCORE_MESSAGES_MAX
 """A room's whole stream: accepted, its prompt's scores, first token, outcome."""
 
 

@@ -27,7 +27,6 @@ MORE_PARTS: Final = {
 """Classes that are made of more, and why."""
 
 PROGRAMS: Final = {
-    "services.cli.settings_page": "writes docs/settings.md",
     "services.cli.bench.router_echo": "a process of a benchmark",
     "services.engine.convert": "a process of its own, for its memory",
 }
