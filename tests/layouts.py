@@ -24,3 +24,9 @@ def changed(layout: KvLayout, **changes: Any) -> KvLayout:
     of_groups = {each.name for each in fields(KvGroup)} & changes.keys()
     inner = {name: changes.pop(name) for name in of_groups}
     return replace(layout, groups=tuple(replace(each, **inner) for each in layout.groups), **changes)
+
+
+def group_of(layout: KvLayout) -> KvGroup:
+    """The only one that it has."""
+    (group,) = layout.groups
+    return group

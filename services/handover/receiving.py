@@ -158,7 +158,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             request.prefill_tokens,
             request.tokens_max,
             request.choices,
-            tuple(group.page_tokens for group in self.layout.groups),
+            self.layout.page_tokens,
         )
         if any(map(gt, division.needed, self.holdings.sizes)):
             each = "" if request.choices == 1 else f" in each of {request.choices} choices"

@@ -123,41 +123,15 @@ class KvLayout:
         return tuple((number, head) for number, group in enumerate(self.groups) for head in group.heads)
 
     @property
+    def page_tokens(self) -> tuple[int, ...]:
+        """Of each group."""
+        return tuple(group.page_tokens for group in self.groups)
+
+    @property
     def block_tokens(self) -> int:
         """Positions of a block: the fewest of which every group has whole pages."""
-        return lcm(*(group.page_tokens for group in self.groups))
+        return lcm(*self.page_tokens)
 
     def pages_for(self, tokens: int) -> PageCounts:
         """Pages that hold `tokens` tokens, by group."""
         return tuple(group.pages_for(tokens) for group in self.groups)
-
-    # ---- of the one group, for who has no others yet
-
-    @property
-    def group(self) -> KvGroup:
-        (group,) = self.groups
-        return group
-
-    @property
-    def dtype(self) -> str:
-        return self.group.dtype
-
-    @property
-    def page_tokens(self) -> int:
-        return self.group.page_tokens
-
-    @property
-    def kv_heads(self) -> tuple[int, ...]:
-        return self.group.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.group.planes[0].elements
-
-    @property
-    def token_bytes(self) -> int:
-        return self.group.token_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        return self.group.page_bytes

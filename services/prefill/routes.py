@@ -112,9 +112,7 @@ class Routes:
             if self.elected or not each.empty
         )
         named = frozenset(each.incarnation for each in endpoints)
-        return Route(
-            endpoints[0].incarnation, tuple(group.page_tokens for group in layouts[0].groups), targets, named
-        )
+        return Route(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
         """The route to the memory that a grant names. Raises NotConnected if there is none that holds."""

@@ -43,7 +43,7 @@ class RoomTransfers:
             self._transfer,
             room.route,
             room.pages,
-            tuple(group.page_tokens for group in self._sending.layout.groups),
+            self._sending.layout.page_tokens,
             room.grant,
             self._window_bytes,
             self._sending.holdings.slots.view(slot),

@@ -188,8 +188,7 @@ class Start(Generic[Settings]):
             regions = {kv_region(group): cache for group, cache in enumerate(engine.caches)}
             exposure = Exposure(NixlTransfer, _draw, {**regions, SLOTS: slots})
 
-        page_tokens = [group.page_tokens for group in engine.layout.groups]
-        prefixes = PrefixTree(page_tokens) if settings.prefix_cache else None
+        prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
         pools = [PagePool(cache.pages) for cache in engine.caches]
         holdings = Holdings(pools, SlotPool(slots.view), prefixes)
         bounds = ModelBounds(engine.vocab_size, engine.context_length)

@@ -21,7 +21,7 @@ from services.topology import Topology
 from tests.engine.conftest import MakeEngine
 from tests.engine.summing import Memory, carry, reference
 from tests.engine.worker import GREEDY
-from tests.layouts import changed, one_group
+from tests.layouts import changed, group_of, one_group
 
 TOKENS = 40
 WHOLE = one_group("model", "bfloat16", 16, (0, 1, 2, 3), (0, 1, 2), 8)
@@ -92,7 +92,7 @@ def test_numbers_in_another_order_within_a_vector_are_seen(
     memory, start, stop = drawn
     vector = memory.vector(data.draw(st.sampled_from(list(memory.places(start, stop)))))
     before = total(memory, start, stop)
-    turned = vector.roll(DTYPE_BYTES[memory.layout.dtype])
+    turned = vector.roll(DTYPE_BYTES[memory.group.dtype])
     assume(not torch.equal(turned, vector))
     vector.copy_(turned)
     assert total(memory, start, stop) != before
@@ -231,7 +231,7 @@ def test_any_bound_on_what_is_read_at_a_time_gives_the_same(
     want = total(memory, 3, TOKENS)
     monkeypatch.setattr(checksum, "BYTES_AT_A_TIME", at_a_time)
     summer = PageSummer(memory.cache)
-    layer_bytes = WHOLE.page_bytes // len(WHOLE.layers)
+    layer_bytes = group_of(WHOLE).page_bytes // len(WHOLE.layers)
     for _, pages, layers in summer._cuts(memory.table, 3, TOKENS):
         taken = len(range(*layers.indices(len(WHOLE.layers))))
         assert len(pages) * taken * layer_bytes <= max(at_a_time, layer_bytes)

@@ -91,7 +91,7 @@ def handovers(draw: st.DrawFn) -> Handover:
     end = draw(st.integers(1, 20))
     block = lcm(*(group.page_tokens for group in others))
     first = draw(st.integers(0, end // block)) * block
-    small = lcm(*(min(pair) for pair in zip(tokens_of(whole), tokens_of(other), strict=True)))
+    small = lcm(*(min(pair) for pair in zip(whole.page_tokens, other.page_tokens, strict=True)))
     places = st.integers(first // small, end // small).map(lambda place: place * small)
     cuts = sorted([draw(st.just(first) | places), *draw(st.lists(places, max_size=4)), end])
 
@@ -107,10 +107,6 @@ def handovers(draw: st.DrawFn) -> Handover:
         [[table(group.pages_for(end)) for group in layout.groups] for layout in senders],
         [[table(group.pages_for(end - first)) for group in layout.groups] for layout in receivers],
     )
-
-
-def tokens_of(layout: KvLayout) -> list[int]:
-    return [group.page_tokens for group in layout.groups]
 
 
 def filled(group: KvGroup, table: Sequence[int], first: int, positions: range) -> bytes:

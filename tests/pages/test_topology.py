@@ -12,7 +12,7 @@ from services.pages.errors import DoesNotDivide
 from services.pages.layout import KvLayout
 from services.pages.ranks import rank_layout
 from services.topology import RANKS_MAX, Place, Topology
-from tests.layouts import one_group
+from tests.layouts import group_of, one_group
 
 SMOLLM2: Final = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
 SIZES: Final = st.integers(1, 5)
@@ -65,10 +65,10 @@ def test_every_head_of_every_layer_is_held_as_often_as_ranks_share_it(
     tensor, heads = (heads * times, heads) if replicated else (heads, heads * times)
     model, topology = whole(stages + spare_layers, heads), Topology(tensor, stages)
     layouts = [rank_layout(model, topology, rank) for rank in range(topology.ranks)]
-    held = Counter(place for layout in layouts for place in product(layout.layers, layout.kv_heads))
-    assert held == dict.fromkeys(product(model.layers, model.kv_heads), times if replicated else 1)
+    held = Counter(place for layout in layouts for place in product(layout.layers, group_of(layout).heads))
+    assert held == dict.fromkeys(product(model.layers, group_of(model).heads), times if replicated else 1)
     for layout in layouts:
-        for ids in (layout.layers, layout.kv_heads):
+        for ids in (layout.layers, group_of(layout).heads):
             assert all(one + 1 == other for one, other in pairwise(ids)), "a block"
 
 
@@ -95,7 +95,7 @@ def test_heads_that_do_not_divide_are_refused_by_the_dimension(heads: int, ranks
 
 
 def test_neighbouring_ranks_share_a_replicated_head() -> None:
-    heads = [rank_layout(whole(2, 2), Topology(6), rank).kv_heads for rank in range(6)]
+    heads = [group_of(rank_layout(whole(2, 2), Topology(6), rank)).heads for rank in range(6)]
     assert heads == [(20,), (20,), (20,), (21,), (21,), (21,)]
 
 
@@ -103,4 +103,4 @@ def test_ranks_that_split_positions_hold_the_same_layers_and_heads() -> None:
     topology = Topology(tensor=3, context=2)
     layouts = [rank_layout(SMOLLM2, topology, rank) for rank in range(topology.ranks)]
     assert layouts[:3] == layouts[3:]
-    assert [layout.kv_heads for layout in layouts[:3]] == [(0,), (1,), (2,)]
+    assert [group_of(layout).heads for layout in layouts[:3]] == [(0,), (1,), (2,)]

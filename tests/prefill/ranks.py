@@ -18,7 +18,7 @@ from services.topology import Topology
 from services.transfer.interface import PutId, Region, Run, kv_region
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
-from tests.layouts import changed, one_group
+from tests.layouts import changed, group_of, one_group
 
 WHOLE: Final = one_group("toy", "float32", 4, (0, 3, 5), (1, 2), 1)
 PAGES: Final = 12
@@ -44,7 +44,7 @@ class RankMemory(MemoryTransfer):
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, layout: KvLayout) -> None:
         super().__init__(fabric, incarnation)
         self.layout = layout
-        self.kv = HostMemory(PAGES * layout.page_bytes)
+        self.kv = HostMemory(PAGES * group_of(layout).page_bytes)
         self.slots = HostMemory(PLACES * SLOT_BYTES)
         self.register(Region(kv_region(0), self.kv.address, self.kv.length))
         self.register(Region("slots", self.slots.address, self.slots.length))
@@ -64,23 +64,22 @@ class RankMemory(MemoryTransfer):
 
     def holds(self, table: Sequence[int], first: int, start: int, stop: int) -> bool:
         """Positions [start, stop); page 0 of the table has position `first`."""
-        shifted = [*[0] * (first // self.layout.page_tokens), *table]
+        shifted = [*[0] * (first // group_of(self.layout).page_tokens), *table]
         return all(
             bytes(self.kv.view[at : at + WORD.size]) == found
             for at, found in self._words(shifted, start, stop)
         )
 
     def _words(self, table: Sequence[int], start: int, stop: int) -> list[tuple[int, bytes]]:
-        layout, found = self.layout, []
+        group, found = group_of(self.layout), list[tuple[int, bytes]]()
         for position in range(start, stop):
-            page, token = divmod(position, layout.page_tokens)
+            page, token = divmod(position, group.page_tokens)
             lane = 0
-            for head in layout.kv_heads:
-                for layer in layout.layers:
-                    for half in (0, 1):
-                        at = table[page] * layout.page_bytes + (lane * layout.page_tokens + token) * WORD.size
-                        found.append((at, word(layer, half, head, position)))
-                        lane += 1
+            for layer, head in group.places():
+                for plane in range(len(group.planes)):
+                    at = table[page] * group.page_bytes + (lane * group.page_tokens + token) * WORD.size
+                    found.append((at, word(layer, plane, head, position)))
+                    lane += 1
         return found
 
     def record(self, slot: int, room: int, generation: int) -> MetadataRecord | None:

@@ -51,6 +51,7 @@ from services.worker.mailbox import Mailbox
 from services.worker.parts import RankParts
 from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, run_turns
+from tests.layouts import group_of
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
 from tests.suite.tiers import starts
@@ -183,7 +184,10 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     incarnation = Incarnation(secrets.randbits(63) | 1)
-    engine, slots = WideEngine(take(PAGES * LAYOUT.page_bytes, device)), HostMemory(PLACES * SLOT_BYTES)
+    engine, slots = (
+        WideEngine(take(PAGES * group_of(LAYOUT).page_bytes, device)),
+        HostMemory(PLACES * SLOT_BYTES),
+    )
     transfer = NixlTransfer(incarnation)
     transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length, device))
     transfer.register(Region("slots", slots.address, slots.length))
@@ -261,7 +265,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     channels = Channels.showing(Identity.of(tls))
     incarnation = Incarnation(secrets.randbits(63) | 1)
     defence = Defence()
-    length = PAGES * LAYOUT.page_bytes
+    length = PAGES * group_of(LAYOUT).page_bytes
     engine = WideEngine(MovingIfTold(length, defence) if device == "cpu" else DeviceMemory(length, device))
     slots = MovingIfTold(PLACES * SLOT_BYTES, defence)
     exposure = Exposure(

@@ -15,7 +15,7 @@ from services.cli.bench.device_memory import Memory, bytes_of
 from services.engine.interface import Row, SumPart
 from services.rooms.request import Token
 from services.wire.model_bounds import ModelBounds
-from tests.layouts import one_group
+from tests.layouts import group_of, one_group
 from tests.prefill import toy
 
 PAGE_TOKENS: Final = 16
@@ -61,11 +61,13 @@ class WideEngine:
         known = list(row.sequence.tokens(0, row.stop))
         everything = bytes_of(self.memory)
         for position in range(row.stop):
-            start = row.pages[position // PAGE_TOKENS] * LAYOUT.page_bytes
-            start += position % PAGE_TOKENS * LAYOUT.token_bytes
-            own = bytearray(_POSITION.pack(room, known[position]) * (LAYOUT.token_bytes // _POSITION.size))
+            start = row.pages[position // PAGE_TOKENS] * group_of(LAYOUT).page_bytes
+            start += position % PAGE_TOKENS * group_of(LAYOUT).token_bytes
+            own = bytearray(
+                _POSITION.pack(room, known[position]) * (group_of(LAYOUT).token_bytes // _POSITION.size)
+            )
             wanted = torch.frombuffer(own, dtype=torch.uint8).to(everything.device)
-            place = everything[start : start + LAYOUT.token_bytes]
+            place = everything[start : start + group_of(LAYOUT).token_bytes]
             if position >= row.start:
                 place.copy_(wanted)
             elif not torch.equal(place, wanted):

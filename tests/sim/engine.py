@@ -20,7 +20,7 @@ from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Request, Token
 from services.runtime.host_memory import HostMemory
-from tests.layouts import one_group
+from tests.layouts import group_of, one_group
 from tests.sim.loop import VirtualLoop
 
 VOCABULARY: Final = 50_000
@@ -39,7 +39,7 @@ class SimulatedDefaults(NamedTuple):
 PAGE_TOKENS: Final = 4
 WHOLE: Final = one_group("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
 """What the ranks of any worker hold together, in pages of their own size, where the run has no more heads."""
-WORD: Final = WHOLE.head_dim * 4
+WORD: Final = group_of(WHOLE).planes[0].elements * 4
 _NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
 
@@ -77,8 +77,8 @@ class SimulatedModel:
     def __init__(self, whole: KvLayout = WHOLE) -> None:
         self.lanes = [
             (head, layer, plane)
-            for layer, head in whole.group.places()
-            for plane in range(len(whole.group.planes))
+            for layer, head in group_of(whole).places()
+            for plane in range(len(group_of(whole).planes))
         ]
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
@@ -109,12 +109,12 @@ class SimulatedEngine:
     def __init__(
         self, layout: KvLayout, pages: int, model: SimulatedModel, foreign: Callable[[str], None]
     ) -> None:
-        self._page_bytes = layout.page_bytes
-        self._size = layout.page_tokens
+        self._page_bytes = group_of(layout).page_bytes
+        self._size = group_of(layout).page_tokens
         self._lanes = tuple(
             number
             for number, (head, layer, _) in enumerate(model.lanes)
-            if head in layout.kv_heads and layer in layout.layers
+            if head in group_of(layout).heads and layer in layout.layers
         )
         self._lane_bytes = self._size * WORD
         self._model = model

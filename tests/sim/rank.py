@@ -45,7 +45,7 @@ from services.worker.mailbox import Mailbox
 from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
-from tests.layouts import changed
+from tests.layouts import changed, group_of
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (
     CONTEXT,
@@ -220,10 +220,17 @@ def make_rank(
     stepper = Stepper(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
     places = shape.places + CANARY_ROOMS
     slots = HostMemory(places * SLOT_BYTES)
-    prefixes = PrefixTree([layout.page_tokens]) if shape.reuse else None
+    prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
     holdings = Holdings([PagePool(worker_shape.pages)], SlotPool(slots.view), prefixes)
     bank = Bank(
-        process.name, process.host, worker, group.rank, layout.page_bytes, engine.memory, slots, holdings
+        process.name,
+        process.host,
+        worker,
+        group.rank,
+        group_of(layout).page_bytes,
+        engine.memory,
+        slots,
+        holdings,
     )
     bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, mailbox.wake)
     parts = RankParts(bounds, stepper, folds, mailbox, reporter, clock)

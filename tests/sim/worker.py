@@ -27,6 +27,7 @@ from services.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from services.worker.lease import LeaseKeeper
 from services.worker.reporter import Reporter
 from services.worker.turns import TurnProgress, run_turns
+from tests.layouts import group_of
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess
 from tests.sim.rank import LOOK_S, Outside, Rank, WorkerShape, World, make_rank
@@ -239,7 +240,7 @@ class SimulatedWorker:
             ),
             layout=layout_to_wire(whole),
             schema=SCHEMA_HASH,
-            tokens_max=self.shape.pages * whole.page_tokens,
+            tokens_max=self.shape.pages * group_of(whole).page_tokens,
             rooms_max=self._world.shape.places,
             pid=self.pid,
             credential=self._credential,

@@ -138,7 +138,7 @@ class Play:
             exposure = told.exposure
         grant = replace(grant, prefix_tokens=int(words.get("prefix", grant.prefix_tokens)))
         lost = NotConnected("nothing leads there") if "unreachable" in words else None
-        route = lost or Route(exposure, (LAYOUT.page_tokens,), ())
+        route = lost or Route(exposure, LAYOUT.page_tokens, ())
         return self._each("prefill", words, lambda _, rank: rank.grant(room, _peer(words), grant, route))
 
     def do_post(self, side: str, words: Words) -> None:

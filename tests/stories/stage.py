@@ -21,7 +21,7 @@ from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_
 from services.pages.slots import SlotPool
 from services.rooms.request import Request, Token
 from services.rooms.room import Room
-from tests.layouts import one_group
+from tests.layouts import group_of, one_group
 from tests.rooms.group import RosterGroup, Settled, deadlines
 
 PLACES: Final = 4
@@ -39,8 +39,8 @@ R = TypeVar("R", bound=Room)
 def request(room: int, pages: int, prompt_pages: int, *, choices: int = 1, like: int = 0) -> Request:
     """One whose prompt fills `prompt_pages`, the last of them not quite, and that may grow to `pages` in each
     of its choices. `like`: its prompt is whole pages of the same tokens as other requests of that number."""
-    tokens = max(prompt_pages * LAYOUT.page_tokens - (0 if like else 2), 0)
-    most = pages * LAYOUT.page_tokens - tokens + 1
+    tokens = max(prompt_pages * group_of(LAYOUT).page_tokens - (0 if like else 2), 0)
+    most = pages * group_of(LAYOUT).page_tokens - tokens + 1
     prompt = ((like or room) % VOCABULARY,) * tokens
     return Request(
         f"request-{room}", prompt, most, eos_token_ids=(END,), further_seeds=tuple(range(1, choices))
@@ -60,7 +60,7 @@ class RankMemory:
 
     def holdings(self, prefixes: str) -> Holdings:
         """`prefixes`: on to keep what rooms computed."""
-        tree = PrefixTree([LAYOUT.page_tokens]) if prefixes == "on" else None
+        tree = PrefixTree(LAYOUT.page_tokens) if prefixes == "on" else None
         return Holdings([PagePool(len(self.kv))], SlotPool(memoryview(self.slots)), tree)
 
 

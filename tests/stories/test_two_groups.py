@@ -56,7 +56,7 @@ class Memory:
         self.regions = [bytearray(PAGES * group.page_bytes) for group in layout.groups]
         self.slots = bytearray(2 * SLOT_BYTES)
         pools = [PagePool(PAGES) for _ in layout.groups]
-        tree = PrefixTree([group.page_tokens for group in layout.groups])
+        tree = PrefixTree(layout.page_tokens)
         self.holdings = Holdings(pools, SlotPool(memoryview(self.slots)), tree)
 
 
@@ -107,9 +107,8 @@ def hand_over(
     """From its opening to its admission. What was granted, and the record."""
     receiver, grant = granted(receiving, ROOM)
     sender = sending.open(ROOM, receiver.request, RECEIVER, 0)
-    page_tokens = tuple(group.page_tokens for group in OURS.groups)
     between = plan_hand_over([THEIRS], [OURS]).between(0, 0)
-    route = Route(RECEIVER, page_tokens, (Target(RECEIVER, between, OURS.heads),))
+    route = Route(RECEIVER, OURS.page_tokens, (Target(RECEIVER, between, OURS.heads),))
     evidence = Granted(grant.generation, grant.pages, grant.slot, grant.prefix_tokens)
     sending.grant(ROOM, RECEIVER, evidence, route)
     turn(sending, sender)
@@ -191,7 +190,7 @@ def test_no_truncation_a_grant_that_is_short_in_one_group_is_refused(
     room, grant = granted(receiving, ROOM)
     sending.open(ROOM, room.request, RECEIVER, 0)
     short = (grant.pages[0], grant.pages[1][:-1])
-    route = Route(RECEIVER, (2, 4), ())
+    route = Route(RECEIVER, OURS.page_tokens, ())
     for pages in (short, grant.pages[:1]):
         with pytest.raises(Truncated, match="pages granted, 6 \\+ 3 to be sent"):
             sending.grant(ROOM, RECEIVER, Granted(grant.generation, pages, grant.slot), route)
