@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -57,7 +57,7 @@ from services.worker.mailbox import Mailbox
 from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
-from services.worker.turns import TurnProgress, take_turn
+from services.worker.turns import TurnProgress, Work, take_turn
 
 PREFILL: Final = Incarnation(11)
 DECODE: Final = Incarnation(22)
@@ -190,7 +190,7 @@ class _TurnWorker(ABC):
         self._fabric = MemoryFabric()
         self._slots = HostMemory(places * SLOT_BYTES)
         self._ids = count(1)
-        self.work: Any = None
+        self.work: Work
 
     def _holdings(self, pages: int) -> Holdings:
         return Holdings([PagePool(pages)], SlotPool(self._slots.view), PrefixTree([GROUP.page_tokens]))
@@ -294,7 +294,7 @@ class _Decode(_TurnWorker):
             metrics=DecodeMetrics(CollectorRegistry(), max(places, 1)),
             max_running=max(places, 1),
         )
-        self.work.hear([self.work.told()])
+        self.work.gathered([self.work.to_gather() or b""])
 
     async def fill(self, running: int) -> None:
         for room in range(1, self._places + 1):
