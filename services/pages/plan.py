@@ -88,18 +88,16 @@ class GroupPlan:
                 source[begin:end], target[begin - before : end - before], self.source_page_bytes
             )
         source_pieces, target_pieces = self.source_page_tokens // small, self.target_page_tokens // small
-        runs: list[PageRun] = []
-        for length, places in self.blocks:
-            sources = _places(source, self.source_page_bytes, source_pieces, length, begin, end)
-            targets = _places(
-                target, self.target_page_bytes, target_pieces, length, begin - before, end - before
+        return [
+            (at + block_at, to + block_to, length)
+            for length, places in self.blocks
+            for at, to in zip(
+                _places(source, self.source_page_bytes, source_pieces, length, begin, end),
+                _places(target, self.target_page_bytes, target_pieces, length, begin - before, end - before),
+                strict=True,
             )
-            runs += [
-                (at + block_at, to + block_to, length)
-                for at, to in zip(sources, targets, strict=True)
-                for block_at, block_to in places
-            ]
-        return runs
+            for block_at, block_to in places
+        ]
 
 
 @dataclass(frozen=True, slots=True)
