@@ -75,38 +75,46 @@ class Canary:
         failed may outlive it.
         """
         registry = self._rooms.registry
+        broken, joining = registry.pairs.broken(), registry.joining()
+        if not broken and not joining:
+            self._tries.clear()
+            return None
         workers = [w for w in registry.workers() if w.state in _USABLE]
-        broken = registry.pairs.broken()
         kept: list[Incarnation | PairId] = [*broken, *(worker.facts.incarnation for worker in workers)]
         self._tries = Counter({each: self._tries[each] for each in kept})
         free = [worker for worker in workers if not worker.canaries]
-        pairs = [
-            (joining, partner)
-            for joining in free
-            for partner in free
-            if joining.state is WorkerState.JOINING and partner.facts.side is not joining.facts.side
-        ]
         there = {worker.facts.incarnation for worker in free}
         apart = min(
             (each for each in broken if there.issuperset(each)), key=self._tries.__getitem__, default=None
         )
-        least = min((self._tries[joining.facts.incarnation] for joining, _ in pairs), default=None)
-        if apart is not None and (least is None or self._tries[apart] < least):
+        least = self._least_tried(free)
+        if apart is not None and (least is None or self._tries[apart] < self._tries_of(least[0])):
             self._tries[apart] += 1
             return registry.worker(apart[0]), registry.worker(apart[1])
-        if not pairs:
+        if least is None:
             return None
-        joining, partner = min(
-            pairs,
-            key=lambda pair: (
-                self._tries[pair[0].facts.incarnation],
-                pair[1].state is not WorkerState.READY,
-                self._tries[pair[1].facts.incarnation],
-            ),
-        )
-        for worker in (joining, partner):
+        for worker in least:
             self._tries[worker.facts.incarnation] += 1
-        return (joining, partner) if joining.facts.side is Side.PREFILL else (partner, joining)
+        return least if least[0].facts.side is Side.PREFILL else (least[1], least[0])
+
+    def _least_tried(self, free: list[Worker]) -> tuple[Worker, Worker] | None:
+        """The joining worker tried least, and the best partner for it."""
+        found: list[tuple[Worker, Worker]] = []
+        for side in Side:
+            own = [each for each in free if each.facts.side is side and each.state is WorkerState.JOINING]
+            partners = [each for each in free if each.facts.side is not side]
+            if own and partners:
+                found.append((min(own, key=self._tries_of), min(partners, key=self._as_partner)))
+        return min(
+            found, key=lambda pair: (self._tries_of(pair[0]), *self._as_partner(pair[1])), default=None
+        )
+
+    def _tries_of(self, worker: Worker) -> int:
+        return self._tries[worker.facts.incarnation]
+
+    def _as_partner(self, worker: Worker) -> tuple[bool, int]:
+        """The less the better."""
+        return worker.state is not WorkerState.READY, self._tries_of(worker)
 
     async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
         need = Need(PROMPT_TOKENS, CANARY_TOKENS)

@@ -136,11 +136,9 @@ class RegistryCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
-        open_rooms = self._registry.open_rooms()
-        phases = Count(entry.phase for entry in open_rooms)
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:
-                rooms.add_metric([phase.value], phases[phase])
+                rooms.add_metric([phase.value], self._registry.phases[phase])
         yield rooms
         workers = GaugeMetricFamily("baton_workers", "Workers with a lease.", labels=["side", "state"])
         states = Count((worker.facts.side, worker.state) for worker in self._registry.workers())

@@ -133,7 +133,8 @@ class Rooms:
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
         """A worker is gone, or, without a proof, lost in this way. Its rooms end now, with that cause."""
-        worker = next((w for w in self.registry.workers() if w.facts.incarnation == incarnation), None)
+        known = self.registry.holds_lease(incarnation)
+        worker = self.registry.worker(incarnation) if known else None
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
         rooms = self.registry.leave(incarnation, proof, self.clock.now_ms())
         if worker is None:
@@ -155,9 +156,8 @@ class Rooms:
     def _tell_what_ended(self, facts: WorkerFacts) -> None:
         """A worker that is back after a silence was told of no end meanwhile: rooms that it may never have
         heard of still wait for it (`terminal-reaches-peer`)."""
-        for entry in self.registry.open_rooms():
-            waits = facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING
-            if waits and entry.worker(facts.side).incarnation == facts.incarnation:
+        for entry in self.registry.open_rooms_of(facts.incarnation):
+            if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
                 self._tell_over(entry, entry.cause or ANSWERED)
 
     # ---- rooms
@@ -238,10 +238,7 @@ class Rooms:
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
         """The worker is there, or a room that is not retired has it."""
-        rooms = self.registry.open_rooms
-        return self.registry.holds_lease(incarnation) or any(
-            incarnation in (entry.prefill.incarnation, entry.decode.incarnation) for entry in rooms()
-        )
+        return self.registry.holds_lease(incarnation) or self.registry.has_open_rooms(incarnation)
 
     # ---- time
 

@@ -8,7 +8,7 @@ cache could hold, the oldest forgotten first.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -42,13 +42,21 @@ class Sent:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, prompt: Sequence[Block]) -> None:
-        """Last blocks first, so that a beginning is not forgotten before what follows it."""
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._blocks)
+
+    def add(self, prompt: Sequence[Block]) -> tuple[list[Block], list[Block]]:
+        """Last blocks first, so that a beginning is not forgotten before what follows it. Which of them are
+        new, and which blocks are forgotten for them."""
+        new: list[Block] = []
         for block in reversed(prompt):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._limit:
-            self._blocks.popitem(last=False)
+            if block in self._blocks:
+                self._blocks.move_to_end(block)
+            else:
+                self._blocks[block] = None
+                new.append(block)
+        forgotten = [self._blocks.popitem(last=False)[0] for _ in range(len(self) - self._limit)]
+        return new, forgotten
 
     def tokens(self, prompt: Sequence[Block]) -> int:
         """How many leading tokens of a prompt are among it."""

@@ -3,22 +3,34 @@
 On each side the one with the smallest share of its cache spoken for once it has the request, which takes less
 of a worker that was sent the prompt's beginning before. So a conversation stays where it is, unless more is
 spoken for there than that spares, and a short beginning that all prompts share fills nobody's queue.
+
+Found by looks at few of them, of which none is drawn by chance. Of up to LOOKS_MAX workers of a side it is
+the best one. Of more it may be fuller than the best by a beginning that more than HOLDERS_MAX were sent. And
+where caches are of several sizes, only LOOKS_MAX with the least spoken for are weighed against each other.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
-from itertools import product
-from typing import TypeAlias
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final, NoReturn, TypeAlias
 
 from services.ids import Incarnation
 from services.rooms.affinity import Block
 from services.rooms.choice_pages import positions_of
 from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
-from services.rooms.pairs import PairId
+from services.rooms.pairs import PairId, Pairs
 from services.rooms.phases import Side
-from services.rooms.registry_records import Worker, WorkerFacts, WorkerState
+from services.rooms.registry_records import Worker, WorkerFacts
+from services.rooms.side_workers import Ranking, SideWorkers
+
+LOOKS_MAX: Final = 32
+"""Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""
 
 Pair: TypeAlias = tuple[Worker, Worker]
+Fullness: TypeAlias = tuple[float, int, str]
+"""The share spoken for by then, what the request adds to it, and the worker's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +63,25 @@ class Need:
 
 
 def place(
-    workers: Mapping[Side, Sequence[Worker]],
+    workers: Mapping[Side, SideWorkers],
     need: Need,
     avoid: Collection[Incarnation] = (),
-    broken: Collection[PairId] = (),
-) -> tuple[Worker, Worker]:
+    pairs: Pairs | None = None,
+) -> Pair:
     """Of each side's `workers`. Raises NoSuchWorker, which waiting for a place does not mend, before
     NoCapacity, which it does.
 
     `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
-    worker that fails everything at once always has a free place. `broken`: pairs that get it only if there is
+    worker that fails everything at once always has a free place. `pairs`: broken ones get it only if there is
     no other that could hold it.
     """
-    prefill = _able(workers[Side.PREFILL], Side.PREFILL, need)
-    decode = _able(workers[Side.DECODE], Side.DECODE, need)
-    wanted = _without(prefill, avoid), _without(decode, avoid)
-    if broken:
-        whole = _whole(*wanted, broken) or _whole(prefill, decode, broken)
-        if whole:
-            return _best_pair(whole, need)
-    return _best(wanted[0], need), _best(wanted[1], need)
+    prefill, decode = (_Choice(workers[side], side, need) for side in Side)
+    wanted = prefill.without(avoid), decode.without(avoid)
+    if pairs is not None and pairs.broken_count():
+        for one, other in (wanted, (prefill, decode)):
+            if _has_whole(one, other, pairs):
+                return _best_pair(one, other, pairs)
+    return wanted[0].best(), wanted[1].best()
 
 
 def beyond(worker: Worker, need: Need) -> int:
@@ -79,68 +90,118 @@ def beyond(worker: Worker, need: Need) -> int:
     return max(need.on(worker.facts) - worker.sent.tokens(need.blocks), 1)
 
 
-def all_full(workers: Iterable[Iterable[Worker]]) -> bool:
-    """One of the sides with these workers has no place for any request."""
-    return not all(any(worker.has_place for worker in side) for side in workers)
-
-
-def largest(workers: Iterable[Worker]) -> int:
-    """KV positions that a request may take on the side of these workers; 0 without any."""
-    return max((worker.facts.tokens_max for worker in workers), default=0)
-
-
-def _able(role: Sequence[Worker], side: Side, need: Need) -> list[Worker]:
-    """Workers of a side that could hold the request, at least one: those that are ready, or, where none is,
+class _Choice:
+    """The workers of a side that could hold a request, at least one: those that are ready, or, where none is,
     those that may be again at once."""
-    large = [worker for worker in role if worker.facts.tokens_max >= need.on(worker.facts)]
-    if role and not large:
-        told, most = need.told(side), largest(role)
-        raise TooLarge(f"no {side.value} worker can hold {told}: the largest holds {most}")
-    able = [worker for worker in large if worker.state is WorkerState.READY]
-    able = able or [worker for worker in large if worker.is_serving]
-    if able:
-        return able
-    ready = largest(worker for worker in role if worker.state is WorkerState.READY)
-    if ready:
-        raise NoSuchWorker(
-            f"no {side.value} worker that is ready can hold {need.told(side)}: the largest holds {ready}"
-        )
-    raise NoneReady(side)
 
+    def __init__(self, workers: SideWorkers, side: Side, need: Need) -> None:
+        """Raises NoSuchWorker."""
+        self._workers = workers
+        self._side = side
+        self._need = need
+        self._avoid: Collection[Incarnation] = ()
+        self._least = need.prompt_tokens if side is Side.PREFILL else need.on_decode(1)
+        """What it takes of a worker, whatever the worker's pages are."""
+        self._is_ready = any(self.ready())
+        if not self._is_ready and not any(self._able(workers.serving)):
+            self._refuse()
 
-def _without(able: list[Worker], avoid: Collection[Incarnation]) -> list[Worker]:
-    """Those that are not to be avoided, if there are any."""
-    return [worker for worker in able if worker.facts.incarnation not in avoid] or able
+    def without(self, avoid: Collection[Incarnation]) -> "_Choice":
+        """Those that are not to be avoided, if there are any."""
+        if all(worker.facts.incarnation in avoid for worker in self.ready()):
+            return self
+        kept = copy(self)
+        kept._avoid = avoid
+        return kept
 
+    def ready(self) -> Iterator[Worker]:
+        return self._able(self._workers.ready)
 
-def _best(able: list[Worker], need: Need) -> Worker:
-    """Of those with a free place, the one with the smallest share of its cache spoken for by then: that the
-    prompt's beginning was sent to it before spares it as much."""
-    free = [worker for worker in able if worker.has_place]
-    if not free:
-        side = able[0].facts.side.value
-        if able[0].state is WorkerState.SUSPECT:
+    def best(self) -> Worker:
+        """Of those with a free place the least full one by then. Raises NoCapacity."""
+        found = next(self.in_order(), None)
+        if found is not None:
+            return found[1]
+        side = self._side.value
+        if not self._is_ready:
             raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
         raise NoCapacity(f"every {side} worker holds as many rooms as it may")
 
-    return min(free, key=lambda worker: _by_then(worker, need))
+    def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
+        """Those with a free place, the least full by then first: that a prompt's beginning was sent to it
+        before spares a worker as much.
+
+        Looks at those that were sent more of the beginning than the others, and then, by what is spoken for
+        on them, at others for as long as one of these may come next, at LOOKS_MAX at a time.
+        """
+        holders = self._workers.sent_before(self._need.blocks)
+        seen = {worker.facts.incarnation for worker in holders}
+        looked = [self._look(each) for each in holders if each.has_place and self._can_be(each)]
+        heapify(looked)
+        looked_max = len(looked) + LOOKS_MAX
+        largest = max((worker.facts.tokens_max for worker in islice(self._workers.ready, 1)), default=0)
+        for worker in self._workers.open:
+            facts = worker.facts
+            if facts.incarnation in seen or not self._can_be(worker):
+                continue
+            at_largest = self._least * facts.tokens_max / largest
+            least = (worker.tokens + at_largest) / facts.tokens_max, self._least, facts.name
+            while looked and (looked[0][0] <= least or len(looked) == looked_max):
+                yield heappop(looked)
+            heappush(looked, self._look(worker))
+        while looked:
+            yield heappop(looked)
+
+    def _look(self, worker: Worker) -> tuple[Fullness, Worker]:
+        more = beyond(worker, self._need)
+        return ((worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name), worker
+
+    def _can_be(self, worker: Worker) -> bool:
+        facts = worker.facts
+        return facts.tokens_max >= self._need.on(facts) and facts.incarnation not in self._avoid
+
+    def _able(self, by_size: Ranking) -> Iterator[Worker]:
+        """Those that can hold it, of workers of which the largest comes first."""
+        for worker in by_size:
+            if worker.facts.tokens_max < self._least:
+                return
+            if self._can_be(worker):
+                yield worker
+
+    def _refuse(self) -> NoReturn:
+        """No worker that serves can hold it: is that for want of any, or of one that is large enough?"""
+        side, told = self._side.value, self._need.told(self._side)
+        if self._workers.tokens_max and not any(self._able(self._workers.known)):
+            raise TooLarge(f"no {side} worker can hold {told}: the largest holds {self._workers.tokens_max}")
+        for worker in self._workers.ready:
+            most = worker.facts.tokens_max
+            raise NoSuchWorker(f"no {side} worker that is ready can hold {told}: the largest holds {most}")
+        raise NoneReady(self._side)
 
 
-def _whole(prefill: list[Worker], decode: list[Worker], broken: Collection[PairId]) -> list[Pair]:
-    """Pairs of these that are not broken."""
-    pairs = product(prefill, decode)
-    return [pair for pair in pairs if (pair[0].facts.incarnation, pair[1].facts.incarnation) not in broken]
+def _has_whole(prefill: _Choice, decode: _Choice, pairs: Pairs) -> bool:
+    """Some pair of these connects. Looks at no more pairs than are broken, and one."""
+    return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 
-def _best_pair(pairs: list[Pair], need: Need) -> Pair:
-    """Of pairs with free places, the one whose fuller worker is the least full by then."""
-    free = [pair for pair in pairs if all(worker.has_place for worker in pair)]
-    if not free:
+def _best_pair(prefill: _Choice, decode: _Choice, pairs: Pairs) -> Pair:
+    """Of pairs with free places that connect, the one whose fuller worker is the least full by then."""
+    best: tuple[list[Fullness], Pair] | None = None
+    for full, one in prefill.in_order():
+        if best is not None and full > best[0][0]:
+            break  # nor is any of the next ones less full
+        others = enumerate(decode.in_order())
+        reached = ((at, *each) for at, each in others if not pairs.is_broken(_id(one, each[1])))
+        for at, other_full, other in islice(reached, 1):
+            fullness = sorted((full, other_full), reverse=True)
+            if best is None or fullness < best[0]:
+                best = fullness, (one, other)
+            if at == 0:
+                return best[1]  # no next one has a better partner
+    if best is None:
         raise NoCapacity("every pair of workers that reach each other holds as many rooms as it may")
-    return min(free, key=lambda pair: sorted((_by_then(worker, need) for worker in pair), reverse=True))
+    return best[1]
 
 
-def _by_then(worker: Worker, need: Need) -> tuple[float, int, str]:
-    """How full it is with the request, the less the better."""
-    more = beyond(worker, need)
-    return (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
+def _id(prefill: Worker, decode: Worker) -> PairId:
+    return prefill.facts.incarnation, decode.facts.incarnation

@@ -6,11 +6,13 @@ that no id is used twice (`room-unique`), none repeats after a restart but by a 
 carries placement.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
+from services.rooms.due import Due
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
@@ -22,9 +24,17 @@ from services.rooms.errors import (
 )
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
-from services.rooms.placement import Need, all_full, beyond, largest, place
-from services.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts, WorkerState
+from services.rooms.placement import Need, beyond, place
+from services.rooms.registry_records import (
+    RoomEntry,
+    RoomPhase,
+    StackFacts,
+    Worker,
+    WorkerFacts,
+    WorkerState,
+)
 from services.rooms.room_index import RoomIndex
+from services.rooms.side_workers import SideWorkers
 from services.rooms.timeline import Event
 
 DEPARTED_MAX: Final = 1024
@@ -72,12 +82,30 @@ class Registry:
         self._kept = kept
         self._failed_kept = failed_kept
         self._workers: dict[Incarnation, Worker] = {}
-        self._regroup()
+        self._names: dict[str, Incarnation] = {}
+        """Of those workers."""
+        self._leases: OrderedDict[Incarnation, Worker] = OrderedDict()
+        """The same, the one whose lease ends first before the others."""
+        self._on = {side: SideWorkers() for side in Side}
         self._open: dict[RoomId, RoomEntry] = {}
         self._done: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._failed: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._canaries: OrderedDict[RoomId, RoomEntry] = OrderedDict()
         self._tables = (self._open, self._done, self._failed, self._canaries)
+        self.phases: Counter[RoomPhase] = Counter()
+        """Of open rooms: how many are in each."""
+        self._of_worker: dict[Incarnation, dict[RoomId, RoomEntry]] = {}
+        """Open rooms by each of their workers, be it gone."""
+        self._untaken: Due[RoomId, RoomEntry] = Due(UNTAKEN_MS)
+        """Open rooms that wait for their opener."""
+        self._unended: Due[RoomId, RoomEntry] = Due(OPEN_MS_MAX)
+        """Open rooms without an outcome."""
+        self._given_back: dict[RoomId, RoomEntry] = {}
+        """Those of them that no worker holds any more, since the last look at the time."""
+        self._untold: Due[RoomId, RoomEntry] = Due(UNTOLD_MS)
+        """The same, since before."""
+        self._closing: Due[RoomId, RoomEntry] = Due(CLOSING_MS)
+        """Open rooms with an outcome."""
         self.pairs = Pairs()
         """Which of the workers' pairs do not reach each other."""
         self.index = RoomIndex()
@@ -126,32 +154,25 @@ class Registry:
             raise WorkerRefused("context_length", str(self.context_length), str(facts.context_length))
         self._check_lives(facts.incarnation)
         self._check_turns(turn_ms)
-        for other in self._workers.values():
-            if other.facts.incarnation == facts.incarnation:
-                continue
-            if other.facts.name == facts.name:
-                left_ms = max(other.lease_until_ms - now_ms, 0)
-                raise NameInUse(
-                    f"{facts.name} is held by incarnation {other.facts.incarnation} for {left_ms} ms"
-                )
-            _check_fit(other.facts, facts)
         known = self._workers.get(facts.incarnation)
         if known is None:
-            self._workers[facts.incarnation] = Worker(facts, now_ms + self.lease_ms, joined_ms=now_ms)
-            self._regroup()
+            self._check_fits(facts, now_ms)
+            known = self._workers[facts.incarnation] = Worker(facts, 0, joined_ms=now_ms)
+            self._names[facts.name] = facts.incarnation
+            self._on[facts.side].enter(known)
             self._silent.pop(facts.incarnation, None)
             self._supersede(facts)
-        else:
-            known.lease_until_ms = now_ms + self.lease_ms
+        self._lend(known, now_ms)
 
     def renew(self, incarnation: Incarnation, now_ms: int, turn_ms: int = 0) -> None:
         """Raises UnknownWorker, DeclaredGone, and TurnStalled where its turn has not ended for a lease:
         `leave` it, since its rooms do not go on."""
         worker = self.worker(incarnation)
         self._check_turns(turn_ms)
-        worker.lease_until_ms = now_ms + self.lease_ms
+        self._lend(worker, now_ms)
         if worker.state is WorkerState.SUSPECT:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
+            self._changed(worker)
 
     def proven(self, incarnation: Incarnation) -> WorkerFacts | None:
         """A canary hand-over passed through this worker. Whom that made ready: nobody, where it was ready, or
@@ -163,20 +184,28 @@ class Registry:
         if worker.state is not WorkerState.JOINING:
             return None
         worker.state = WorkerState.READY
+        self._changed(worker)
         return worker.facts
 
     def suspect(self, incarnation: Incarnation) -> None:
         worker = self._workers.get(incarnation)
         if worker is not None and worker.state is not WorkerState.DRAINING:
             worker.state = WorkerState.SUSPECT
+            self._changed(worker)
 
     def drain(self, incarnation: Incarnation) -> None:
-        self.worker(incarnation).state = WorkerState.DRAINING
+        worker = self.worker(incarnation)
+        worker.state = WorkerState.DRAINING
+        self._changed(worker)
+
+    def joining(self) -> list[Worker]:
+        """Those that no canary has passed through yet."""
+        return [worker for side in self._on.values() for worker in side.joining.values()]
 
     def expects(self, side: Side, now_ms: int) -> bool:
         """Where no worker of a side is ready: one is known to be starting, or was lost a moment ago, so that
         it is likely to be started again. Who has said goodbye is not expected back."""
-        joining = (worker for worker in self._on[side] if worker.state is WorkerState.JOINING)
+        joining = reversed(self._on[side].joining.values())
         joined = any(now_ms < worker.joined_ms + EXPECTED_MS for worker in joining)
         return joined or now_ms < self._expected_until_ms[side]
 
@@ -188,7 +217,9 @@ class Registry:
         self.pairs.forget(incarnation)
         if worker is not None and worker.proven and proof != GOODBYE:
             self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
-        self._regroup()
+        if worker is not None:
+            del self._leases[incarnation], self._names[worker.facts.name]
+            self._on[worker.facts.side].remove(worker)
         entries = [] if worker is None else [self._open[room] for room in sorted(worker.rooms)]
         if proof is not None:
             self._depart(incarnation, proof)
@@ -199,7 +230,8 @@ class Registry:
     def exited(self, name: str, pid: int) -> list[Incarnation]:
         """Whoever started process `pid` as worker `name` saw it exit. Returns the incarnations that were
         it: a report that comes late says nothing about the name's next holder (`incarnation`)."""
-        held = {each: worker.facts for each, worker in self._workers.items()}
+        holder = self._names.get(name)
+        held = {} if holder is None else {holder: self._workers[holder].facts}
         known = self._silent | held
         return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
 
@@ -217,7 +249,9 @@ class Registry:
                 worker.lease_until_ms = min(worker.lease_until_ms + unheard_ms, now_ms + self.lease_ms)
         self._listened_ms = now_ms
         until_ms = now_ms if heard_ms is None else min(heard_ms, now_ms)
-        return [each for each, worker in self._workers.items() if worker.lease_until_ms <= until_ms]
+        first = takewhile(lambda worker: worker.lease_until_ms <= until_ms, self._leases.values())
+        late = {worker.facts.incarnation for worker in first}
+        return [each for each in self._workers if each in late] if late else []
 
     def departed(self) -> list[Incarnation]:
         """Processes that are known to be gone, latest last, at most DEPARTED_MAX."""
@@ -227,51 +261,51 @@ class Registry:
 
     def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
         """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
-        return place(self._on, need, avoid, self.pairs.broken())
+        return place(self._on, need, avoid, self.pairs)
 
     def unreachable(self) -> list[tuple[Worker, Worker]]:
         """The pairs of ready workers, if none of them reaches its other."""
-        ready = [
-            (prefill, decode)
-            for prefill in self._on[Side.PREFILL]
-            for decode in self._on[Side.DECODE]
-            if prefill.state is decode.state is WorkerState.READY
-        ]
+        prefill, decode = (self._on[side].ready for side in Side)
+        if self.pairs.broken_count() < len(prefill) * len(decode):
+            return []
+        ready = list(product(prefill, decode))
         broken = self.pairs.is_broken
         reached = any(not broken((one.facts.incarnation, other.facts.incarnation)) for one, other in ready)
         return [] if reached else ready
 
     @property
+    def has_choice(self) -> bool:
+        """Some side has more than one worker."""
+        return any(len(side.known) > 1 for side in self._on.values())
+
+    @property
     def all_full(self) -> bool:
-        """No request of any client would get a room."""
-        return all_full(self._on.values())
+        """No request of any client would get a room: a side has no place for any."""
+        return not all(len(side.open) for side in self._on.values())
 
     def overbooked(self, side: Side) -> int:
         """KV positions that rooms may come to take on a side, beyond what its workers that serve can hold:
         what has to be given back before another room gets its pages."""
-        serving = (worker for worker in self._on[side] if worker.is_serving)
-        return sum(max(worker.tokens - worker.facts.tokens_max, 0) for worker in serving)
+        return self._on[side].overbooked
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""
-        return self._largest[side]
+        return self._on[side].tokens_max
 
     @property
     def decode_page_tokens(self) -> int:
         """Of a page of decode's, the largest where they differ; 1 without workers."""
-        return max((worker.facts.page_tokens for worker in self._on[Side.DECODE]), default=1)
+        return max(self._on[Side.DECODE].page_sizes, default=1)
 
     @property
     def quantize(self) -> str | None:
         """As what all workers hold the model's weights; None without workers."""
-        known = (worker for role in self._on.values() for worker in role)
-        return next((worker.facts.stack.quantize for worker in known), None)
+        return next((worker.facts.stack.quantize for worker in self._leases.values()), None)
 
     def tokens_least_now(self, side: Side) -> int:
         """The same of the smallest of those that get rooms now or may again at once, if there are any."""
-        serving = (worker.facts.tokens_max for worker in self._on[side] if worker.is_serving)
-        return min(serving, default=self._largest[side])
+        return self._on[side].tokens_least
 
     def open_room(
         self,
@@ -300,13 +334,18 @@ class Registry:
             choices=need.choices,
         )
         self._open[room] = entry
+        self.phases[entry.phase] += 1
+        for wait in (self._untaken, self._unended):
+            wait.enter(room, entry, now_ms)
         self.index.opened(entry)
         for worker in pair:
             worker.rooms.add(room)
             if canary:
                 worker.canaries.add(room)
             worker.tokens += entry.tokens_on(worker.facts.side)
-            worker.sent.add(need.blocks)
+            self._of_worker.setdefault(worker.facts.incarnation, {})[room] = entry
+            self._changed(worker)
+            self._on[worker.facts.side].sent(worker, need.blocks)
         return entry
 
     def get(self, room: RoomId) -> RoomEntry:
@@ -334,6 +373,13 @@ class Registry:
     def open_count(self) -> int:
         return len(self._open)
 
+    def open_rooms_of(self, incarnation: Incarnation) -> list[RoomEntry]:
+        """Of one worker, be it gone, oldest first."""
+        return list(self._of_worker.get(incarnation, {}).values())
+
+    def has_open_rooms(self, incarnation: Incarnation) -> bool:
+        return incarnation in self._of_worker
+
     def record(self, room: RoomId, event: Event) -> bool:
         """Add a line to a room's timeline; a room that is not known gets none."""
         try:
@@ -346,14 +392,18 @@ class Registry:
     def streaming(self, room: RoomId) -> None:
         entry = self._open.get(room)
         if entry is not None and entry.phase is RoomPhase.OPEN:
-            entry.phase = RoomPhase.STREAMING
+            self._enter(entry, RoomPhase.STREAMING)
 
     def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
         """The room's outcome: None for an answered request. The first one is kept. False if it had one."""
         entry = self._open.get(room)
         if entry is None or entry.phase is RoomPhase.CLOSING:
             return False
-        entry.phase = RoomPhase.CLOSING
+        self._enter(entry, RoomPhase.CLOSING)
+        for wait in (self._untaken, self._unended, self._untold):
+            wait.leave(room)
+        self._given_back.pop(room, None)
+        self._closing.enter(room, entry, now_ms)
         entry.closing_ms = now_ms
         entry.cause = cause
         if entry.has_failed:
@@ -368,6 +418,7 @@ class Registry:
             return
         entry.waiting_for.discard(side)
         self._unload(entry, side)
+        self._look_at_opener(entry)
         self._file_if_retired(entry)
 
     def taken(self, room: RoomId, sides: Iterable[Side]) -> None:
@@ -375,29 +426,21 @@ class Registry:
         entry = self._open.get(room)
         if entry is not None:
             entry.untaken.difference_update(sides)
+            self._look_at_opener(entry)
 
     def unended(self, now_ms: int) -> list[RoomEntry]:
         """Rooms whose opener is gone: not brought to both workers in UNTAKEN_MS, open for OPEN_MS_MAX, or
         given back by both workers UNTOLD_MS ago. `end` them, and cancel them on their workers."""
-        late = []
-        for entry in self._open.values():
-            if entry.phase is RoomPhase.CLOSING:
-                continue
-            if not entry.waiting_for and entry.untold_ms is None:
-                entry.untold_ms = now_ms
-            untold = entry.untold_ms is not None and now_ms >= entry.untold_ms + UNTOLD_MS
-            open_max_ms = UNTAKEN_MS if entry.waits_for_opener else OPEN_MS_MAX
-            if untold or now_ms >= entry.opened_ms + open_max_ms:
-                late.append(entry)
-        return late
+        for entry in self._given_back.values():
+            self._untold.enter(entry.id, entry, now_ms)
+        self._given_back.clear()
+        waits = (self._untaken, self._unended, self._untold)
+        late = {entry.id: entry for wait in waits for entry in wait.due(now_ms)}
+        return [late[room] for room in sorted(late)]
 
     def overdue(self, now_ms: int) -> list[RoomEntry]:
         """Ended rooms whose workers did not report in time: `abandon` them."""
-        return [
-            entry
-            for entry in self._open.values()
-            if entry.phase is RoomPhase.CLOSING and now_ms >= entry.closing_ms + CLOSING_MS
-        ]
+        return self._closing.due(now_ms)
 
     def abandon(self, room: RoomId) -> None:
         """File an ended room although a worker never reported it retired. Unknown rooms are ignored."""
@@ -417,13 +460,27 @@ class Registry:
         if turn_ms >= max(self.lease_ms, TURN_MS_MAX):
             raise TurnStalled(f"its turn has not ended for {turn_ms / 1000:.1f} s")
 
-    def _regroup(self) -> None:
-        """Whoever came or left: what each request asks of all workers is known before it asks."""
-        workers = self._workers.values()
-        self._on = {side: [each for each in workers if each.facts.side is side] for side in Side}
-        self._largest = {side: largest(self._on[side]) for side in Side}
-        self.has_choice = any(len(each) > 1 for each in self._on.values())
-        """Some side has more than one worker."""
+    def _check_fits(self, facts: WorkerFacts, now_ms: int) -> None:
+        """Whoever holds a lease fits all others that do."""
+        holder = self._names.get(facts.name)
+        if holder is not None:
+            left_ms = max(self._workers[holder].lease_until_ms - now_ms, 0)
+            raise NameInUse(f"{facts.name} is held by incarnation {holder} for {left_ms} ms")
+        for worker in islice(self._leases.values(), 1):
+            _check_stack(worker.facts.stack, facts.stack)
+        for side in self._on.values():
+            for page_tokens in side.page_sizes:
+                _check_pages(page_tokens, facts.page_tokens)
+
+    def _lend(self, worker: Worker, now_ms: int) -> None:
+        """A lease from now on."""
+        worker.lease_until_ms = now_ms + self.lease_ms
+        self._leases[worker.facts.incarnation] = worker
+        self._leases.move_to_end(worker.facts.incarnation)
+
+    def _changed(self, worker: Worker) -> None:
+        """Its state, its rooms or what they may come to take."""
+        self._on[worker.facts.side].changed(worker)
 
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)
@@ -436,12 +493,32 @@ class Registry:
             worker.rooms.discard(entry.id)
             worker.canaries.discard(entry.id)
             worker.tokens -= entry.tokens_on(side)
+            self._changed(worker)
+
+    def _enter(self, entry: RoomEntry, phase: RoomPhase) -> None:
+        self.phases[entry.phase] -= 1
+        entry.phase = phase
+        if phase is not RoomPhase.RETIRED:
+            self.phases[phase] += 1
+
+    def _look_at_opener(self, entry: RoomEntry) -> None:
+        """What its opener is waited for with, once a side took it or gave it back."""
+        if not entry.waits_for_opener:
+            self._untaken.leave(entry.id)
+        if not entry.waiting_for and entry.phase is not RoomPhase.CLOSING and entry.id not in self._untold:
+            self._given_back[entry.id] = entry
 
     def _file_if_retired(self, entry: RoomEntry) -> None:
         if entry.phase is not RoomPhase.CLOSING or entry.waiting_for:
             return
         del self._open[entry.id]
-        entry.phase = RoomPhase.RETIRED
+        self._closing.leave(entry.id)
+        for incarnation in entry.pair:
+            rooms = self._of_worker[incarnation]
+            del rooms[entry.id]
+            if not rooms:
+                del self._of_worker[incarnation]
+        self._enter(entry, RoomPhase.RETIRED)
         if entry.canary:
             table, limit = self._canaries, CANARIES_KEPT
         elif entry.has_failed:
@@ -462,7 +539,7 @@ class Registry:
         """A process that is gone holds nothing: no report of its rooms is waited for any more."""
         self._silent.pop(incarnation, None)
         _remember(self._departed, incarnation, proof, DEPARTED_MAX)
-        for entry in list(self._open.values()):
+        for entry in self.open_rooms_of(incarnation):
             for side in Side:
                 if entry.worker(side).incarnation == incarnation:
                     self.side_retired(entry.id, side)
@@ -478,12 +555,14 @@ def _remember(table: OrderedDict[K, V], key: K, value: V, limit: int) -> list[V]
     return [table.popitem(last=False)[1] for _ in range(len(table) - limit)]
 
 
-def _check_fit(known: WorkerFacts, new: WorkerFacts) -> None:
-    got = new.stack.in_words()
-    for name, want in known.stack.in_words().items():
+def _check_stack(known: StackFacts, new: StackFacts) -> None:
+    got = new.in_words()
+    for name, want in known.in_words().items():
         if want != got[name]:
             raise WorkerRefused(name, want, got[name])
-    small, large = sorted((known.page_tokens, new.page_tokens))
+
+
+def _check_pages(known: int, new: int) -> None:
+    small, large = sorted((known, new))
     if large % small:
-        told = f"{new.page_tokens}: neither is a multiple"
-        raise WorkerRefused("page_tokens", str(known.page_tokens), told)
+        raise WorkerRefused("page_tokens", str(known), f"{new}: neither is a multiple")

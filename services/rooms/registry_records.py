@@ -118,6 +118,11 @@ class Worker:
         return len(self.rooms) - len(self.canaries)
 
     @property
+    def share(self) -> float:
+        """Of its cache, what its open rooms may come to take."""
+        return self.tokens / max(self.facts.tokens_max, 1)
+
+    @property
     def has_place(self) -> bool:
         """For one more client's room, now."""
         return self.state is WorkerState.READY and self.places_taken < self.facts.rooms_max
@@ -152,8 +157,6 @@ class RoomEntry:
     """Of its request; empty where nobody gave or made one."""
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
-    untold_ms: int | None = None
-    """When it was first seen that both workers are done with a room that nobody has ended."""
     cause: Cause | None = None
     waiting_for: set[Side] = field(default_factory=lambda: set(BOTH))
     """Sides that have not reported the room retired."""

@@ -117,14 +117,14 @@ def test_a_conversation_stays_for_as_long_as_less_waits_there_than_it_spares() -
     long = tuple(range(5_000, 5_000 + 20 * BLOCK_TOKENS))
     first = send(stack, long, tokens=1_300)
     over(stack, first)
-    holders = [worker for worker in stack.workers() if worker.facts.name in first.names]
-    for worker in holders:
-        worker.tokens += len(long) - 1
+    by_name = {worker.facts.name: worker for worker in stack.workers()}
+    holders = (by_name[first.names[0]], by_name[first.names[1]])
+    others = Need(len(long) - 1, len(long) - 1)
+    stack.open_room("another", holders, others, 0)
     again = send(stack, long, tokens=1_300)
     assert again.names == first.names
     over(stack, again)
-    for worker in holders:
-        worker.tokens += 2
+    stack.open_room("another", holders, Need(2, 2), 0)
     assert not set(send(stack, long, tokens=1_300).names) & set(first.names)
 
 

@@ -419,7 +419,8 @@ def test_what_nobody_can_ever_hold_is_not_waited_for() -> None:
 def test_what_a_worker_that_is_not_ready_could_hold_may_be_hoped_for(state: WorkerState) -> None:
     stack = registry_of(P1, replace(D1, tokens_max=100))
     stack.register(replace(D2, tokens_max=200), 0)
-    stack.worker(D2.incarnation).state = state
+    if state is WorkerState.DRAINING:
+        stack.drain(D2.incarnation)
     with pytest.raises(NoSuchWorker, match="that is ready can hold 101 tokens: the largest holds 100") as no:
         stack.place(Need(10, 101))
     assert not isinstance(no.value, TooLarge)

@@ -3,7 +3,6 @@
 The JSON of `/workers`, `/requests` and `/live`. All of it is bounded, whatever is kept.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -71,7 +70,7 @@ def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed
 
 def live(rooms: Rooms) -> dict[str, Any]:
     kept = RetryChains(rooms.registry)
-    phases = Counter(entry.phase for entry in rooms.registry.open_rooms())
+    phases = rooms.registry.phases
     return {
         "wall_ms": rooms.clock.wall_ms(),
         "model": rooms.registry.model,

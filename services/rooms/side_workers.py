@@ -1,0 +1,138 @@
+"""Which workers of a side get rooms, how much is on each, and which were sent a prompt's beginning?
+
+Kept in order as each of them changes, so that whoever asks need not look at all. Whoever changes a worker's
+state or load says so (`changed`).
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from services.ids import Incarnation
+from services.rooms.affinity import Block
+from services.rooms.registry_records import Worker, WorkerState
+
+HOLDERS_MAX: Final = 32
+"""A beginning that more workers of a side were sent distinguishes none of them."""
+
+Rank = tuple[float, ...]
+
+
+class Ranking:
+    """Workers by a rank that changes, the least first; those of one rank by their names. A change costs a
+    search by halves."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[Rank, str, Worker]] = []
+        self._entries: dict[Incarnation, tuple[Rank, str, Worker]] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return (worker for _, _, worker in self._order)
+
+    def __reversed__(self) -> Iterator[Worker]:
+        return (worker for _, _, worker in reversed(self._order))
+
+    def put(self, worker: Worker, rank: Rank | None) -> None:
+        """None: it is not among them."""
+        incarnation = worker.facts.incarnation
+        entry = None if rank is None else (rank, worker.facts.name, worker)
+        before = self._entries.pop(incarnation, None)
+        if before is not None:
+            del self._order[bisect_left(self._order, before)]
+        if entry is not None:
+            self._entries[incarnation] = entry
+            insort(self._order, entry)
+
+
+class SideWorkers:
+    """Of one side, all that hold a lease."""
+
+    def __init__(self) -> None:
+        self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
+        """Each with the largest cache first."""
+        self.open = Ranking()
+        """Those with a place for a client's room: the one with the smallest share of its cache spoken for
+        first, and of equals the largest."""
+        self.joining: dict[Incarnation, Worker] = {}
+        self.page_sizes: Counter[int] = Counter()
+        """Workers by how many tokens a page of theirs holds."""
+        self._overbooked: Counter[Incarnation] = Counter()
+        self.overbooked = 0
+        """KV positions that rooms may come to take beyond what those that serve can hold."""
+        self._sent: dict[Block, tuple[Worker, ...]] = {}
+
+    @property
+    def tokens_max(self) -> int:
+        """KV positions that a request may take, of the largest; 0 without any."""
+        return next((worker.facts.tokens_max for worker in self.known), 0)
+
+    @property
+    def tokens_least(self) -> int:
+        """The same of the smallest of those that serve, or of the largest where none does."""
+        return next((worker.facts.tokens_max for worker in reversed(self.serving)), self.tokens_max)
+
+    def enter(self, worker: Worker) -> None:
+        self.page_sizes[worker.facts.page_tokens] += 1
+        self.known.put(worker, _size(worker))
+        self.changed(worker)
+
+    def remove(self, worker: Worker) -> None:
+        size, incarnation = worker.facts.page_tokens, worker.facts.incarnation
+        self.page_sizes[size] -= 1
+        if not self.page_sizes[size]:
+            del self.page_sizes[size]
+        for ranking in (self.known, self.ready, self.serving, self.open):
+            ranking.put(worker, None)
+        self.joining.pop(incarnation, None)
+        self.overbooked -= self._overbooked.pop(incarnation, 0)
+        self._forget(worker, worker.sent)
+
+    def changed(self, worker: Worker) -> None:
+        """Its state, its rooms or what they may come to take."""
+        facts = worker.facts
+        is_ready = worker.state is WorkerState.READY
+        self.ready.put(worker, _size(worker) if is_ready else None)
+        self.serving.put(worker, _size(worker) if worker.is_serving else None)
+        self.open.put(worker, (worker.share, -facts.tokens_max) if worker.has_place else None)
+        if worker.state is WorkerState.JOINING:
+            self.joining[facts.incarnation] = worker
+        else:
+            self.joining.pop(facts.incarnation, None)
+        over = max(worker.tokens - facts.tokens_max, 0) if worker.is_serving else 0
+        self.overbooked += over - self._overbooked[facts.incarnation]
+        self._overbooked[facts.incarnation] = over
+
+    def sent(self, worker: Worker, prompt: Sequence[Block]) -> None:
+        """It gets this beginning of a prompt."""
+        new, forgotten = worker.sent.add(prompt)
+        for block in new:
+            self._sent[block] = (*self._sent.get(block, ()), worker)
+        self._forget(worker, forgotten)
+
+    def sent_before(self, prompt: Sequence[Block]) -> Sequence[Worker]:
+        """Workers that were sent more of its beginning than others, at most HOLDERS_MAX.
+
+        Who was sent a block was sent all before it, and forgets it before them: those of a block are among
+        those of the one before.
+        """
+        for block in prompt:
+            found = self._sent.get(block, ())
+            if len(found) <= HOLDERS_MAX:
+                return found
+        return ()
+
+    def _forget(self, worker: Worker, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            left = tuple(each for each in self._sent[block] if each is not worker)
+            if left:
+                self._sent[block] = left
+            else:
+                del self._sent[block]
+
+
+def _size(worker: Worker) -> Rank:
+    return (-worker.facts.tokens_max,)
