@@ -9,6 +9,7 @@
     baton bench perplexity  a text's perplexity with the model's weights as codes, beside plain ones
     baton bench agree       a turn's agreement of 1, 2 and 3 ranks, beside gloo's all-reduce of the same bytes
     baton bench router      the bootstrap on one core before workers that answer at once
+    baton bench place       a placement before many workers beside few, and with many rooms open
     baton bench burst       many requests at once, and a steady flow: what was answered, what failed
     baton bench serve       any OpenAI-compatible server under load: first token, time per token, goodput
     baton bench compare     Baton and other systems under the same load, in turns; writes a table and bars
@@ -26,6 +27,7 @@ from services.cli.bench.compare import compare
 from services.cli.bench.grammars import grammars
 from services.cli.bench.handover import handover
 from services.cli.bench.perplexity import perplexity
+from services.cli.bench.place import place
 from services.cli.bench.rooms import rooms
 from services.cli.bench.router import router
 from services.cli.bench.serve import serve
@@ -48,5 +50,6 @@ for command in (
     serve,
     compare,
     router,
+    place,
 ):
     bench.command()(command)

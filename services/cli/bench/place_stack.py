@@ -1,0 +1,109 @@
+"""Which registry does `baton bench place` measure? The product's own, filled with workers and rooms."""
+
+import statistics
+from typing import Any, Final
+
+from services.cli.bench.report import seconds_of
+from services.ids import Incarnation
+from services.rooms.affinity import BLOCK_TOKENS, Block, blocks
+from services.rooms.phases import Side
+from services.rooms.placement import Need
+from services.rooms.registry import Registry
+from services.rooms.registry_records import StackFacts, WorkerFacts
+
+LEASE_MS: Final = 3_000
+TOKENS_MAX: Final = 1_000_000
+PROMPT: Final = 16 * BLOCK_TOKENS
+SHARED: Final = 2 * BLOCK_TOKENS
+"""Tokens that all prompts begin with."""
+TURNS: Final = 4
+"""Requests that begin as one another did, each longer than the last."""
+NEED_TOKENS: Final = PROMPT + 256
+
+
+class Stack:
+    """A registry with so many ready workers of each side."""
+
+    def __init__(self, workers: int, rooms_max: int) -> None:
+        self.registry = Registry("model", 1, LEASE_MS, 1024, 1024)
+        self._numbers = iter(range(1_000_000_000))
+        facts = [
+            WorkerFacts(
+                f"{side.value}-{number}",
+                side,
+                Incarnation(2 * number + (side is Side.DECODE) + 1),
+                "127.0.0.1:1",
+                "model",
+                StackFacts(),
+                TOKENS_MAX,
+                rooms_max,
+            )
+            for number in range(workers)
+            for side in Side
+        ]
+        self.register_s = seconds_of(lambda: [self._join(each) for each in facts])
+
+    def _join(self, facts: WorkerFacts) -> None:
+        self.registry.register(facts, 0)
+        self.registry.proven(facts.incarnation)
+
+    def place(self) -> float:
+        """Seconds of one placement; its room stays open."""
+        need = Need(PROMPT, NEED_TOKENS, _prompt(next(self._numbers)))
+
+        def work() -> None:
+            self.registry.open_room("request", self.registry.place(need), need, 0)
+
+        return seconds_of(work)
+
+    def look(self) -> float:
+        """Seconds of all that is asked without a request."""
+        registry = self.registry
+
+        def work() -> None:
+            registry.renew(Incarnation(1), 0)
+            registry.expired(0)
+            registry.unended(0)
+            registry.overdue(0)
+            registry.unreachable()
+            sum(registry.phases.values()) + sum(registry.overbooked(side) for side in Side)
+            registry.has_open_rooms(Incarnation(0))
+
+        return seconds_of(work)
+
+
+def measure(runs: int, workers: int, few: int, rooms: int) -> dict[str, Any]:
+    """In turns, so that what disturbs the machine disturbs all."""
+    small, large = Stack(few, runs), Stack(workers, rooms)
+    places = [(small.place(), large.place()) for _ in range(runs)]
+    idle, full = Stack(few, rooms), Stack(few, rooms)
+    for _ in range(rooms):
+        full.place()
+    opened = [(idle.place(), full.place()) for _ in range(runs)]
+    looks = [(idle.look(), full.look()) for _ in range(runs)]
+    return {
+        "runs": runs,
+        "workers": [few, workers],
+        "rooms": [runs, rooms],
+        "register_s": [round(small.register_s, 4), round(large.register_s, 4)],
+        "place": _beside(places),
+        "place_with_rooms": _beside(opened),
+        "look_with_rooms": _beside(looks),
+        "ratio": _beside(places)["ratio"],
+        "ratio_of": ["many", "few"],
+    }
+
+
+def _beside(seconds: list[tuple[float, float]]) -> dict[str, Any]:
+    few, many = (statistics.median(each[at] for each in seconds) for at in range(2))
+    told = {"few": round(few * 1_000, 4), "many": round(many * 1_000, 4)}
+    return {"median_ms": told, "ratio": round(many / few, 2)}
+
+
+def _prompt(number: int) -> tuple[Block, ...]:
+    """A beginning that all share, one that a conversation does, and what is new in it."""
+    talk, turn = divmod(number, TURNS)
+    own = range(1_000_000 + PROMPT * talk, 1_000_000 + PROMPT * (talk + 1))
+    old = BLOCK_TOKENS * (turn + 1)
+    new = range(-PROMPT * (number + 1), -PROMPT * number)
+    return blocks((*range(SHARED), *own[:old], *new[: PROMPT - SHARED - old]))
