@@ -1,6 +1,7 @@
 """Which registry does `baton bench place` measure? The product's own, filled with workers and rooms."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any, Final
 
 from services.cli.bench.report import seconds_of
@@ -41,11 +42,12 @@ class Stack:
             for number in range(workers)
             for side in Side
         ]
-        self.register_s = seconds_of(lambda: [self._join(each) for each in facts])
+        self.register_s = seconds_of(lambda: self._join(facts))
 
-    def _join(self, facts: WorkerFacts) -> None:
-        self.registry.register(facts, 0)
-        self.registry.proven(facts.incarnation)
+    def _join(self, workers: Sequence[WorkerFacts]) -> None:
+        for facts in workers:
+            self.registry.register(facts, 0)
+            self.registry.proven(facts.incarnation)
 
     def place(self) -> float:
         """Seconds of one placement; its room stays open."""
