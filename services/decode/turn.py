@@ -9,7 +9,7 @@ roster that could disagree with it.
 
 import asyncio
 from collections import abc
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from services.decode.batch import how_many
 from services.decode.commands import DecodeCommands
@@ -20,7 +20,16 @@ from services.decode.polling import poll_s
 from services.decode.room import DecodeRoom
 from services.decode.stepping import DecodeStepping
 from services.handover.receiving import Receiving
-from services.handover.requests import Close, Connect, Forget, Grant, Join, Retired, SumPages
+from services.handover.requests import (
+    Close,
+    Connect,
+    Forget,
+    Grant,
+    Join,
+    ReceiverRequest,
+    Retired,
+    SumPages,
+)
 from services.ids import Incarnation
 from services.rooms.evidence import Connected
 from services.rooms.phases import Phase
@@ -39,10 +48,8 @@ from services.worker.turn import RankWork
 
 log = Log(__name__)
 
-Asked: TypeAlias = Connect | Grant | SumPages | Join | Close | Forget
 
-
-class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
+class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     """The decode side of `services.worker.turns.Work`."""
 
     roster: Roster[DecodeRoom]
@@ -150,7 +157,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply]):
 
     # ---- what the hand-over asks of the world
 
-    def _do(self, request: Asked) -> None:
+    def _do(self, request: ReceiverRequest) -> None:
         match request:
             case Connect(room):
                 if self._peers.connect(self.roster.get(room).prefill, room):

@@ -48,6 +48,10 @@ class Retired:
     """Milliseconds spent in each phase."""
 
 
+SideRequest: TypeAlias = Report | Outcome | Retired
+"""What both sides ask."""
+
+
 @dataclass(frozen=True, slots=True)
 class Forget:
     """The peer's process is gone: nothing is said to it any more, and nothing of it can land."""
@@ -104,7 +108,8 @@ class Join:
     room: RoomId
 
 
-ReceiverRequest: TypeAlias = Report | Outcome | Retired | Forget | Connect | Grant | Close | SumPages | Join
+ReceiverRequest: TypeAlias = Connect | Grant | SumPages | Join | Close | Forget
+"""What a receiver's side asks beside a `SideRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,5 @@ class SendSeal:
     room: RoomId
 
 
-SenderRequest: TypeAlias = (
-    Report | Outcome | Retired | Forget | BeginWrites | SendPages | SendRecord | SendSeal
-)
+SenderRequest: TypeAlias = BeginWrites | SendPages | SendRecord | SendSeal | Forget
+"""What a sender's side asks beside a `SideRequest`."""

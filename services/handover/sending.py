@@ -20,6 +20,7 @@ from services.handover.requests import (
     SendPages,
     SendRecord,
     SendSeal,
+    SideRequest,
 )
 from services.handover.route import Route
 from services.handover.side import HandOverSide
@@ -146,7 +147,7 @@ class Sending(HandOverSide[S, SenderRequest]):
         self._sealing: list[S] = []
         """The turn's, that are not kept yet."""
 
-    def take_requests(self) -> list[SenderRequest]:
+    def take_requests(self) -> list[SenderRequest | SideRequest]:
         """As its own. What is for later is done once all has been carried out: a seal is waited for."""
         taken = super().take_requests()
         if not taken:

@@ -3,10 +3,11 @@
 One table of rooms, the memory that they hold, and the requests to the world that have not been taken yet.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from services.handover.requests import Report, Retired
+from services.handover.requests import Report, Retired, SideRequest
 from services.ids import RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
@@ -21,8 +22,9 @@ R = TypeVar("R", bound=Room)
 Q = TypeVar("Q")
 
 
-class HandOverSide(Generic[R, Q]):
-    """One rank's half of every hand-over of its worker. `R`: its record of a room; `Q`: its requests.
+class HandOverSide(ABC, Generic[R, Q]):
+    """One rank's half of every hand-over of its worker. `R`: its record of a room; `Q`: the requests that it
+    alone makes.
 
     Invariants:
       one-retire         a room leaves by RELEASE, which empties the roster and the holdings of it
@@ -44,9 +46,9 @@ class HandOverSide(Generic[R, Q]):
         self._make = make
         self.layout = layout
         self._deadlines = deadlines
-        self._requests: list[Q | Report | Retired] = []
+        self._requests: list[Q | SideRequest] = []
 
-    def take_requests(self) -> list[Q | Report | Retired]:
+    def take_requests(self) -> list[Q | SideRequest]:
         """Those since the last call, in order."""
         taken, self._requests = self._requests, []
         return taken
@@ -80,6 +82,10 @@ class HandOverSide(Generic[R, Q]):
 
     # ---- what moves do
 
+    @abstractmethod
+    def perform(self, room: R, effect: Any, now_ms: int) -> None:
+        """Do what a settled move asks of this side. `effect`: one of its own."""
+
     def _distrust(self, room: R) -> None:
         """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
         the request's next room, which comes before this one is released."""
@@ -90,10 +96,10 @@ class HandOverSide(Generic[R, Q]):
         """The one way out of every table that knows the room (`one-retire`)."""
         self.holdings.give_back(room.id)
         self.roster.retire(room.id, now_ms)
-        self._requests.append(Retired(room.id, room.proof, room.phase_ms))
+        self._ask(Retired(room.id, room.proof, room.phase_ms))
 
-    def _ask(self, request: Q) -> None:
+    def _ask(self, request: Q | SideRequest) -> None:
         self._requests.append(request)
 
     def _report(self, room: R, moment: Moment, detail: str = "", *, of_rank: bool = False) -> None:
-        self._requests.append(Report(room.id, moment, detail, of_rank))
+        self._ask(Report(room.id, moment, detail, of_rank))

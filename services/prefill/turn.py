@@ -7,9 +7,17 @@ of its prompt is computed; there are no lists beside the roster that could disag
 
 import asyncio
 from collections import abc
-from typing import Final, TypeAlias, assert_never
+from typing import Final, assert_never
 
-from services.handover.requests import BeginWrites, Forget, Retired, SendPages, SendRecord, SendSeal
+from services.handover.requests import (
+    BeginWrites,
+    Forget,
+    Retired,
+    SenderRequest,
+    SendPages,
+    SendRecord,
+    SendSeal,
+)
 from services.handover.sending import Sending
 from services.ids import RoomId
 from services.pages.checksum import KvChecksum
@@ -41,10 +49,8 @@ LOOKS_MAX: Final = 16
 """Turns without a pause, while no step runs, after something of what is under way has moved: most writes end
 sooner than the shortest pause."""
 
-Asked: TypeAlias = BeginWrites | SendPages | SendRecord | SendSeal | Forget
 
-
-class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
+class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     """The prefill side of `services.worker.turns.Work`."""
 
     roster: Roster[PrefillRoom]
@@ -153,7 +159,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply]):
 
     # ---- what the hand-over asks of the world
 
-    def _do(self, request: Asked) -> None:
+    def _do(self, request: SenderRequest) -> None:
         match request:
             case SendPages(room, tokens, complete):
                 self.roster.get(room).push.ready(tokens, complete=complete)

@@ -6,11 +6,10 @@ here, and what comes of that goes in again. Nothing is decided here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
-from services.handover.receiving import Receiving
 from services.handover.requests import Outcome, Report, Retired
-from services.handover.sending import Sending
+from services.handover.side import HandOverSide
 from services.ids import RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.rooms.errors import Cause, PeerFault, Refusal
@@ -28,13 +27,16 @@ from services.worker.reporter import wish_text
 from services.worker.room import Reply
 from services.worker.stepping import Stepping
 
+Asked = TypeVar("Asked")
 
-class RankWork(ABC, Generic[Reply]):
-    """`services.worker.turns.Work`, but for what one side alone does."""
+
+class RankWork(ABC, Generic[Reply, Asked]):
+    """`services.worker.turns.Work`, but for what one side alone does. `Asked`: what its core asks of the
+    world beside a `SideRequest`."""
 
     def __init__(
         self,
-        core: Sending[Any] | Receiving[Any],
+        core: HandOverSide[Any, Asked],
         parts: RankParts,
         metrics: WorkerMetrics,
         computing: Stepping[Any],
@@ -64,7 +66,7 @@ class RankWork(ABC, Generic[Reply]):
     async def rest(self) -> bool: ...
 
     @abstractmethod
-    def _do(self, request: Any) -> None:
+    def _do(self, request: Asked) -> None:
         """Carry out what only this side's core asks of the world."""
 
     @abstractmethod

@@ -19,6 +19,7 @@ from services.handover.requests import (
     SendPages,
     SendRecord,
     SendSeal,
+    SideRequest,
 )
 from services.handover.route import Route
 from services.handover.sending import GIVEN_UP, Sending, SendingRoom
@@ -252,7 +253,7 @@ class PrefillRank:
                 self._do(request)
         return ""
 
-    def _do(self, request: SenderRequest) -> None:
+    def _do(self, request: SenderRequest | SideRequest) -> None:
         match request:
             case BeginWrites(room, slot):
                 self._begin(self._sending.roster.get(room), slot)

@@ -88,7 +88,7 @@ class Stage(Generic[R]):
         for rank, effects in enumerate(settled.effects):
             for room, effect in effects:
                 try:
-                    self.ranks[rank].perform(room, effect, now_ms)  # type: ignore[attr-defined]
+                    self.ranks[rank].perform(room, effect, now_ms)
                 except AssertionError as error:
                     self.said.append(f"r{rank}  {error}")
         return settled

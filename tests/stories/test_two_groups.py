@@ -65,7 +65,7 @@ def turn(side: HandOverSide[R, Any], about: Room, wish: Vote = Vote.ADVANCE) -> 
     votes = side.roster.votes(1, side.capacity())
     assert votes[about.place] is wish
     for room, effect in side.roster.settle(votes, 1):
-        side.perform(room, effect, 1)  # type: ignore[attr-defined]
+        side.perform(room, effect, 1)
     return side.take_requests()
 
 
