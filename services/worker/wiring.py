@@ -22,7 +22,7 @@ from services.pages.ranks import rank_layout
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES
 from services.pages.slots import SlotPool
 from services.parallel.gloo import GlooGroup
-from services.parallel.interface import GroupBroken
+from services.parallel.interface import GroupBroken, RankGroup
 from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Side
 from services.runtime import serve
@@ -56,8 +56,6 @@ BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
-
-
 Metrics = TypeVar("Metrics", bound=WorkerMetrics)
 
 
@@ -108,13 +106,13 @@ class Fitting:
     """What a role adds to a rank."""
 
     side: Side
-    work: RankWork[Any]
+    work: RankWork[Any, Any]
     services: Sequence[str]
     """Full names of its gRPC services."""
     listen: Callable[[grpc.aio.Server], None]
     """Adds them to the leader's server."""
     end: Callable[[], Awaitable[None]]
-    """Once the turns have ended, before the memory is taken from the transfer."""
+    """Nothing more is said to the workers of the other side, once the turns have ended."""
     peer: rooms_pb2.Peer
     """What is registered of the worker beside its name and its place."""
 
@@ -215,10 +213,18 @@ class Start(Generic[Settings]):
             )
             return await host.serve(role, shutdown)
         finally:
-            await group.close()  # whatever it was: the other ranks learn it now
-            await stepper.end()
-            await fitted.end()
-            exposure.close()
+            await end(group, fitted.end, stepper, exposure)
+
+
+async def end(
+    group: RankGroup, leave: Callable[[], Awaitable[None]], stepper: Stepper, exposure: Exposure
+) -> None:
+    """The turns have ended, whatever it was: the other ranks, and then the workers of the other side
+    (`leave`), learn it before a step is waited for. Raises EngineStuck where that hangs."""
+    await group.close()
+    await leave()
+    await stepper.end()
+    exposure.close()
 
 
 def _draw() -> Incarnation:

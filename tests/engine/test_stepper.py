@@ -3,13 +3,21 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 
 from services.engine.interface import EngineLost, Row, SumPart, TeamBroken
+from services.ids import Incarnation
+from services.parallel.solo import SoloGroup
 from services.rooms.request import Token
 from services.runtime.errors import EngineStuck
+from services.testing.memory_fabric import MemoryFabric
+from services.testing.memory_transfer import MemoryTransfer
+from services.transfer.exposure import Exposure
+from services.transfer.interface import TransferError
 from services.worker.stepper import FAILED_MAX, StepFailed, Stepper
+from services.worker.wiring import end
 
 WAIT_S = 10.0
 
@@ -143,6 +151,31 @@ async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_n
         await hung.stepper.end()
     hung.engine.let_go.set()
     await hung.stepper.end()
+
+
+async def test_others_learn_that_a_worker_ends_before_its_step_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that hangs, too: its peers wait for no answer of a process that says nothing more."""
+    monkeypatch.setattr("services.worker.stepper.END_S", 0.05)
+    exposure = Exposure(partial(MemoryTransfer, MemoryFabric()), lambda: Incarnation(1), {})
+    learnt: list[str] = []
+
+    async def leave() -> None:
+        learnt.append("peers")
+
+    class Group(SoloGroup):
+        async def close(self) -> None:
+            learnt.append("ranks")
+
+    bench.stepper.start([])
+    with pytest.raises(EngineStuck):
+        await end(Group(), leave, bench.stepper, exposure)
+    assert learnt == ["ranks", "peers"]
+    bench.engine.let_go.set()
+    await end(Group(), leave, bench.stepper, exposure)
+    with pytest.raises(TransferError, match="closed"):
+        exposure.endpoint()
 
 
 async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench) -> None:
