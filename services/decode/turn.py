@@ -176,7 +176,6 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                     self._peers.doubt(peer)
             case Forget(peer):
                 self._peers.forget(peer)
-                self._exposure.transfer.disconnect(peer)
             case _:
                 assert_never(request)
 
