@@ -1,6 +1,6 @@
 """What does every rank do each turn, in the same order?
 
-    hear commands  ->  see  ->  vote  ->  agree  ->  act  ->  compute
+    apply commands  ->  observe  ->  vote  ->  agree  ->  act  ->  compute
 
 All ranks run the same turns in the same order (`same-turns`), and each turn holds exactly one broadcast and
 one agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
