@@ -2,7 +2,7 @@
 
 # name
 # Which slip it is.
-breaks INVARIANT in FILE                 under services/ (or tests/model/…: a fault of the model's own copy)
+breaks INVARIANT in FILE                 under services/ (or tests/model/…: a fault of the world around it)
 seen by story NAME, model SCOPE          also: sim PROFILE/FIRST:END, suite FILE::TEST
 reported in THREAD: what it tells        of a field defect,
 | what the trace must show               and how that reads here

@@ -21,20 +21,18 @@ WITHOUT_MEMORY: Final = {
 """Rosters are opened there, and nothing is held for them."""
 EFFECTS: Final = {
     "holdings": {"take", "expose", "commit", "keep", "quarantine", "distrust", "give_back"},
-    "roster": {"open", "retire", "give_up"},
-    "pages": {"reserve", "expose", "commit", "quarantine", "cache", "release"},
-    "slots": {"hand_out", "expose", "commit", "quarantine", "release"},
+    "roster": {"open", "cancel", "retire", "give_up"},
+    "pool": {"reserve", "expose", "commit", "quarantine", "cache", "release"},
+    "slots": {"hand_out", "expose", "commit", "quarantine", "release", "moved"},
 }
 """By what the object is called that performs it."""
 
 
 def effects(source: str) -> Iterator[str]:
-    """Each effect that the source performs, as `line: call`."""
+    """Each effect that the source performs, called there or handed on, as `line: method`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = _called(node.func.value)
-            if node.func.attr in EFFECTS.get(owner, ()):
-                yield f"{node.lineno}: {ast.unparse(node.func)}"
+        if isinstance(node, ast.Attribute) and node.attr in EFFECTS.get(_called(node.value), ()):
+            yield f"{node.lineno}: {ast.unparse(node)}"
 
 
 def _called(owner: ast.expr) -> str:
@@ -46,7 +44,7 @@ def _called(owner: ast.expr) -> str:
             name = _called(several)
         case _:
             return ""
-    return "roster" if name == "rosters" else name
+    return {"rosters": "roster", "pools": "pool"}.get(name, name)
 
 
 def test_no_test_performs_an_effect_by_itself() -> None:
@@ -65,6 +63,7 @@ def test_an_effect_is_seen_however_its_object_is_reached() -> None:
     by_hand = (
         "holding = self._holdings.take(room, 3)\nroster.retire(room, 0)\nrosters[rank].open(room, make, 0)\n"
     )
-    by_hand += "memory.holdings.slots.release(slot)\n"
-    assert len(list(effects(by_hand))) == 4
+    by_hand += "memory.holdings.slots.release(slot)\nholdings.pools[0].reserve(2)\npool.release(pages)\n"
+    by_hand += "each(rooms, self.holdings.give_back)\n"
+    assert len(list(effects(by_hand))) == 7
     assert not list(effects("sending.take(command)\nopen(path)\nbag.take(3)\nself._holdings.get(room)\n"))
