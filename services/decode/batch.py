@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from services.decode.room import Choice, DecodeRoom
-from services.engine.interface import Row
 
 
 class ChoiceStep(NamedTuple):
@@ -20,10 +19,6 @@ class ChoiceStep(NamedTuple):
 
     room: DecodeRoom
     choice: Choice
-
-    @property
-    def row(self) -> Row:
-        return self.choice.row
 
 
 def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:

@@ -48,9 +48,8 @@ class DecodeMetrics(WorkerMetrics):
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         super().record_queues(queues)
-        self._batch.record(
-            {"taken": queues[RoomQueue.RUNNING], "free": self._max_running - queues[RoomQueue.RUNNING]}
-        )
+        running = queues[RoomQueue.RUNNING]
+        self._batch.record({"taken": running, "free": self._max_running - running})
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)

@@ -34,16 +34,18 @@ class DecodeStepping(Stepping[ChoiceStep]):
 
     def start(self) -> bool:
         """Whether there is a next step, which is started. Only while `free`."""
-        return self._start(next_batch(self._receiving.roster, self._max_running))
+        batch = next_batch(self._receiving.roster, self._max_running)
+        return self._start(batch, [choice.row for _, choice in batch])
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""
-        drawn = self._take()
-        if not drawn:
+        ended = self._take()
+        if ended is None:
             return
+        step, drawn = ended
         self._metrics.decoded(len(drawn))
         self.tokens += len(drawn)
-        for part, token in drawn:
+        for part, token in zip(step, drawn, strict=True):
             room, choice = part
             if choice.place not in room.ends.going_on:
                 continue  # its reader had enough meanwhile, and the others do not end by it

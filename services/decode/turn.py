@@ -159,23 +159,24 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
 
     def _do(self, request: ReceiverRequest) -> None:
         match request:
-            case Connect(room):
-                if self._peers.connect(self.roster.get(room).prefill, room):
-                    self._receiving.note(room, Connected())
-            case Grant(room):
-                self._grant(self.roster.get(room), request)
-            case SumPages(room, first_token):
-                self._landing.begin(self.roster.get(room), first_token)
-            case Join(room):
-                held = self.roster.get(room)
-                self._metrics.admitted(sum(held.phase_ms.values()) / 1000)
-                self._computing.join(held)
-            case Close(room, peer, generation, doubtful):
-                self._peers.close(self.roster.get(room).prefill, room, generation)
-                if doubtful:
-                    self._peers.doubt(peer)
-            case Forget(peer):
-                self._peers.forget(peer)
+            case Connect():
+                if self._peers.connect(self.roster.get(request.room).prefill, request.room):
+                    self._receiving.note(request.room, Connected())
+            case Grant():
+                self._grant(self.roster.get(request.room), request)
+            case Join():
+                room = self.roster.get(request.room)
+                self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
+                self._computing.join(room)
+            case SumPages():
+                self._landing.begin(self.roster.get(request.room), request.first_token)
+            case Close():
+                room = self.roster.get(request.room)
+                self._peers.close(room.prefill, request.room, request.generation)
+                if request.doubtful:
+                    self._peers.doubt(request.peer)
+            case Forget():
+                self._peers.forget(request.peer)
             case _:
                 assert_never(request)
 

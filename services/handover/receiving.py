@@ -336,14 +336,14 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 self._grant(room)
             case ReceiverEffect.ADMIT:
                 self._admit(room)
+            case Effect.RELEASE:
+                self._retire(room, now_ms)
             case Effect.STOP:
                 self._distrust(room)
                 self._end_early(room)
             case Effect.FENCE:
                 self._distrust(room)
                 self._fence(room)
-            case Effect.RELEASE:
-                self._retire(room, now_ms)
             case _:
                 assert_never(effect)
 

@@ -18,7 +18,7 @@ from services.rooms.phases import Phase
 from services.rooms.timeline import Moment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """Write a line of the room's timeline."""
 
@@ -29,7 +29,7 @@ class Report:
     """The line says what this rank saw, where others say what the worker did."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """Tell the room's caller how the room ended: the last that the caller hears."""
 
@@ -38,7 +38,7 @@ class Outcome:
     """None when the room was answered, or handed over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Retired:
     """Nothing of the room is left here: whatever is still asked or awaited for it is over."""
 
@@ -52,14 +52,14 @@ SideRequest: TypeAlias = Report | Outcome | Retired
 """What both sides ask."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forget:
     """The peer's process is gone: nothing is said to it any more, and nothing of it can land."""
 
     peer: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Connect:
     """Make this worker's memory known to the room's sender. Comes back as `Connected`."""
 
@@ -67,7 +67,7 @@ class Connect:
     peer: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """Tell the room's sender where it may write: every rank has exposed it."""
 
@@ -81,7 +81,7 @@ class Grant:
     """Leading tokens whose pages the receiver holds already."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Close:
     """Ask the sender until it has proven that it writes nothing more for this tenancy. Comes back as
     `Receiving.quiet`."""
@@ -93,7 +93,7 @@ class Close:
     """The way from this sender may be what went wrong: the next room connects anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SumPages:
     """Sum what landed in the room's pages from this token on. Comes back as `Receiving.summed`."""
 
@@ -101,7 +101,7 @@ class SumPages:
     first_token: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Join:
     """The room's choices join the batch, behind the first token of its record."""
 
@@ -112,7 +112,7 @@ ReceiverRequest: TypeAlias = Connect | Grant | SumPages | Join | Close | Forget
 """What a receiver's side asks beside a `SideRequest`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BeginWrites:
     """Prepare the room's writes, from its pages and its metadata slot. Its steps may begin."""
 
@@ -120,7 +120,7 @@ class BeginWrites:
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendPages:
     """The first so many tokens are in the room's pages: whole pages of them may leave."""
 
@@ -130,7 +130,7 @@ class SendPages:
     """There are no more, so that the last page may leave as it is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendRecord:
     """Write the record to each rank of the receiver."""
 
@@ -139,7 +139,7 @@ class SendRecord:
     """Without the sum of the pages, which differs by the receiver's rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendSeal:
     """Write the seal to each rank of the receiver: every rank of this worker has written the rest."""
 

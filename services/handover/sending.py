@@ -149,10 +149,9 @@ class Sending(HandOverSide[S, SenderRequest]):
 
     def take_requests(self) -> list[SenderRequest | SideRequest]:
         """As its own. What is for later is done once all has been carried out: a seal is waited for."""
-        taken = super().take_requests()
-        if not taken:
+        if self._sealing and not self._requests:
             self._keep_sealed()
-        return taken
+        return super().take_requests()
 
     # ---- commands, the same on every rank
 
@@ -338,7 +337,8 @@ class Sending(HandOverSide[S, SenderRequest]):
         ]
 
     def perform(self, room: S, effect: Effect | SenderEffect, now_ms: int) -> None:
-        self._keep_sealed()
+        if self._sealing:
+            self._keep_sealed()
         match effect:
             case Effect.QUEUE:
                 self._report(room, Moment.DESTINATION_KNOWN)
@@ -351,6 +351,8 @@ class Sending(HandOverSide[S, SenderRequest]):
             case SenderEffect.REPORT:
                 self._ask(Outcome(room.id, None))
                 room.note(Finished())
+            case Effect.RELEASE:
+                self._release(room, now_ms)
             case Effect.STOP:
                 self._distrust(room)
                 self._report(room, Moment.STOPPED, "after its outcome was reported")
@@ -359,8 +361,6 @@ class Sending(HandOverSide[S, SenderRequest]):
                 if room.cause is None:
                     raise AssertionError(f"room {room.id} failed without a cause")
                 self._ask(Outcome(room.id, room.cause))
-            case Effect.RELEASE:
-                self._release(room, now_ms)
             case _:
                 assert_never(effect)
 

@@ -39,16 +39,17 @@ class PrefillStepping(Stepping[PromptPart]):
     def start(self) -> None:
         """The next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
-        self._start(next_parts(computable, self._chunk_tokens, self._scored_tokens))
+        parts = next_parts(computable, self._chunk_tokens, self._scored_tokens)
+        self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
         """Whether a step has ended."""
-        drawn, now_ms = self._take(), self._parts.clock.now_ms()
-        if drawn is None:
+        ended, now_ms = self._take(), self._parts.clock.now_ms()
+        if ended is None:
             if self._step and self.running_us < STEP_MS * 1000:
                 self._sending.stepping(now_ms)
             return False
-        for part, token in drawn:
+        for part, token in zip(*ended, strict=True):
             if isinstance(token, Undrawn):
                 self._fail(part, token)
                 continue

@@ -161,22 +161,22 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
 
     def _do(self, request: SenderRequest) -> None:
         match request:
-            case SendPages(room, tokens, complete):
-                self.roster.get(room).push.ready(tokens, complete=complete)
-            case BeginWrites(room, slot):
-                held = self.roster.get(room)
-                self._metrics.reused(held.cached, held.request.prefill_tokens)
-                self._pushes.begin(held, slot)
-            case SendRecord(room, record):
-                held = self.roster.get(room)
-                held.push.add_record(record, held.pages_checksum)
-            case SendSeal(room):
-                held = self.roster.get(room)
-                held.push.seal()
-                self._pushes.poll_room(held, beside=not self._computing.free)
-            case Forget(peer):
-                self._routes.forget(peer, gone=True)
-                self.receivers.forget(peer)
+            case SendPages():
+                self.roster.get(request.room).push.ready(request.tokens, complete=request.complete)
+            case BeginWrites():
+                room = self.roster.get(request.room)
+                self._metrics.reused(room.cached, room.request.prefill_tokens)
+                self._pushes.begin(room, request.slot)
+            case SendRecord():
+                room = self.roster.get(request.room)
+                room.push.add_record(request.record, room.pages_checksum)
+            case SendSeal():
+                room = self.roster.get(request.room)
+                room.push.seal()
+                self._pushes.poll_room(room, beside=not self._computing.free)
+            case Forget():
+                self._routes.forget(request.peer, gone=True)
+                self.receivers.forget(request.peer)
             case _:
                 assert_never(request)
 

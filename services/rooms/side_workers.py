@@ -21,7 +21,7 @@ Rank = tuple[float, ...]
 
 class Ranking:
     """Workers by a rank that changes, the least first; those of one rank by their names. A change costs a
-    search by halves."""
+    search by halves, and what is no change costs nothing."""
 
     def __init__(self) -> None:
         self._order: list[tuple[Rank, str, Worker]] = []
@@ -39,12 +39,13 @@ class Ranking:
     def put(self, worker: Worker, rank: Rank | None) -> None:
         """None: it is not among them."""
         incarnation = worker.facts.incarnation
-        entry = None if rank is None else (rank, worker.facts.name, worker)
-        before = self._entries.pop(incarnation, None)
+        before = self._entries.get(incarnation)
+        if rank == (None if before is None else before[0]):
+            return
         if before is not None:
-            del self._order[bisect_left(self._order, before)]
-        if entry is not None:
-            self._entries[incarnation] = entry
+            del self._order[bisect_left(self._order, before)], self._entries[incarnation]
+        if rank is not None:
+            entry = self._entries[incarnation] = (rank, worker.facts.name, worker)
             insort(self._order, entry)
 
 

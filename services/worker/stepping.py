@@ -17,8 +17,6 @@ class StepPart(Protocol):
 
     @property
     def room(self) -> Room: ...
-    @property
-    def row(self) -> Row: ...
 
 
 P = TypeVar("P", bound=StepPart)
@@ -49,18 +47,18 @@ class Stepping(Generic[P]):
         """Microseconds since the last step was started."""
         return self._parts.clock.host_us() - self._started_us
 
-    def _start(self, step: Sequence[P]) -> bool:
-        """Whether there is anything to compute, which is started. Only while `free`."""
+    def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
+        """Whether there is anything to compute, which is started. Only while `free`. `rows`: of the parts."""
         if step:
             for part in step:
                 part.room.busy = True
             self._step, self._started_us = step, self._parts.clock.host_us()
-            self._parts.stepper.start([part.row for part in step])
+            self._parts.stepper.start(rows)
         return bool(step)
 
-    def _take(self) -> Sequence[tuple[P, Drawn | None]] | None:
-        """What the step that ended has drawn, a part at a time; None where none has. The rooms of one that
-        failed have failed."""
+    def _take(self) -> tuple[Sequence[P], Sequence[Drawn | None]] | None:
+        """The parts of the step that ended, and what was drawn for each; None where no step has. The rooms
+        of one that failed have failed."""
         failure: StepFailed | None = None
         drawn: Sequence[Drawn | None] | None = ()
         try:
@@ -72,12 +70,12 @@ class Stepping(Generic[P]):
         step, self._step = self._step, ()
         for part in step:
             part.room.busy = False
-            if failure is not None:
-                self._fail(part, failure)
         if failure is not None:
-            return ()
+            for part in step:
+                self._fail(part, failure)
+            return (), ()
         self._worker_metrics.stepped(self.running_us / 1e6)
-        return list(zip(step, drawn, strict=True))
+        return step, drawn
 
     def _fail(self, part: P, why: Exception) -> None:
         """The part's room ends: `why` nothing was drawn for it."""

@@ -157,14 +157,15 @@ class RankWork(ABC, Generic[Reply, Asked]):
 
     def _carry_out(self) -> None:
         """All of it, and what that leads to."""
+        reporter = self._parts.reporter
         while requests := self._core.take_requests():
             for request in requests:
                 match request:
-                    case Report(room, moment, detail, of_rank):
-                        reporter = self._parts.reporter
-                        (reporter.report_of_rank if of_rank else reporter.report)(room, moment, detail)
-                    case Outcome(room, cause):
-                        self._conclude(self.roster.get(room), cause)
+                    case Report():
+                        report = reporter.report_of_rank if request.of_rank else reporter.report
+                        report(request.room, request.moment, request.detail)
+                    case Outcome():
+                        self._conclude(self.roster.get(request.room), request.cause)
                     case Retired():
                         self._retired(request)
                     case _:
