@@ -12,12 +12,16 @@ unpins them, and they stay until their space is needed. A room shares with rooms
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import add, le
+from typing import TypeAlias
 
 from services.ids import PageCounts, PageId, PageTables, RoomId
 from services.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
 from services.pages.pool import PagePool, PageState
 from services.pages.prefixes import UNSALTED, PrefixTree
 from services.pages.slots import Slot, SlotPool
+
+_Move: TypeAlias = Callable[[PagePool, Iterable[PageId]], None]
 
 
 class Standing(Enum):
@@ -47,7 +51,7 @@ class Holding:
     @property
     def own(self) -> PageTables:
         """The pages that it does not share."""
-        return tuple(table[shared:] for table, shared in zip(self.pages, self.shared, strict=True))
+        return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
 
 
 class Holdings:
@@ -79,7 +83,8 @@ class Holdings:
     @property
     def available(self) -> PageCounts:
         """Pages that could be taken now: free ones, and cached ones that nobody uses."""
-        return self._free(self.prefixes.evictable)
+        evictable = self.prefixes.counts(self.prefixes.evictable)
+        return tuple([pool.free + count for pool, count in zip(self.pools, evictable, strict=True)])
 
     def census(self) -> Mapping[PageState, int]:
         """Pages by their state, over all groups."""
@@ -96,18 +101,22 @@ class Holdings:
         prefixes = self.prefixes
         way = prefixes.match(tokens, salt)[: prefixes.blocks(pages)]
         shared = prefixes.counts(len(way))
-        fresh = tuple(count - each for count, each in zip(pages, shared, strict=True))
-        if not _within(fresh, self._free(prefixes.evictable - prefixes.idle(way))):
-            told, available, sizes = map(added, (pages, self.available, self.sizes))
-            raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
+        fresh = [count - known for count, known in zip(pages, shared, strict=True)]
+        lacking = [count - pool.free for count, pool in zip(fresh, self.pools, strict=True)]
+        if max(lacking) > 0:
+            evictable = prefixes.counts(prefixes.evictable - prefixes.idle(way))
+            if not all(map(le, lacking, evictable)):
+                told, available, sizes = map(added, (pages, self.available, self.sizes))
+                raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
         slot = self.slots.hand_out()
-        self._all(PagePool.commit, prefixes.pages(prefixes.pin(way)))
-        lacking = tuple(max(count - pool.free, 0) for count, pool in zip(fresh, self.pools, strict=True))
-        self._all(PagePool.release, prefixes.evict(prefixes.blocks_for(lacking)))
-        taken = (pool.reserve(count) for pool, count in zip(self.pools, fresh, strict=True))
-        held = tuple(known + new for known, new in zip(prefixes.pages(way), taken, strict=True))
-        self._held[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
-        return self._held[room]
+        self._each(PagePool.commit, prefixes.pin(way))
+        if max(lacking) > 0:
+            self._all(PagePool.release, prefixes.evict(prefixes.blocks_for(lacking)))
+        held = tuple(map(PagePool.reserve, self.pools, fresh))
+        if way:
+            held = tuple(map(add, prefixes.pages(way), held))
+        holding = self._held[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
+        return holding
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
         """The first `pages` pages of the room's own and the slot are about to be named to a peer.
@@ -115,10 +124,10 @@ class Holdings:
         Raises Truncated where the room holds fewer (`no-truncation`)."""
         holding = self._in(room, Standing.HELD)
         own = holding.own
-        if not _within(pages, tuple(map(len, own))):
+        if not all(map(le, pages, map(len, own))):
             held = added(map(len, own))
             raise Truncated(f"room {room}: {added(pages)} pages to expose, {held} held")
-        holding.exposed = tuple(table[:count] for table, count in zip(own, pages, strict=True))
+        holding.exposed = tuple([table[:count] for table, count in zip(own, pages, strict=True)])
         self._all(PagePool.expose, holding.exposed)
         self.slots.expose(holding.slot)
         holding.standing = Standing.EXPOSED
@@ -140,15 +149,15 @@ class Holdings:
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
         prefixes = self.prefixes
         entered = prefixes.enter(tokens, holding.pages, self._blocks(holding), holding.salt)
-        self._all(PagePool.commit, prefixes.pages(entered.woken))
+        self._each(PagePool.commit, entered.woken)
         if holding.standing is Standing.HELD:
-            self._all(PagePool.commit, prefixes.pages(entered.fresh))
-        self._all(PagePool.release, entered.spared)
+            self._each(PagePool.commit, entered.fresh)
+        if entered.spared:
+            self._all(PagePool.release, entered.spared)
         holding.shared_tokens = len(entered.way) * prefixes.block_tokens
         holding.shared = prefixes.counts(len(entered.way))
-        holding.pages = tuple(
-            known + own for known, own in zip(prefixes.pages(entered.way), holding.own, strict=True)
-        )
+        if entered.spared:
+            holding.pages = tuple(map(add, prefixes.pages(entered.way), holding.own))
         return holding
 
     def distrust(self, room: RoomId) -> None:
@@ -198,30 +207,29 @@ class Holdings:
 
     def _unpin(self, holding: Holding) -> None:
         """What is left of the holding is the room's own."""
-        way = self.prefixes.way(holding.pages, self._blocks(holding))
-        self._all(PagePool.cache, self.prefixes.pages(self.prefixes.unpin(way)))
-        holding.pages = holding.own
-        holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
+        if holding.shared_tokens:
+            way = self.prefixes.way(holding.pages, self._blocks(holding))
+            self._each(PagePool.cache, self.prefixes.unpin(way))
+            holding.pages = holding.own
+            holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
 
     def _blocks(self, holding: Holding) -> int:
         """Leading ones that are shared."""
         return holding.shared_tokens // self.prefixes.block_tokens if holding.shared_tokens else 0
 
-    def _free(self, evicted: int) -> PageCounts:
-        """Were so many cached blocks given up."""
-        more = self.prefixes.counts(evicted)
-        return tuple(pool.free + count for pool, count in zip(self.pools, more, strict=True))
+    def _each(self, move: _Move, blocks: Sequence[PageId]) -> None:
+        """Of the tree."""
+        if blocks:
+            self._all(move, self.prefixes.pages(blocks))
 
-    def _all(self, move: Callable[[PagePool, Iterable[PageId]], None], pages: PageTables) -> None:
+    def _all(self, move: _Move, pages: PageTables) -> None:
+        """By group."""
         for pool, table in zip(self.pools, pages, strict=True):
-            move(pool, table)
+            if table:
+                move(pool, table)
 
     def _in(self, room: RoomId, standing: Standing) -> Holding:
         holding = self._held[room]
         if holding.standing is not standing:
             raise IllegalPageMove(f"room {room}: {holding.standing.value}, must be {standing.value}")
         return holding
-
-
-def _within(pages: PageCounts, limits: PageCounts) -> bool:
-    return all(count <= limit for count, limit in zip(pages, limits, strict=True))

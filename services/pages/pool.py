@@ -58,6 +58,8 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
         (PageState.QUARANTINED, PageState.FREE),
     }
 )
+_BEFORE: Final = {to: tuple(one for one, after in PAGE_MOVES if after is to) for to in PageState}
+"""From where each state is reached."""
 
 
 class PagePool:
@@ -119,11 +121,11 @@ class PagePool:
         pages = tuple(pages)
         if len(set(pages)) != len(pages):
             raise IllegalPageMove(f"a page is named twice on its way to {to.value}")
+        states, count, allowed = self._states, self._count, _BEFORE[to]
         for page in pages:
-            if (self._states[page], to) not in PAGE_MOVES:
-                raise IllegalPageMove(f"page {page}: {self._states[page].value} to {to.value}")
+            if states[page] not in allowed:
+                raise IllegalPageMove(f"page {page}: {states[page].value} to {to.value}")
         for page in pages:
-            state = self._states[page]
-            self._states[page] = to
-            self._count[state] -= 1
-            self._count[to] += 1
+            count[states[page]] -= 1
+            states[page] = to
+        count[to] += len(pages)

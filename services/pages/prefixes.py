@@ -16,8 +16,9 @@ page for page, and `digest` tells them when they do not.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import lcm
 from typing import Final, NamedTuple
 
@@ -41,7 +42,7 @@ class Entered(NamedTuple):
     woken: tuple[PageId, ...]
     """Those of others that were idle."""
     spared: PageTables
-    """Its own pages that it does not need any more: it uses another's."""
+    """Its own pages that it does not need any more, () if it needs all: it uses another's."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class PrefixTree:
         self.block_tokens = lcm(*page_tokens)
         self._each = tuple(self.block_tokens // size if size else 0 for size in page_tokens)
         """Pages of a block, by group."""
+        self._no_counts: PageCounts = (0,) * len(self._each)
+        self._no_pages: PageTables = ((),) * len(self._each)
         self._blocks: dict[PageId, _Known] = {}
         self._below: dict[Way, PageId] = {}
         self._idle: OrderedDict[PageId, None] = OrderedDict()
@@ -82,25 +85,28 @@ class PrefixTree:
 
     def pages(self, blocks: Sequence[PageId]) -> PageTables:
         """Those that blocks of the tree have."""
-        return _joined([self._blocks[block].pages for block in blocks], len(self._each))
+        return self._joined([self._blocks[block].pages for block in blocks])
 
     def counts(self, blocks: int) -> PageCounts:
         """Pages that so many blocks have."""
-        return tuple(blocks * each for each in self._each)
+        if blocks == 0:
+            return self._no_counts
+        return tuple([blocks * each for each in self._each])
 
     def blocks(self, pages: PageCounts) -> int:
         """Most blocks whose pages are no more than `pages`."""
-        return min(count // each if each else 0 for count, each in zip(pages, self._each, strict=True))
+        return min([count // each if each else 0 for count, each in zip(pages, self._each, strict=True)])
 
-    def blocks_for(self, pages: PageCounts) -> int:
+    def blocks_for(self, pages: Sequence[int]) -> int:
         """Fewest blocks that have as many pages as that."""
-        return max(-(-count // each) if each else 0 for count, each in zip(pages, self._each, strict=True))
+        needed = [-(-count // each) if each else 0 for count, each in zip(pages, self._each, strict=True)]
+        return max(needed)
 
     def match(self, tokens: Sequence[int], salt: int = UNSALTED) -> tuple[PageId, ...]:
         """The blocks that hold the longest beginning of `tokens`, from position 0 on, that is known under
         `salt`."""
         found: list[PageId] = []
-        before = _root(salt)
+        before: int = _root(salt)
         for key in self._keys(tokens):
             block = self._below.get((before, key))
             if block is None:
@@ -115,11 +121,13 @@ class PrefixTree:
 
     def pin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
         """One more room uses these, a whole way from the root on. Returns those that were idle."""
-        woken = tuple(block for block in blocks if block in self._idle)
+        woken: list[PageId] = []
         for block in blocks:
-            self._idle.pop(block, None)
+            if block in self._idle:
+                del self._idle[block]
+                woken.append(block)
             self._blocks[block].users += 1
-        return woken
+        return tuple(woken)
 
     def unpin(self, blocks: Sequence[PageId]) -> tuple[PageId, ...]:
         """One room less uses these, as they were pinned. Returns those that are idle now."""
@@ -147,28 +155,24 @@ class PrefixTree:
         way = list(self.way(pages, pinned))
         entered: list[PageId] = []
         spared: list[PageTables] = []
-        for place, key in enumerate(self._keys(tokens)):
-            if place < pinned:
-                continue
-            before: int = way[-1] if way else _root(salt)
-            block = self._below.get((before, key))
-            own = tuple(
-                table[place * each : (place + 1) * each]
-                for table, each in zip(pages, self._each, strict=True)
-            )
+        before: int = way[-1] if way else _root(salt)
+        for key, own in zip(self._keys(tokens, pinned), self._cut(pages, pinned), strict=False):
+            step = before, key
+            block = self._below.get(step)
             if block is None:
                 block = own[0][0]
                 if block in self._blocks:
                     raise IllegalPageMove(f"page {block} is known by other tokens")
-                known = self._blocks[block] = _Known((before, key), own)
-                self._below[before, key] = block
+                known = self._blocks[block] = _Known(step, own)
+                self._below[step] = block
                 self.digest ^= _sign(known)
                 entered.append(block)
             else:
                 spared.append(own)
             way.append(block)
+            before = block
         woken = self.pin(way[pinned:])
-        return Entered(tuple(way), tuple(entered), woken, _joined(spared, len(self._each)))
+        return Entered(tuple(way), tuple(entered), woken, self._joined(spared) if spared else ())
 
     def evict(self, count: int) -> PageTables:
         """Forget `count` blocks that nobody uses, the longest idle first, and return their pages. Raises
@@ -178,7 +182,7 @@ class PrefixTree:
         given_up = [self._blocks.pop(self._idle.popitem(last=False)[0]) for _ in range(count)]
         for known in given_up:
             self._unlink(known)
-        return _joined([known.pages for known in given_up], len(self._each))
+        return self._joined([known.pages for known in given_up])
 
     def distrust(self, block: PageId) -> None:
         """It does not hold what it should, or a block below it does not: from now on neither is found, and
@@ -191,18 +195,25 @@ class PrefixTree:
             del self._below[known.way]
             self.digest ^= _sign(known)
 
-    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The tokens of each whole block."""
+    def _keys(self, tokens: Sequence[int], known: int = 0) -> Iterator[tuple[int, ...]]:
+        """The tokens of each whole block but the first `known`."""
         size = self.block_tokens
         if size == 0:
             return
-        for start in range(0, len(tokens) - size + 1, size):
+        for start in range(known * size, len(tokens) - size + 1, size):
             yield tuple(tokens[start : start + size])
 
+    def _cut(self, pages: PageTables, known: int) -> Iterable[PageTables]:
+        """The pages of each whole block but the first `known`: the way back from `_joined`."""
+        tables = zip(pages, self._each, strict=True)
+        cut = [zip(*[iter(table[known * each :])] * each, strict=False) for table, each in tables]
+        return zip(*cut, strict=False)
 
-def _joined(blocks: Sequence[PageTables], groups: int) -> PageTables:
-    """The pages of several blocks, one after the other."""
-    return tuple(tuple(page for pages in blocks for page in pages[group]) for group in range(groups))
+    def _joined(self, blocks: Sequence[PageTables]) -> PageTables:
+        """The pages of several blocks, one after the other."""
+        if not blocks:
+            return self._no_pages
+        return tuple([tuple(chain.from_iterable(of_group)) for of_group in zip(*blocks, strict=True)])
 
 
 def _root(salt: int) -> int:
