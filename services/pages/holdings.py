@@ -88,8 +88,11 @@ class Holdings:
 
     def census(self) -> Mapping[PageState, int]:
         """Pages by their state, over all groups."""
-        each = [pool.census() for pool in self.pools]
-        return {state: sum(census[state] for census in each) for state in PageState}
+        total, *further = [pool.census() for pool in self.pools]
+        for census in further:
+            for state, count in census.items():
+                total[state] += count
+        return total
 
     def take(
         self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED

@@ -19,7 +19,7 @@ A committed page that is full may be known by the tokens it holds, and several r
 from COMMITTED, to EXPOSED: what is shared is only read (`shared-is-read-only`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -84,7 +84,7 @@ class PagePool:
     def state(self, page: PageId) -> PageState:
         return self._states[page]
 
-    def census(self) -> Mapping[PageState, int]:
+    def census(self) -> dict[PageState, int]:
         return dict(self._count)
 
     def can_reserve(self, count: int) -> bool:

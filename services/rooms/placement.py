@@ -108,7 +108,7 @@ class _Choice:
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
         """Those that are not to be avoided, if there are any."""
-        if all(worker.facts.incarnation in avoid for worker in self.ready()):
+        if not avoid or all(worker.facts.incarnation in avoid for worker in self.ready()):
             return self
         kept = copy(self)
         kept._avoid = avoid
