@@ -12,6 +12,7 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.sight import Reach, Sight
+from services.ids import PageId
 from services.pages.layout import full_group
 from services.rooms.request import Request
 from tests.engine.paged_twin import twin
@@ -75,8 +76,8 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     free = iter(torch.randperm(400, generator=numbers).tolist())
     rows = []
     for start, stop in SPANS:
-        pages = [next(free) for _ in range(GROUP.pages_for(stop))]
-        rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, pages, sample=True))
+        pages = tuple(PageId(next(free)) for _ in range(GROUP.pages_for(stop)))
+        rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, (pages,), sample=True))
     kept = DecodeWorkspace(cache, 2**22) if way == "kept" else None
     kernel: PagedKernel | None = twin if way == "by a kernel" else None
     plan = make_plan(rows, cache, cpu, kept, kernel)
@@ -89,7 +90,7 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     for row in rows:
         end = ends[id(row)] + 1
         span = slice(end - (row.stop - row.start), end)
-        held = cache.tensor[list(row.pages)][:, :, 0]  # [page, kv head, K V, token, width]
+        held = cache.tensor[list(row.tables[0])][:, :, 0]  # [page, kv head, K V, token, width]
         keys, values = held.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, : row.stop]
         expected = right(query[span], keys, values, row.start, sight)
         torch.testing.assert_close(seen[span], expected, rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from services.engine.interface import NotANumber, NotHeld
 from services.pages.checksum import WORD
+from services.pages.layout import GroupHead
 from services.rooms.request import Sampling
 from services.topology import Topology
 from tests.engine import scenes, tiny
@@ -108,7 +109,7 @@ def test_each_rank_has_its_part_of_the_weights_and_no_more(crew: Crew, model: Pa
     told = crew.play(SQUARE, scenes.answers, model, [[1]], 1, (1,))
     first, last = stage + tiny.VOCABULARY * row, stage + row
     assert [each["weights"] for each in told] == [first, first, last + 66 * row, last + 65 * row]
-    assert [(each["layout"].layers, each["layout"].kv_heads) for each in told] == [
+    assert [(each["layout"].groups[0].layers, each["layout"].groups[0].heads) for each in told] == [
         ((0, 1), (0,)),
         ((0, 1), (1,)),
         ((2, 3), (0,)),
@@ -175,10 +176,10 @@ def test_the_sum_of_pages_is_the_whole_workers_on_every_rank(
 ) -> None:
     """Each KV head's: of every stage's layers, once, however many ranks hold it."""
     told = crew.play(topology, scenes.sums, model, 40, 16)
-    heads: dict[int, dict[tuple[int, ...], int]] = {0: {}, 1: {}}
+    heads: dict[GroupHead, dict[tuple[int, ...], int]] = {(0, 0): {}, (0, 1): {}}
     for each in told:
         for head, value in each["here"].items():
-            assert heads[head].setdefault(each["layers"], value) == value, "copies of a head are the same"
+            assert heads[0, head].setdefault(each["layers"], value) == value, "copies of a head are the same"
     want = {head: sum(stages.values()) & WORD for head, stages in heads.items()}
     assert [each["everywhere"] for each in told] == [want] * topology.ranks
     assert [each["of none"] for each in told] == [0] * topology.ranks

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.engine import TorchEngine
-from services.engine.interface import Row, Sequence
+from services.engine.interface import EngineLost, Row, Sequence
 from services.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
@@ -74,5 +74,5 @@ def test_a_device_that_is_lost_is_told_of_whatever_the_step_failed_by(
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     monkeypatch.setattr(engine, "_logits", fail)
-    with pytest.raises(torch.AcceleratorError):
+    with pytest.raises(EngineLost):
         engine.step(rows())

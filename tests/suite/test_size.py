@@ -10,6 +10,7 @@ LINES_MAX: Final = 500
 LONGER: Final = {
     "services.engine.model": "the one way from a directory to a module, which is judged as it is read",
     "services.openai.schemas": "the request's fields, a table",
+    "services.rooms.registry": "tables of workers and rooms that change together, each move in one place",
 }
 """Files that are longer, and why."""
 

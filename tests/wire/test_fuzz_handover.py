@@ -86,7 +86,7 @@ async def hear(replies: list[inference_pb2.HandOverReply]) -> None:
         for reply in replies:
             for closed in reply.closes:
                 closed.room += closed.room == test_fuzz_decode.GOOD
-            link._hear(reply)
+            link._receive(reply)
             await bench.turn()
         bench.land(asked)
         await bench.turns_until(caller.task.done)
