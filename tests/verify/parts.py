@@ -19,7 +19,7 @@ from tests.mutants.mutant import ROOT
 from tests.mutants.tables import MUTANTS
 from tests.verify.lanes import Piece
 
-SEEDS_AT_A_TIME: Final = 20
+SEEDS_AT_A_TIME: Final = 6
 SEEDS_S: Final = 600.0
 
 
