@@ -17,6 +17,7 @@ from services.grammars.fold import Fold
 from services.pages.checksum import WORD
 from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Grammar, Request, Score, Token
+from services.runtime.host_memory import Movable
 from services.runtime.worker_settings import WorkerSettings
 
 
@@ -207,24 +208,12 @@ class Steps(Protocol):
         """Carry each sum on over what its pages hold now, on this rank. Raises EngineLost as `step` does."""
 
 
-class KvMemory(Protocol):
+class KvMemory(Movable, Protocol):
     """A rank's pages of one group, one behind the other, which peers write to and read from. Exposure moves
-    them."""
+    them, while no step runs."""
 
     @property
     def pages(self) -> int: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def length(self) -> int:
-        """Bytes."""
-
-    @property
-    def device(self) -> str:
-        """ "cpu" or "cuda:N"."""
-
-    def move(self) -> None:
-        """Take the contents to another address, while no step runs. Raises CannotMove."""
 
 
 class Grammars(Protocol):

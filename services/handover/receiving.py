@@ -73,11 +73,6 @@ class ReceivingRoom(Receiver):
         self.ends = Choices(self.request.choices)
 
     @property
-    def given(self) -> tuple[int, ...]:
-        """The tokens whose KV the sender answers for."""
-        return self.request.prompt + self.request.output
-
-    @property
     def computed(self) -> tuple[int, ...]:
         """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
         return (*self.request.prompt, *self.outputs[0][:-1])
@@ -167,24 +162,18 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 " it"
             )
 
-        def make(place: int) -> R:
-            return self._make(
-                room,
-                request.request_id,
-                sender,
-                place,
-                division.needed,
-                self._deadlines,
-                now_ms,
-                ends_ms,
-                pages_expected=self.layout.pages_for(request.prefill_tokens),
-                compiled=compiled,
-                request=request,
-                peer_name=peer_name,
-                division=division,
-            )
-
-        opened = self.roster.open(room, make, now_ms)
+        opened = self._enter(
+            room,
+            request,
+            sender,
+            division.needed,
+            now_ms,
+            ends_ms=ends_ms,
+            peer_name=peer_name,
+            compiled=compiled,
+            pages_expected=self.layout.pages_for(request.prefill_tokens),
+            division=division,
+        )
         self._report(opened, Moment.ACCEPTED, f"{counted(sum(division.needed), 'page')} needed")
         self._ask(Connect(room, sender))
         return opened
@@ -352,7 +341,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     def _grant(self, room: R) -> None:
         """Reserve, expose, and only then tell: a slot that a late rank blanked after it was written would
         never be seen sealed."""
-        holding = self.holdings.take(room.id, room.pages_needed, room.given, room.request.salt)
+        holding = self.holdings.take(room.id, room.pages_needed, room.request.tokens, room.request.salt)
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
@@ -382,7 +371,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         if room.record is None:
             raise AssertionError(f"room {room.id} was admitted without its record")
         self.holdings.commit(room.id)
-        room.pages = self.holdings.keep(room.id, room.given).pages
+        room.pages = self.holdings.keep(room.id, room.request.tokens).pages
         self._report(room, Moment.ADMITTED)
         if room.request.choices > 1:
             further = counted(room.request.choices - 1, "further choice")

@@ -74,11 +74,6 @@ class SendingRoom(Sender):
     first: Token | None = field(default=None, init=False)
 
     @property
-    def tokens(self) -> tuple[int, ...]:
-        """All whose KV is handed over."""
-        return self.request.prompt + self.request.output
-
-    @property
     def complete(self) -> bool:
         """All that is known was computed."""
         return self.computed == self.request.prefill_tokens
@@ -88,7 +83,7 @@ class SendingRoom(Sender):
         """Its first tokens, to be begun behind where their KV is there already. The last token is computed in
         any case: what follows it is drawn from that. Of a prompt that is scored all are
         (`scored-is-computed`)."""
-        return self.tokens[:-1] if self.request.prompt_logprobs is None else ()
+        return self.request.tokens[:-1] if self.request.prompt_logprobs is None else ()
 
     @property
     def succeeded(self) -> bool:
@@ -173,23 +168,17 @@ class Sending(HandOverSide[S, SenderRequest]):
                 f"{request.prefill_tokens} tokens to compute: the cache of this worker never holds it"
             )
 
-        def make(place: int) -> S:
-            return self._make(
-                room,
-                request.request_id,
-                receiver,
-                place,
-                pages,
-                self._deadlines,
-                now_ms,
-                ends_ms,
-                elected=self.elected,
-                compiled=compiled,
-                request=request,
-                peer_name=peer_name,
-            )
-
-        opened = self.roster.open(room, make, now_ms)
+        opened = self._enter(
+            room,
+            request,
+            receiver,
+            pages,
+            now_ms,
+            ends_ms=ends_ms,
+            peer_name=peer_name,
+            compiled=compiled,
+            elected=self.elected,
+        )
         needs = f"{counted(request.prefill_tokens, 'token')} to compute, {counted(sum(pages), 'page')}"
         self._report(opened, Moment.ACCEPTED, needs)
         return opened
@@ -381,5 +370,5 @@ class Sending(HandOverSide[S, SenderRequest]):
     def _keep_sealed(self) -> None:
         """The pages of every rank are there, and none of them is read any more: the seal is the slot's."""
         for room in self._sealing:
-            self.holdings.keep(room.id, room.tokens)
+            self.holdings.keep(room.id, room.request.tokens)
         self._sealing.clear()

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from services.handover.requests import Report, Retired, SideRequest
-from services.ids import RoomId
+from services.ids import Incarnation, PageCounts, RoomId
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
 from services.rooms.evidence import Evidence, Failed
+from services.rooms.request import Request
 from services.rooms.room import Room
 from services.rooms.roster import Capacity, Roster
 from services.rooms.timeline import Moment
@@ -81,6 +82,40 @@ class HandOverSide(ABC, Generic[R, Q]):
         return self.draining and not len(self.roster)
 
     # ---- what moves do
+
+    def _enter(
+        self,
+        room: RoomId,
+        request: Request,
+        peer: Incarnation,
+        pages: PageCounts,
+        now_ms: int,
+        *,
+        ends_ms: int | None,
+        peer_name: str,
+        compiled: bool,
+        **own: Any,
+    ) -> R:
+        """Enter a room that needs so many pages. `own`: what this side's record says beside. Raises
+        Refusal."""
+
+        def make(place: int) -> R:
+            return self._make(
+                room,
+                request.request_id,
+                peer,
+                place,
+                pages,
+                self._deadlines,
+                now_ms,
+                ends_ms,
+                compiled=compiled,
+                request=request,
+                peer_name=peer_name,
+                **own,
+            )
+
+        return self.roster.open(room, make, now_ms)
 
     @abstractmethod
     def perform(self, room: R, effect: Any, now_ms: int) -> None:

@@ -145,6 +145,11 @@ class Request:
         return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """All that it goes on behind, whose KV a sender answers for."""
+        return self.prompt + self.output
+
+    @property
     def prefill_tokens(self) -> int:
         """How many tokens the prefill worker computes: the prompt, and what was drawn by an earlier room."""
         return len(self.prompt) + len(self.output)

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 MOVES_MAX: Final = 1024
 """Most moves of one memory. Each leaves a sink of the memory's length in the address space."""
@@ -48,6 +48,23 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 class CannotMove(Exception):
     """The memory stays where it is. The text says why."""
+
+
+class Movable(Protocol):
+    """Memory that can be taken to another address, contents and all."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """Bytes."""
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:N"."""
+
+    def move(self) -> None:
+        """While nobody of this process reads or writes it. Raises CannotMove."""
 
 
 class HostMemory:

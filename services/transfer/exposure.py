@@ -9,27 +9,11 @@ whichever order it hears of them.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from services.ids import Incarnation
+from services.runtime.host_memory import Movable
 from services.transfer.interface import Endpoint, Region, Transfer
-
-
-class Movable(Protocol):
-    """Memory that can be taken to another address, contents and all."""
-
-    @property
-    def address(self) -> int: ...
-    @property
-    def length(self) -> int:
-        """Bytes."""
-
-    @property
-    def device(self) -> str:
-        """As in `Region`."""
-
-    def move(self) -> None:
-        """Raises CannotMove."""
 
 
 class Exposure:

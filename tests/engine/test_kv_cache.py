@@ -7,8 +7,7 @@ import torch
 
 from services.engine.kv_cache import PagedKvCache
 from services.pages.layout import full_group
-from services.runtime.host_memory import CannotMove
-from services.transfer.exposure import Movable
+from services.runtime.host_memory import CannotMove, Movable
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine
 

@@ -185,7 +185,13 @@ class WatchedDecode(DecodeWork):
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
         if effect is ReceiverEffect.ADMIT:
-            self.landed.check(room.request, room.tables(0)[0], room.given, len(room.given), "it is admitted")
+            self.landed.check(
+                room.request,
+                room.tables(0)[0],
+                room.request.tokens,
+                room.request.prefill_tokens,
+                "it is admitted",
+            )
         super().perform(room, effect)
 
 

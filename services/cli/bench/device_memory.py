@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Protocol):
-    """As `services.transfer.exposure.Movable`."""
+    """As `services.runtime.host_memory.Movable`."""
 
     @property
     def address(self) -> int: ...
