@@ -344,7 +344,7 @@ class Registry:
                 worker.canaries.add(room)
             worker.tokens += entry.tokens_on(worker.facts.side)
             self._of_worker.setdefault(worker.facts.incarnation, {})[room] = entry
-            self._changed(worker)
+            self._on[worker.facts.side].loaded(worker)
             self._on[worker.facts.side].sent(worker, need.blocks)
         return entry
 
@@ -479,7 +479,7 @@ class Registry:
         self._leases.move_to_end(worker.facts.incarnation)
 
     def _changed(self, worker: Worker) -> None:
-        """Its state, its rooms or what they may come to take."""
+        """Its state."""
         self._on[worker.facts.side].changed(worker)
 
     def _fresh_id(self) -> RoomId:
@@ -493,7 +493,7 @@ class Registry:
             worker.rooms.discard(entry.id)
             worker.canaries.discard(entry.id)
             worker.tokens -= entry.tokens_on(side)
-            self._changed(worker)
+            self._on[worker.facts.side].loaded(worker)
 
     def _enter(self, entry: RoomEntry, phase: RoomPhase) -> None:
         self.phases[entry.phase] -= 1

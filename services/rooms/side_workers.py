@@ -93,16 +93,20 @@ class SideWorkers:
         self._forget(worker, worker.sent)
 
     def changed(self, worker: Worker) -> None:
-        """Its state, its rooms or what they may come to take."""
-        facts = worker.facts
-        is_ready = worker.state is WorkerState.READY
-        self.ready.put(worker, _size(worker) if is_ready else None)
-        self.serving.put(worker, _size(worker) if worker.is_serving else None)
-        self.open.put(worker, (worker.share, -facts.tokens_max) if worker.has_place else None)
+        """Its state."""
+        size = _size(worker)
+        self.ready.put(worker, size if worker.state is WorkerState.READY else None)
+        self.serving.put(worker, size if worker.is_serving else None)
         if worker.state is WorkerState.JOINING:
-            self.joining[facts.incarnation] = worker
+            self.joining[worker.facts.incarnation] = worker
         else:
-            self.joining.pop(facts.incarnation, None)
+            self.joining.pop(worker.facts.incarnation, None)
+        self.loaded(worker)
+
+    def loaded(self, worker: Worker) -> None:
+        """Its rooms, or what they may come to take."""
+        facts = worker.facts
+        self.open.put(worker, (worker.share, -facts.tokens_max) if worker.has_place else None)
         over = max(worker.tokens - facts.tokens_max, 0) if worker.is_serving else 0
         self.overbooked += over - self._overbooked[facts.incarnation]
         self._overbooked[facts.incarnation] = over
