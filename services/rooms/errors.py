@@ -13,6 +13,9 @@ from services.rooms.phases import Side
 class Reason(Enum):
     """Why a room failed. A closed set: it is a metric label, a wire value and a timeline word."""
 
+    RETRACTED = "retracted"
+    """Not a failure: its pages are needed, and its request goes on in another room. It stands first: of the
+    reasons that ranks give, the one listed last is agreed, and whatever else ended the room is more."""
     ANSWERED = "answered"
     """Not a failure: the client has all that it asked for, and the rest is not needed."""
     CLIENT_GONE = "client_gone"

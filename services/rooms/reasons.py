@@ -16,6 +16,8 @@ class Fault(Enum):
     """Whoever asked for the room ended it: no worker is doubted for it."""
     REQUEST = "request"
     """Every worker would fail at what it asks for."""
+    NOBODY = "nobody"
+    """It was no failure: the request goes on in another room, and no worker is doubted for it."""
     BOOTSTRAP = "bootstrap"
     """It is not there to open another room."""
     PREFILL = "prefill"
@@ -43,6 +45,13 @@ class ReasonFacts:
 
 
 REASONS: Final[Mapping[Reason, ReasonFacts]] = {
+    Reason.RETRACTED: ReasonFacts(
+        Fault.NOBODY,
+        "Nothing is wrong here: the decode worker needed the room's pages for rooms that are older. The"
+        " request goes on in another room, behind the tokens that it has.",
+        is_failure=False,
+        is_counted=False,
+    ),
     Reason.ANSWERED: ReasonFacts(
         Fault.CALLER,
         "The client had all that it asked for, and the workers were told to stop.",

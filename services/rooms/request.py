@@ -121,6 +121,11 @@ class Request:
     prompt_logprobs: int | None = None
     """The prompt's tokens are scored: prefill tells how likely each was after those before it, and so many of
     the likeliest in its place. It takes no prefix from its cache for that. None: they are not."""
+    priority: int = 0
+    """Of those that wait, the lowest is served first, and of equals whoever came first."""
+    arrived_ms: int = 0
+    """When it came, by the bootstrap's wall clock: the same in each of its rooms, so that a retracted request
+    does not become the youngest (`oldest-goes-on`)."""
 
     @property
     def names(self) -> dict[str, str]:

@@ -47,7 +47,7 @@ def guilty(reason: Reason, teller: Side | None) -> frozenset[Side]:
             return frozenset({teller})
         case Fault.EITHER | Fault.TELLER:
             return BOTH
-        case Fault.CALLER | Fault.REQUEST | Fault.BOOTSTRAP:
+        case Fault.NOBODY | Fault.CALLER | Fault.REQUEST | Fault.BOOTSTRAP:
             return frozenset()
 
 

@@ -114,6 +114,8 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         further_seeds=request.further_seeds,
         cache_salt=request.salt.to_bytes(SALT_BYTES, "big") if request.salt else b"",
         prompt_logprobs=request.prompt_logprobs,
+        priority=request.priority,
+        arrived_ms=request.arrived_ms,
     )
 
 
@@ -163,6 +165,8 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         further_seeds=tuple(wire.further_seeds),
         salt=int.from_bytes(wire.cache_salt, "big"),
         prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        priority=wire.priority,
+        arrived_ms=wire.arrived_ms,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")
