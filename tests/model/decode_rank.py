@@ -1,11 +1,11 @@
 """What surrounds one rank of a decode worker? Its hand-over is `services.handover.receiving`, which decides.
 
 Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
-Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.handover.receiving import Receiving, ReceivingRoom
 from services.handover.requests import Close, Grant, Join, SumPages
@@ -13,32 +13,36 @@ from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
-from services.pages.layout import GroupHead
 from services.pages.pool import PagePool
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from services.pages.slots import SlotPool
-from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal
-from services.rooms.evidence import Connected, Failed
-from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect
+from services.rooms.ballot import Verdict
+from services.rooms.errors import PeerFault, Reason
+from services.rooms.evidence import Connected
+from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.quarantine import revocation_due
-from services.rooms.roster import TOMBSTONE_MS, Roster
-from tests.model.flights import PAGE, RECORD, Flight, exposed_anew, exposure, leaders
+from services.rooms.request import Request
+from tests.model.flights import PAGE, RECORD, SLOT, Flight, exposed_anew, exposure, leaders
 from tests.model.laws import Broken, Law
-from tests.model.passing import FAR, expired
+from tests.model.rank import FAR, Done, Rank, Told
 from tests.model.scopes import Scope
-from tests.model.shapes import FIRST_TOKEN, STOP_TOKEN, VOCABULARY, asked, content, layouts, reserving, strips
-from tests.model.standing import At, Standing, check_tables, nothing_held
+from tests.model.shapes import (
+    FIRST_TOKEN,
+    STOP_TOKEN,
+    VOCABULARY,
+    asked,
+    content,
+    layouts,
+    reserving,
+    strips,
+    told_sum,
+)
+from tests.model.standing import Place, Standing
 
 _DRAWN, _DRAWN_MAX = 200, 8
 """What is drawn, at most so many tokens of each choice, says this and more, and no prompt does."""
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
-
-Told = tuple[object, ...]
-"""What the world is to know of a request."""
-Done = tuple[RoomId, AnyEffect, Told]
-"""What a rank did for a room in a turn, and what it told of that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,8 +57,11 @@ class WatchedRoom(ReceivingRoom):
         return len(self.outputs[choice]) - (choice == 0)
 
 
-class DecodeRank:
+class DecodeRank(Rank[WatchedRoom]):
+    SEES = Reason.TRANSFER_FAILED
+
     def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
+        super().__init__()
         ranks = layouts(scope, 1)
         self._scope = scope
         self._strips = strips(ranks[rank])
@@ -64,7 +71,6 @@ class DecodeRank:
         self._exposure = exposure(incarnation, 1, rank)
         self._reached_by = {self._exposure}
         """Exposures by which writes still reach what is read here."""
-        self._left = False
         self._lasts = [scope.tokens + choice % 2 for choice in range(scope.choices)]
         """Steps of each choice."""
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
@@ -72,7 +78,7 @@ class DecodeRank:
         """What was written to each strip since its page was taken: 0 for nothing."""
         self._slot_writers: dict[int, int] = {}
         """Which rank of the sender wrote to a slot since it was handed out."""
-        self._receiving: Receiving[WatchedRoom] = Receiving(
+        self.side: Receiving[WatchedRoom] = Receiving(
             WatchedRoom,
             scope.rooms,
             Holdings([PagePool(scope.pages)], SlotPool(memoryview(self._slot_memory))),
@@ -84,94 +90,48 @@ class DecodeRank:
             vocabulary=VOCABULARY,
             checksum=KvChecksum.PAGES if scope.sums else KvChecksum.RECORD,
         )
-        self._step: list[tuple[RoomId, int]] = []
-        """Rooms, and which choice of each."""
-        self._opened: set[RoomId] = set()
-        self._forgotten: set[RoomId] = set()
-        self._cancelled: set[RoomId] = set()
-        """Before they were opened."""
         self._gone: set[Incarnation] = set()
         """Prefill workers known to be gone: nobody connects to them any more."""
 
-    @property
-    def _roster(self) -> Roster[WatchedRoom]:
-        return self._receiving.roster
-
-    @property
-    def _holdings(self) -> Holdings:
-        return self._receiving.holdings
-
     # ---- commands, the same on every rank
 
-    def open(self, room: RoomId, peer: Incarnation, connected: bool = True) -> str:
+    def _asked(self, room: RoomId) -> Request:
+        return asked(self._scope, room)
+
+    def _entered(self, room: WatchedRoom, connected: bool = True) -> None:
         """`connected`: the sender knows this memory; else `connected` will tell."""
-        try:
-            opened = self._receiving.open(room, asked(self._scope, room), peer, 0)
-        except Refusal as error:
-            return type(error).__name__
-        if room in self._cancelled and opened.cause is None:
-            raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
-        self._opened.add(room)
-        self._cancelled.discard(room)
-        self._forgotten.discard(room)
-        if peer in self._gone:
-            self._receiving.fail(opened, Reason.CONNECT_FAILED, "its process is gone")
+        if room.peer in self._gone:
+            self.side.fail(room, Reason.CONNECT_FAILED, "its process is gone")
         elif connected:
-            self._receiving.note(room, Connected())
-        self._carry_out()
-        return ""
+            self.side.note(room.id, Connected())
 
     def connected(self, peer: Incarnation) -> str:
-        self._receiving.connected(peer)
-        return ""
-
-    def cancel(self, room: RoomId, reason: Reason) -> str:
-        self._receiving.cancel(room, Cause(reason, "as the world tells"), 0)
-        if room not in self._opened:
-            self._cancelled.add(room)
+        self.side.connected(peer)
         return ""
 
     def end_choice(self, room: RoomId, choice: int) -> str:
         if room in self._roster:
             self._roster.get(room).enough |= {choice}
-        self._receiving.cut(room, choice)
+        self.side.cut(room, choice)
         self._carry_out()
         return ""
 
     def quiet(self, room: RoomId, generation: Generation) -> str:
         try:
-            self._receiving.quiet(room, generation)
+            self.side.quiet(room, generation)
         except PeerFault as error:
             return type(error).__name__
         return ""
 
     def depart(self, peer: Incarnation) -> str:
-        self._receiving.depart(peer)
-        self._carry_out()
         self._gone.add(peer)
-        return ""
-
-    def drain(self) -> str:
-        self._receiving.drain()
-        return ""
-
-    def forget(self) -> str:
-        """What is remembered of rooms that are not here has expired."""
-        self._roster._forget_old(TOMBSTONE_MS)
-        self._forgotten |= {room for room in self._opened if room not in self._roster}
-        self._cancelled.clear()
-        return ""
+        return super().depart(peer)
 
     def revoke(self) -> str:
-        self._receiving.revoke()
+        self.side.revoke()
         return ""
 
     # ---- what happens to this rank alone
-
-    def fail(self, room: RoomId) -> str:
-        """Something here tells of a failure, perhaps of a room that is over."""
-        self._receiving.note(room, Failed(Cause(Reason.TRANSFER_FAILED, "seen here")))
-        return ""
 
     def land(self, flight: Flight) -> str:
         if flight.peer not in self._reached_by:
@@ -213,77 +173,50 @@ class DecodeRank:
             if choice in held.ends.going_on and not held.stopping:
                 last = held.steps(choice) + 1 == self._lasts[choice]
                 held.outputs[choice].append(STOP_TOKEN if last else FIRST_TOKEN)
-                self._receiving.drawn(held, choice)
+                self.side.drawn(held, choice)
         self._carry_out()
         return ""
 
     # ---- a turn
 
-    def ballot(self, late: RoomId | None) -> tuple[int, ...]:
-        """See and vote. `late`: the room whose deadline has passed here."""
-        with expired(self._roster, late):
-            return tuple(self._ballot().encode())
+    def _observe(self) -> None:
+        for room in self.side.touched():
+            self.side.poll(room)
 
-    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
-        """See, vote, take the verdict, act, compute."""
-        with expired(self._roster, late):
-            ballot = self._ballot()
-            verdict = read_verdict(ballot, list(agreed))
-            self._receiving.agreed()
-            done: list[Done] = [(room, ReceiverEffect.GRANT, facts) for room, facts in self._carry_out()]
-            moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
-        self._left = verdict.leave
-        for room, effect in moves:
-            told = self._perform(room, effect)
-            done.append((room.id, effect, told[0][1] if told else ()))
-        if verdict.compute and self._receiving.revoking:
-            self._take_memory_back()
-        elif verdict.compute:
-            self._compute()
-        return tuple(done), ()
+    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
+        self.side.agreed()
+        return (), [(room, ReceiverEffect.GRANT, facts) for room, facts in self._carry_out()]
 
-    def _ballot(self) -> Ballot:
-        for room in self._receiving.touched():
-            self._receiving.poll(room)
-        self._carry_out()
-        votes, digest = self._roster.votes(0, self._receiving.capacity()), self._roster.digest()
-        reasons = self._roster.reasons(0, votes)
-        return Ballot(0, digest, not self._step, self._receiving.may_leave(), votes, reasons)
+    def _do(self, request: Any) -> list[tuple[RoomId, Told]]:
+        match request:
+            case Grant(room, _, by, generation, pages, slot):
+                return [(room, ("grant", leaders(by), generation, pages, slot))]
+            case Close(room, _, generation, doubtful):
+                return [(room, ("close", generation, doubtful))]
+            case SumPages(room):
+                self.side.summed(self._roster.get(room), self._sum)
+            case Join(room):
+                held = self._roster.get(room)
+                if 0 in held.ends.going_on:
+                    self.side.drawn(held, 0)
+            case _:
+                pass
+        return []
 
-    def _carry_out(self) -> list[tuple[RoomId, Told]]:
-        """What the hand-over asks. Returns of rooms what others are to hear."""
-        told: list[tuple[RoomId, Told]] = []
-        while requests := self._receiving.take_requests():
-            for request in requests:
-                match request:
-                    case Grant(room, _, by, generation, pages, slot):
-                        told.append((room, ("grant", leaders(by), generation, pages, slot)))
-                    case Close(room, _, generation, doubtful):
-                        told.append((room, ("close", generation, doubtful)))
-                    case SumPages(room):
-                        self._receiving.summed(self._roster.get(room), self._sum)
-                    case Join(room):
-                        held = self._roster.get(room)
-                        if 0 in held.ends.going_on:
-                            self._receiving.drawn(held, 0)
-                    case _:
-                        pass
-        return told
-
-    def _perform(self, room: WatchedRoom, effect: Effect | ReceiverEffect) -> list[tuple[RoomId, Told]]:
+    def _perform(self, room: WatchedRoom, effect: Effect | ReceiverEffect) -> Told:
         if effect is ReceiverEffect.ADMIT and room.record is None:
             raise Broken(Law.GATE_BEFORE_AGREE, f"room {room.id} is admitted without its record")
         if effect is Effect.RELEASE:
             self._check_release(room)
             self._blank(room)
-        self._receiving.perform(room, effect, 0)
+        self.side.perform(room, effect, 0)
         if effect is ReceiverEffect.GRANT:
             self._blank(room)
             room.told = self._exposure
             slot = self._holdings.get(room.id).slot
             if any(self._holdings.slots.view(slot)):
                 raise Broken(Law.SLOT_ZERO, f"slot {slot.index} is handed to room {room.id} written")
-        return self._carry_out()
+        return next((facts for _, facts in self._carry_out()), ())
 
     def _blank(self, room: WatchedRoom) -> None:
         """Its memory has changed hands: nobody has written to it since."""
@@ -298,7 +231,7 @@ class DecodeRank:
         if self._step:
             raise Broken(Law.APPLY_VERDICT, "memory is taken back under a running step")
         self._move()
-        self._receiving.revoked(self._exposure, memoryview(self._slot_memory))
+        self.side.revoked(self._exposure, memoryview(self._slot_memory))
 
     def _move(self) -> None:
         """As `services.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
@@ -318,6 +251,9 @@ class DecodeRank:
             self._check_ends(room)
 
     def _compute(self) -> None:
+        if self.side.revoking:
+            self._take_memory_back()
+            return
         for room in self._roster:
             if room.runs:
                 room.busy = True
@@ -381,11 +317,8 @@ class DecodeRank:
     # ---- what it is
 
     def standing(self) -> Standing:
-        rooms = list(self._roster)
-        here = {room.id: At(room.phase, room.cause) for room in rooms}
-        check_tables(self._roster, self._holdings, self._opened, self._forgotten)
-        owners: dict[int, tuple[RoomId, bool]] = {}
-        slots: dict[int, tuple[RoomId, int, bool]] = {}
+        rooms, told = list(self._roster), super().standing()
+        held: dict[Place, tuple[RoomId, int, bool]] = {}
         sealed: set[RoomId] = set()
         landed: set[RoomId] = set()
         for room in rooms:
@@ -394,9 +327,10 @@ class DecodeRank:
             holding = self._holdings.get(room.id)
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
             (exposed,) = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
-            owners |= {page: (room.id, open_to_peer and page in exposed) for page in holding.pages[0]}
             generation = holding.slot.generation
-            slots[holding.slot.index] = (room.id, generation, open_to_peer)
+            for page in holding.pages[0]:
+                held[PAGE, page] = (room.id, generation, open_to_peer and page in exposed)
+            held[SLOT, holding.slot.index] = (room.id, generation, open_to_peer)
             if self._seal_there(room.id, holding.slot.index, generation):
                 sealed.add(room.id)
                 if self._pages_there(room.id, holding.exposed[0]):
@@ -404,20 +338,14 @@ class DecodeRank:
             if holding.standing is Held.EXPOSED and room.told != self._exposure:
                 text = f"room {room.id} waits for writes by an exposure that was taken back"
                 raise Broken(Law.EXPOSURE_ON_PAGE, text)
-        self._check_memory(slots, landed)
-        return Standing(
-            here,
-            frozenset(self._opened - here.keys() - self._forgotten),
-            not rooms and nothing_held(self._roster, self._holdings),
-            bool(self._step),
-            self._receiving.draining,
-            self._left,
+        self._check_memory(held, landed)
+        return replace(
+            told,
             exposure=self._exposure,
             reached_by=frozenset(self._reached_by),
-            revoking=self._receiving.revoking,
+            revoking=self.side.revoking,
             overdue=revocation_due(rooms, _LATE_MS, self._holdings.sizes),
-            owners=owners,
-            slots=slots,
+            held=held,
             sealed=frozenset(sealed),
             landed=frozenset(landed),
         )
@@ -434,18 +362,13 @@ class DecodeRank:
             for strip in range(size)
         )
 
-    def _check_memory(self, slots: dict[int, tuple[RoomId, int, bool]], landed: set[RoomId]) -> None:
+    def _check_memory(self, held: Container[Place], landed: Container[RoomId]) -> None:
         for index in range(len(self._holdings.slots)):
             bytes_there = self._slot_memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
-            if index not in slots and any(bytes_there):
+            if (SLOT, index) not in held and any(bytes_there):
                 raise Broken(Law.SLOT_ZERO, f"slot {index} belongs to nobody and is not blank")
         for room in self._roster:
             if room.phase is Phase.SUCCESS and room.id not in landed:
                 raise Broken(
                     Law.STALE_NEVER_SERVED, f"room {room.id} decodes from bytes that are not its own"
                 )
-
-
-def told_sum(heads: Sequence[GroupHead]) -> int:
-    """The checksum of a rank's pages, as its record tells it where the scope has `sums`."""
-    return 1 + heads[0][1]

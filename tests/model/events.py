@@ -2,8 +2,7 @@
 
 Each event is one atomic deed: one turn of a worker, one message that arrives, one write that lands, one
 trouble. It is told of the side that it happens on, from what stands there and from what both sides share
-(mail, rooms, closes, …); one that happens on neither with decode's. `after` yields every one of a state, with
-the state that it leads to.
+(mail, rooms, closes, …); one that happens on neither with decode's.
 """
 
 from collections.abc import Iterator
@@ -40,34 +39,21 @@ from tests.rooms.group import LIVE
 BOTH = (PREFILL, DECODE)
 
 
-def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken, bool]]:
-    """(label, next state, whether it is no trouble) of every event that changes something; where a law
-    breaks, Broken stands in place of the next state."""
-    for label, make, usual in _possible(world, state):
+def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken]]:
+    """(label, next state) of every event, of those first that nothing else must come before; where a law
+    breaks, Broken stands in place of the next state. (Which of them the search takes, and when, is
+    `tests.model.following`'s.)"""
+    steps = list(flying(world, state))
+    for find in (moving, turning, troubles, patient):
+        steps += [step for side in BOTH for step in find(world, state, side)]
+    for label, make in [*steps, *((label, make) for label, make, _ in long_patient(world, state))]:
         try:
             following = make(state)
-            if following is state or following == state:
-                continue
             world.check(following)
         except Broken as broken:
-            yield label, broken, usual
+            yield label, broken
         else:
-            yield label, following, usual
-
-
-def _possible(world: World, state: State) -> Iterator[Possible]:
-    lands = list(flying(world, state))
-    if first := landing(world, lands):
-        yield from ((label, make, True) for label, make in first)
-        return
-    moves = [step for side in BOTH for step in moving(world, state, side)] + lands
-    turns = [step for side in BOTH for step in turning(world, state, side)]
-    yield from ((label, make, True) for label, make in moves + turns)
-    if not any(is_motion(label) for label, _ in moves):
-        yield from ((*step, True) for side in BOTH for step in patient(world, state, side))
-        if all(make(state) == state for _, make in turns):
-            yield from long_patient(world, state)
-    yield from ((*step, False) for side in BOTH for step in troubles(world, state, side))
+            yield label, following
 
 
 def is_motion(label: Label) -> bool:
@@ -177,7 +163,7 @@ def flying(world: World, state: State) -> Steps:
 
 def landing(world: World, lands: list[tuple[Label, Make]]) -> list[tuple[Label, Make]]:
     """Of these what comes before anything else: that records land, where none comes late."""
-    if world.scope.late_records:
+    if not world.scope.early_records:
         return []
     return [each for each in lands if each[0][0] == "land" and each[0][2].kind == RECORD]
 

@@ -25,6 +25,8 @@ from tests.model.scopes import Scope
 from tests.model.shapes import STRIP, content, layouts, strips
 
 PAGE, RECORD, SEAL = "page", "record", "seal"
+SLOT: Final = "slot"
+"""Where records and seals go."""
 
 _TIMES: Final = 100
 """A worker exposes its memory less often than that, on …"""
@@ -80,6 +82,11 @@ class Flight:
     """What it writes to the slot."""
     strips: tuple[tuple[int, int, int], ...] = ()
     """What it writes to the pages: (page, strip of it, content)."""
+
+    @property
+    def memory(self) -> str:
+        """Of which kind its targets are."""
+        return PAGE if self.kind == PAGE else SLOT
 
 
 @dataclass(slots=True)

@@ -9,9 +9,10 @@ That loses nothing, and nothing of it is taken on trust: what an event is not to
 (`Hidden`). An event that looks all the same is asked in every state anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
 
 from tests.model.events import (
     flying,
@@ -44,6 +45,21 @@ class Hidden:
 
 HIDDEN: Final[Any] = Hidden()
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Once(dict[K, V]):
+    """What is to be known of each key, asked when it is wanted first."""
+
+    def __init__(self, ask: Callable[[K], V]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, key: K) -> V:
+        self[key] = value = self._ask(key)
+        return value
+
 
 @dataclass(slots=True)
 class Part:
@@ -68,8 +84,8 @@ class Following:
     def __init__(self, world: World, packing: Packing) -> None:
         self._world = world
         self._packing = packing
-        self._parts: tuple[dict[int, Part], dict[int, Part]] = ({}, {})
-        self._patient: tuple[dict[int, Part], dict[int, Part]] = ({}, {})
+        self._parts = [Once(partial(self._ask, side)) for side in (PREFILL, DECODE)]
+        self._patient = [Once(partial(self._ask_late, side)) for side in (PREFILL, DECODE)]
         self._between: dict[tuple[int, Any], tuple[Part, list[int]]] = {}
         self._checked: set[int] = set()
         """Pairs of sides."""
@@ -77,9 +93,14 @@ class Following:
         """Of what both share."""
         self._without_flights: set[int] = set()
         """Of the senders."""
-        self._shared_ends: dict[int, tuple[bool, bool, bool]] = {}
-        self._sender_ends: dict[int, bool] = {}
-        self._receiver_ends: dict[int, tuple[bool, bool]] = {}
+        unpack = packing.unpack
+        self._shared_ends: Once[int, tuple[bool, bool, bool]] = Once(
+            lambda word: world.shared_end(unpack(word))
+        )
+        self._sender_ends: Once[int, bool] = Once(lambda word: world.side_idle(unpack(word), PREFILL))
+        self._receiver_ends: Once[int, tuple[bool, bool]] = Once(
+            lambda word: world.receiver_end(unpack(word))
+        )
 
     def of(self, word: int) -> tuple[list[int], list[int]]:
         """The states that follow this one, tidy or not: in the ordinary course of things, and by trouble.
@@ -89,7 +110,7 @@ class Following:
         between, first = self._flights(word)
         if first:
             return [each + shared for each in first], []
-        prefill, decode = self._part(PREFILL, senders | shared), self._part(DECODE, receivers | shared)
+        prefill, decode = self._parts[PREFILL][senders | shared], self._parts[DECODE][receivers | shared]
         usual = [each + receivers for each in prefill.usual]
         usual += [each + senders for each in decode.usual]
         usual += [each + shared for each in between.usual]
@@ -97,10 +118,10 @@ class Following:
         trouble += [each + senders for each in decode.troubles]
         parts = [prefill, decode, between]
         if not (prefill.moves or decode.moves or between.moves):
-            late = [self._late(PREFILL, senders | shared), self._late(DECODE, receivers | shared)]
-            usual += [each + receivers for each in late[PREFILL].usual]
-            usual += [each + senders for each in late[DECODE].usual]
-            parts += late
+            patient = self._patient[PREFILL][senders | shared], self._patient[DECODE][receivers | shared]
+            usual += [each + receivers for each in patient[PREFILL].usual]
+            usual += [each + senders for each in patient[DECODE].usual]
+            parts += patient
             if not (prefill.turns or decode.turns):
                 parts.append(self._very_late(word))
         for part in parts:
@@ -133,38 +154,16 @@ class Following:
         waits to be issued. A sender that stands still is not asked what it holds."""
         senders, receivers = word & SENDERS, word & RECEIVERS
         shared = word ^ senders ^ receivers
-        world = self._world
-        if shared not in self._shared_ends:
-            state = self._packing.unpack(word)
-            self._shared_ends[shared] = (
-                world.shared_idle(state),
-                state.stalled,
-                world.may_serve_last(state),
-            )
-        if senders not in self._sender_ends:
-            self._sender_ends[senders] = world.side_idle(self._packing.unpack(word), PREFILL)
-        if receivers not in self._receiver_ends:
-            state = self._packing.unpack(word)
-            self._receiver_ends[receivers] = world.side_idle(state, DECODE), world.served_last(state)
         over, stalled, waiting = self._shared_ends[shared]
         idle, served = self._receiver_ends[receivers]
         return over and idle and (stalled or self._sender_ends[senders]), served, waiting
 
     # ---- asked once
 
-    def _part(self, side: int, word: int) -> Part:
-        known = self._parts[side].get(word)
-        if known is None:
-            known = self._parts[side][word] = self._ask(side, word)
-        return known
-
-    def _late(self, side: int, word: int) -> Part:
-        known = self._patient[side].get(word)
-        if known is None:
-            known = self._patient[side][word] = Part()
-            state = self._one_side(side, word)
-            self._take(known, side, state, patient(self._world, state, side), usual=True)
-        return known
+    def _ask_late(self, side: int, word: int) -> Part:
+        part, state = Part(), self._one_side(side, word)
+        self._take(part, side, state, patient(self._world, state, side), usual=True)
+        return part
 
     def _ask(self, side: int, word: int) -> Part:
         part, state = Part(), self._one_side(side, word)

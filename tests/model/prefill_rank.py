@@ -1,13 +1,9 @@
 """What is around one rank of a prefill worker? The product's own half of its hand-overs is driven here, with
-the `RoomTransfer` of a room's writes and the `Routes` to the receivers' memory.
+the `RoomTransfer` of a room's writes and the `Routes` to the receivers' memory."""
 
-Left out: tensors, gRPC, and words for people. Time stands still; a deadline that passes is an event.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import assert_never, cast
+from typing import Any, cast
 
 from services.handover.requests import (
     BeginWrites,
@@ -15,11 +11,9 @@ from services.handover.requests import (
     Outcome,
     Report,
     Retired,
-    SenderRequest,
     SendPages,
     SendRecord,
     SendSeal,
-    SideRequest,
 )
 from services.handover.route import Route
 from services.handover.sending import GIVEN_UP, Sending, SendingRoom
@@ -32,21 +26,20 @@ from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
 from services.pages.slots import Slot, SlotPool
 from services.prefill.room_transfer import RoomTransfer
 from services.prefill.routes import Routes
-from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
-from services.rooms.evidence import Failed, Granted, Proof
+from services.rooms.ballot import Verdict
+from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, UnknownRoom
+from services.rooms.evidence import Granted, Proof
+from services.rooms.phases import Effect, SenderEffect
 from services.rooms.request import Request, Token
-from services.rooms.roster import TOMBSTONE_MS
 from services.transfer.interface import PutState, Transfer
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import layout_to_wire
-from tests.model.decode_rank import Done, told_sum
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law
-from tests.model.passing import FAR, expired
+from tests.model.rank import FAR, Done, Rank, Told
 from tests.model.scopes import Scope
-from tests.model.shapes import FIRST_TOKEN, layouts
-from tests.model.standing import At, Standing, check_tables, nothing_held
+from tests.model.shapes import FIRST_TOKEN, layouts, told_sum
+from tests.model.standing import Standing
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +47,13 @@ class WritingRoom(SendingRoom):
     push: RoomTransfer | None = field(default=None, init=False)
 
 
-class PrefillRank:
+class PrefillRank(Rank[WritingRoom]):
+    SEES = Reason.ENGINE_FAILED
+
     def __init__(self, scope: Scope, rank: int) -> None:
+        super().__init__()
         self._theirs = layouts(scope, 1)
         self._sums = scope.sums
-        self._left = False
         self._pages = scope.prompt_pages
         self._prompt = (1,) * max(scope.prompt_pages, 1)
         """One of which no page is sent has a token, too: its receiver is said to hold it, and counts none."""
@@ -67,7 +62,7 @@ class PrefillRank:
         self._air = Airspace.of(scope, rank)
         self._routes = Routes(cast(Transfer, self._air), layouts(scope, 0), rank)
         self._slot_memory = bytearray(scope.rooms * SLOT_BYTES)
-        self._sending: Sending[WritingRoom] = Sending(
+        self.side: Sending[WritingRoom] = Sending(
             WritingRoom,
             scope.rooms,
             Holdings([PagePool(scope.sender_pages)], SlotPool(memoryview(self._slot_memory))),
@@ -75,24 +70,11 @@ class PrefillRank:
             FAR,
             elected=self._routes.elected,
         )
-        self._step: list[WritingRoom] = []
-        self._opened: set[RoomId] = set()
-        self._forgotten: set[RoomId] = set()
-        self._cancelled: set[RoomId] = set()
 
     # ---- commands, the same on every rank
 
-    def open(self, room: RoomId, peer: Incarnation) -> str:
-        try:
-            opened = self._sending.open(room, Request(f"request-{room}", self._prompt, 1), peer, 0)
-        except Refusal as error:
-            return type(error).__name__
-        if room in self._cancelled and opened.cause is None:
-            raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
-        self._opened.add(room)
-        self._cancelled.discard(room)
-        self._forgotten.discard(room)
-        return self._carry_out()
+    def _asked(self, room: RoomId) -> Request:
+        return Request(f"request-{room}", self._prompt, 1)
 
     def connect(
         self,
@@ -106,7 +88,7 @@ class PrefillRank:
         self._air.reaches = reaches
         problem = self._connect(receiver, exposure, reached)
         self._air.reaches = True
-        self._sending.connection(problem)
+        self.side.connection(problem)
         return _name(problem)
 
     def _connect(
@@ -117,8 +99,8 @@ class PrefillRank:
             self._routes.connect(_connect(receiver, exposure, self._theirs))
         except NotConnected as error:
             problem = type(error)()
-        unproven = [room for room in self._sending.roster if room.proof is None]
-        self._sending.revoke(receiver, exposure)
+        unproven = [room for room in self._roster if room.proof is None]
+        self.side.revoke(receiver, exposure)
         for room in unproven:
             if room.proof is Proof.REVOKED and room.push is not None:
                 self._air.give_up(room.id, room.push._in_flight, reached)
@@ -135,7 +117,7 @@ class PrefillRank:
         reached: frozenset[Incarnation],
     ) -> str:
         """Not empty: why it was refused. The leader gives the answer. `reached`: as for `connect`."""
-        roster = self._sending.roster
+        roster = self._roster
         if not self._told_ways and room in roster and roster.get(room).peer == receiver:
             self._connect(receiver, exposure, reached)
         route: Route | NotConnected
@@ -145,50 +127,24 @@ class PrefillRank:
             route = error
         try:
             held = len(self._prompt) - self._pages
-            self._sending.grant(room, receiver, Granted(generation, pages, slot, held), route)
+            self.side.grant(room, receiver, Granted(generation, pages, slot, held), route)
         except (UnknownRoom, PeerFault, NotConnected, Truncated) as error:
             return _name(error)
         return ""
 
-    def cancel(self, room: RoomId, reason: Reason) -> str:
+    def _cause(self, reason: Reason) -> Cause:
         # Called off or given up is the same to a sender: said alike, it makes no more states.
-        cause = GIVEN_UP if reason is Reason.CANCELLED else Cause(reason, "as the world tells")
-        self._sending.cancel(room, cause, 0)
-        if room not in self._opened:
-            self._cancelled.add(room)
-        return ""
+        return GIVEN_UP if reason is Reason.CANCELLED else super()._cause(reason)
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation) -> str:
         try:
-            self._sending.close(room, receiver, generation, 0)
+            self.side.close(room, receiver, generation, 0)
         except PeerFault as error:
             return _name(error)
-        if room not in self._opened:
-            self._cancelled.add(room)
-        return ""
-
-    def depart(self, peer: Incarnation) -> str:
-        self._sending.depart(peer)
-        return self._carry_out()
-
-    def drain(self) -> str:
-        self._sending.drain()
-        return ""
-
-    def forget(self) -> str:
-        """What is remembered of rooms that are not here has expired."""
-        roster = self._sending.roster
-        roster._forget_old(TOMBSTONE_MS)
-        self._forgotten |= {room for room in self._opened if room not in roster}
-        self._cancelled.clear()
+        self._remember(room)
         return ""
 
     # ---- what happens to this rank alone
-
-    def fail(self, room: RoomId) -> str:
-        """Something here tells of a failure, perhaps of a room that is over."""
-        self._sending.note(room, Failed(Cause(Reason.ENGINE_FAILED, "seen here")))
-        return ""
 
     def ended(self, number: int, state: PutState) -> str:
         """A write has landed, or has failed."""
@@ -198,47 +154,35 @@ class PrefillRank:
     def step_ends(self) -> str:
         """Every prompt of the batch is computed."""
         for room in self._step:
-            self._sending.computed(room, len(self._prompt), Token(FIRST_TOKEN), 0)
+            self.side.computed(room, len(self._prompt), Token(FIRST_TOKEN), 0)
         self._step = []
-        return self._carry_out()
+        self._carry_out()
+        return ""
 
     # ---- a turn
 
-    def ballot(self, late: RoomId | None) -> tuple[int, ...]:
-        """See and vote. `late`: the room whose deadline has passed here."""
-        with expired(self._sending.roster, late):
-            return tuple(self._ballot().encode())
-
-    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
-        """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
-        with expired(self._sending.roster, late):
-            ballot = self._ballot()
-            verdict = read_verdict(ballot, list(agreed))
-            moves = self._sending.roster.settle(verdict.votes, 0, verdict.reasons)
-        self._left = verdict.leave
-        answers = tuple(map(_name, self._sending.agreed(verdict.connects)))
-        for room, effect in moves:
-            self._sending.perform(room, effect, 0)
-            self._carry_out()
-        if verdict.compute:
-            self._compute()
-        return tuple((room.id, effect, ()) for room, effect in moves), answers
-
-    def _ballot(self) -> Ballot:
-        sending = self._sending
+    def _observe(self) -> None:
+        sending = self.side
         for room in sending.sent():
             if room.push is not None:
                 sending.observe(room, room.push, 0, moved=room.push.advance(_uncounted))
         for room in sending.unproven():
             if room.push is None or room.push.drain(_uncounted):
                 sending.ended(room)
+
+    def _connects(self) -> int:
+        return self.side.connects()
+
+    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
+        return tuple(map(_name, self.side.agreed(verdict.connects))), []
+
+    def _perform(self, room: WritingRoom, effect: Effect | SenderEffect) -> Told:
+        self.side.perform(room, effect, 0)
         self._carry_out()
-        votes, digest = sending.roster.votes(0, sending.capacity()), sending.roster.digest()
-        reasons = sending.roster.reasons(0, votes)
-        return Ballot(0, digest, not self._step, sending.may_leave(), votes, reasons, sending.connects())
+        return ()
 
     def _compute(self) -> None:
-        for room in self._sending.roster:
+        for room in self._roster:
             if room.computable:
                 room.busy = True
                 self._step.append(room)
@@ -247,16 +191,10 @@ class PrefillRank:
 
     # ---- what the hand-over asks of the world
 
-    def _carry_out(self) -> str:
-        while requests := self._sending.take_requests():
-            for request in requests:
-                self._do(request)
-        return ""
-
-    def _do(self, request: SenderRequest | SideRequest) -> None:
+    def _do(self, request: Any) -> list[tuple[RoomId, Told]]:
         match request:
             case BeginWrites(room, slot):
-                self._begin(self._sending.roster.get(room), slot)
+                self._begin(self._roster.get(room), slot)
             case SendPages(room, tokens, complete):
                 self._push(room).ready(tokens, complete=complete)
             case SendRecord(room, record):
@@ -272,13 +210,14 @@ class PrefillRank:
             case Report() | Outcome():
                 pass
             case _:
-                assert_never(request)
+                raise AssertionError(f"nothing here does {request}")
+        return []
 
     def _begin(self, room: WritingRoom, slot: Slot) -> None:
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
         line = Line(self._air, room.id, room.grant.generation, room.pages[0], self._slot_memory)
-        (group,) = self._sending.layout.groups
+        (group,) = self.side.layout.groups
         room.push = RoomTransfer(
             cast(Transfer, line),
             room.route,
@@ -286,12 +225,12 @@ class PrefillRank:
             [group.page_tokens],
             room.grant,
             group.page_bytes,
-            self._sending.holdings.slots.view(slot),
+            self._holdings.slots.view(slot),
             slot.index,
         )
 
     def _push(self, room: RoomId) -> RoomTransfer:
-        push = self._sending.roster.get(room).push
+        push = self._roster.get(room).push
         if push is None:
             raise AssertionError(f"room {room} is written before it has begun")
         return push
@@ -299,36 +238,23 @@ class PrefillRank:
     # ---- what it is
 
     def standing(self) -> Standing:
-        roster, holdings = self._sending.roster, self._sending.holdings
-        here = {room.id: room for room in roster}
-        check_tables(roster, holdings, self._opened, self._forgotten)
-        flying = tuple(self._air.flying.values())
+        told, flying = super().standing(), tuple(self._air.flying.values())
         for flight in flying:
             self._check_source(flight)
-        return Standing(
-            {room.id: At(room.phase, room.cause) for room in roster},
-            frozenset(self._opened - here.keys() - self._forgotten),
-            nothing_held(roster, holdings),
-            bool(self._step),
-            self._sending.draining,
-            self._left,
-            flying=flying,
-            owing=frozenset(
-                room.id for room in roster if not room.complete or room.id in self._air.unwritten
-            ),
-        )
+        owing = (room.id for room in self._roster if not room.complete or room.id in self._air.unwritten)
+        return replace(told, flying=flying, owing=frozenset(owing))
 
     def _check_source(self, flight: Flight) -> None:
         if exposed_by(flight.peer) in self._air.gone:
             return  # where it was going is no more
-        room, holdings = flight.room, self._sending.holdings
-        if room not in self._sending.roster or room not in holdings:
+        room, holdings = flight.room, self._holdings
+        if room not in self._roster or room not in holdings:
             raise Broken(Law.SOURCE_PINNED, f"room {room} gave its pages back while a {flight.kind} is read")
         holding = holdings.get(room)
         mine = holding.pages[0] if flight.kind == PAGE else (holding.slot.index,)
         if not set(flight.sources) <= set(mine):
             raise Broken(Law.SOURCE_PINNED, f"room {room}: a {flight.kind} is read from pages not its own")
-        if flight.kind == PAGE and not self._sending.roster.get(room).complete:
+        if flight.kind == PAGE and not self._roster.get(room).complete:
             raise Broken(Law.WRITTEN_BEFORE_SENT, f"room {room}: a page is sent before it is computed")
         start = holding.slot.index * SLOT_BYTES + (SEAL_OFFSET if flight.kind == SEAL else 0)
         body = bytes(self._slot_memory[start : start + len(flight.body)])

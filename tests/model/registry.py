@@ -97,13 +97,14 @@ def abandoned(world: World, state: State) -> State:
     return _write(world, state, RoomId(0), "abandon")[0]
 
 
+def running(state: State) -> list[RoomId]:
+    """Rooms without an outcome."""
+    return [RoomId(index + 1) for index, entry in enumerate(state.rooms) if entry.known in RUNNING]
+
+
 def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
-    """Rooms without an outcome that the registry placed on a worker."""
-    return [
-        RoomId(index + 1)
-        for index, entry in enumerate(state.rooms)
-        if entry.known in RUNNING and entry.peers[side] == incarnation
-    ]
+    """Those of them that the registry placed on a worker."""
+    return [room for room in running(state) if state.rooms[room - 1].peers[side] == incarnation]
 
 
 def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> State:

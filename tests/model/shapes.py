@@ -5,11 +5,12 @@ a strip one head's vectors of one plane and layer, in the order that `services.p
 in a strip is known by one byte: of which room, which page of its prompt, which layer, head and plane.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
 from services.ids import RoomId
-from services.pages.layout import DTYPE_BYTES, KvLayout
+from services.pages.layout import DTYPE_BYTES, GroupHead, KvLayout
 from services.pages.ranks import rank_layout
 from services.rooms.request import Request
 from services.topology import Topology
@@ -76,3 +77,8 @@ def strips(layout: KvLayout) -> tuple[int, ...]:
 def content(room: RoomId, page: int, strip: int) -> int:
     """What a strip of a room's `page`-th page says. Never 0, which is nothing."""
     return 1 + strip + _STRIPS_MAX * (page + _PAGES_MAX * (room - 1))
+
+
+def told_sum(heads: Sequence[GroupHead]) -> int:
+    """The checksum of a rank's pages, as its record tells it where the scope has `sums`."""
+    return 1 + heads[0][1]

@@ -4,18 +4,18 @@ Taken once of every distinct rank: where its rooms are, whether what it holds fi
 memory truly says. What two ranks or two moments must have in common is compared with these.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.ids import Incarnation, RoomId
-from services.pages.holdings import Holdings
-from services.pages.pool import PageState
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause
 from services.rooms.phases import Phase
-from services.rooms.roster import Roster
 from tests.model.flights import Flight
 from tests.model.laws import Broken, Law
+
+Place = tuple[str, int]
+"""Of a receiver's memory: page or slot, and which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,8 @@ class Standing:
     revoking: bool = False
     overdue: bool = False
     """Receiver: some room's memory waits for a proof, so that in time it is taken back."""
-    owners: Mapping[int, tuple[RoomId, bool]] = field(default_factory=dict)
-    """Receiver: each held page's room, and whether a peer may write there."""
-    slots: Mapping[int, tuple[RoomId, int, bool]] = field(default_factory=dict)
-    """Receiver: each held slot's room and generation, and whether a peer may write there."""
+    held: Mapping[Place, tuple[RoomId, int, bool]] = field(default_factory=dict)
+    """Receiver: each held place's room and generation, and whether a peer may write there."""
     sealed: frozenset[RoomId] = frozenset()
     """Receiver: rooms whose seal is there, as the memory itself says."""
     landed: frozenset[RoomId] = frozenset()
@@ -64,40 +62,6 @@ class Standing:
         """Nothing that is said about the room can make a difference any more."""
         at = self.rooms.get(room)
         return room in self.past if at is None else at.phase is Phase.FAILED
-
-
-def check_tables(
-    roster: Roster[Any],
-    holdings: Holdings,
-    opened: Iterable[RoomId],
-    forgotten: Set[RoomId],
-) -> None:
-    """Every table of a rank tells of the same rooms (`one-retire`), and none of one that never came."""
-    here = {room.id for room in roster}
-    strangers = here - set(opened)
-    if strangers:
-        raise Broken(Law.ROOM_ISSUED, f"rooms {sorted(strangers)} are here and were never opened here")
-    for room in opened:
-        if room in holdings and room not in here:
-            raise Broken(Law.ONE_RETIRE, f"room {room} has left the roster and still holds memory")
-        if room not in here and not roster.retired(room) and room not in forgotten:
-            raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} was retired, and that was forgotten")
-    for each in roster:
-        if each.cause is not None and each.cause.reason is Reason.RECORD_CORRUPT:
-            raise Broken(
-                Law.SLOT_OWNER, f"room {each.id} sees a record that is not its own: {each.cause.text}"
-            )
-    if len(holdings) and not here:
-        raise Broken(Law.ONE_RETIRE, "memory is held for no room")
-
-
-def nothing_held(roster: Roster[Any], holdings: Holdings) -> bool:
-    pages, slots = holdings.census(), holdings.slots.census()
-    return (
-        len(roster) == len(holdings) == 0
-        and pages[PageState.FREE] == sum(holdings.sizes)
-        and slots[PageState.FREE] == len(holdings.slots) == holdings.slots.free
-    )
 
 
 NEWS: Final = frozenset({"fail", "grant", "quiet", "cancel", "close", "end_choice"})

@@ -12,11 +12,11 @@ from services.ids import RoomId
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Reason
 from services.rooms.phases import Effect, Phase
-from tests.model.decode_rank import Done
 from tests.model.events import after
 from tests.model.flights import PAGE, SEAL, Flight, rank_of
 from tests.model.laws import Broken, Law
 from tests.model.packing import tidy
+from tests.model.rank import Done
 from tests.model.scopes import Scope
 from tests.model.troubles import Label
 from tests.model.turns import agree
@@ -30,13 +30,13 @@ def tell(world: World, way: Sequence[State], end: Broken) -> str:
     for there in way[1:]:
         label, following = next(
             (label, following)
-            for label, following, _ in after(world, here)
+            for label, following in after(world, here)
             if not isinstance(following, Broken) and tidy(world, following) == there
         )
         lines += _lines(world, here, label) + _posted(world, here, following)
         here = tidy(world, following)
     if end.law not in (Law.ROOM_ENDS, Law.RECONNECT):
-        broken = (label for label, result, _ in after(world, here) if _is(result, end))
+        broken = (label for label, result in after(world, here) if _is(result, end))
         lines += _lines(world, here, next(broken))
     return "\n".join([*lines, f"# {end.law.value} is broken: {end.text}"])
 
@@ -182,9 +182,7 @@ def _posted(world: World, before: State, after: State) -> list[str]:
         old: Any = world.standing(PREFILL, was).flying
         for flight in world.standing(PREFILL, now).flying:
             if flight not in old:
-                where = (
-                    f"{'page' if flight.kind == PAGE else 'slot'} {_names(flight)} of r{rank_of(flight.peer)}"
-                )
+                where = f"{flight.memory} {_names(flight)} of r{rank_of(flight.peer)}"
                 lines.append(f"# prefill r{rank} posts the {flight.kind} of room {flight.room} to {where}")
     return lines
 

@@ -6,26 +6,11 @@ import pytest
 from tests.model.scopes import SCOPES
 from tests.model.search import Search
 
-LONGER = frozenset(
-    {
-        "calm",
-        "abort",
-        "silence",
-        "sender-death",
-        "revocation",
-        "draining",
-        "connects",
-        "reconnects",
-        "choices",
-    }
-)
-"""Those that take more than three seconds are for `make test-all`."""
-
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.search] if name in LONGER else [])
+        pytest.param(name, marks=[pytest.mark.search] if scope.slow else [])
         for name, scope in SCOPES.items()
         if scope.quick
     ],

@@ -17,19 +17,19 @@ from tests.model.handover import cancel_here, not_connected
 from tests.model.leaving import died
 from tests.model.registry import (
     CALLED_OFF,
-    RUNNING,
     abandoned,
     lost,
     orphaned,
     over,
+    running,
     running_on,
     without,
 )
+from tests.model.scopes import TROUBLES
 from tests.model.turns import connect, deliver, lag, turn
 from tests.model.world import (
     DECODE,
     PREFILL,
-    TROUBLES,
     WANTED,
     Known,
     Message,
@@ -67,18 +67,15 @@ def _spending(left: tuple[int, ...], make: Make) -> Make:
 
 
 def _aborts(world: World, state: State, side: int) -> Steps:
-    for index, entry in enumerate(state.rooms if side == DECODE else ()):
-        if entry.known in RUNNING:
-            room = RoomId(index + 1)
-            yield ("abort", room), partial(over, world, room=room, reason=CALLED_OFF)
+    for room in running(state) if side == DECODE else ():
+        yield ("abort", room), partial(over, world, room=room, reason=CALLED_OFF)
 
 
 def _ends(world: World, state: State, side: int) -> Steps:
-    for index, entry in enumerate(state.rooms if side == DECODE else ()):
-        if entry.known in RUNNING:
-            for choice in range(world.scope.choices):
-                message: Message = (DECODE, "end_choice", RoomId(index + 1), choice)
-                yield ("enough", index + 1, choice), partial(_told, message=message)
+    for room in running(state) if side == DECODE else ():
+        for choice in range(world.scope.choices):
+            message: Message = (DECODE, "end_choice", room, choice)
+            yield ("enough", room, choice), partial(_told, message=message)
 
 
 def _told(state: State, message: Message) -> State:
@@ -86,10 +83,8 @@ def _told(state: State, message: Message) -> State:
 
 
 def _orphans(world: World, state: State, side: int) -> Steps:
-    for index, entry in enumerate(state.rooms if side == DECODE else ()):
-        if entry.known is Known.CALLED:  # both sides were, and will report it retired
-            room = RoomId(index + 1)
-            yield ("orphan", room), partial(orphaned, room=room)
+    for room in running(state) if side == DECODE else ():
+        yield ("orphan", room), partial(orphaned, room=room)
 
 
 def _silences(world: World, state: State, side: int) -> Steps:
@@ -160,8 +155,7 @@ def revokable(world: World, state: State) -> bool:
     return leader.overdue and not leader.revoking and REVOKE not in state.mail
 
 
-def revoke(state: State) -> State:
-    return state._replace(mail=state.mail | {REVOKE})
+revoke = partial(_told, message=REVOKE)
 
 
 def _revocations(world: World, state: State, side: int) -> Steps:

@@ -10,11 +10,11 @@ from typing import Any
 from services.ids import RoomId
 from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
 from services.rooms.reasons import LOST
-from tests.model.decode_rank import Done
 from tests.model.flights import leaders
 from tests.model.handover import asked, connected, exposed_anew, grant, opened, refused, wants_close
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
+from tests.model.rank import Done
 from tests.model.registry import CALLED_OFF, RUNNING, answered, gave_back, over
 from tests.model.world import (
     BOOTSTRAP,

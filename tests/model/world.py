@@ -6,7 +6,6 @@ hashable: ranks are numbers of a `Cast`.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from tests.model.decode_rank import DecodeRank
 from tests.model.flights import PAGE, SEAL, Flight
 from tests.model.laws import Broken, Law
 from tests.model.prefill_rank import PrefillRank
-from tests.model.scopes import Budget, Scope
+from tests.model.scopes import TROUBLES, Scope
 from tests.model.shapes import layouts
 from tests.model.standing import Standing, check_step
 
@@ -64,9 +63,6 @@ class Way(IntEnum):
     UNKNOWN = 0
     CONNECTING = 1
     CONNECTED = 2
-
-
-TROUBLES = tuple(field.name for field in fields(Budget))
 
 
 class State(NamedTuple):
@@ -159,22 +155,21 @@ class World:
         """Exposures by which memory can be written."""
         return frozenset(peer for standing in self.standings(state, DECODE) for peer in standing.reached_by)
 
-    def served_last(self, state: State) -> bool:
-        """The last room has been admitted, and its client is being answered."""
-        at = self.casts[DECODE].standings[state.receivers[0]].at(RoomId(len(state.rooms)))
-        return at is not None and at.phase is Phase.SUCCESS and at.cause is None
+    def receiver_end(self, state: State) -> tuple[bool, bool]:
+        """Whether decode is idle, and whether it has admitted the last room: its client is being answered."""
+        at = self.standings(state, DECODE)[0].at(RoomId(len(state.rooms)))
+        served = at is not None and at.phase is Phase.SUCCESS and at.cause is None
+        return self.side_idle(state, DECODE), served
 
-    def may_serve_last(self, state: State) -> bool:
-        """It has not been issued, and who would serve it is there."""
-        return state.rooms[-1].known is Known.UNISSUED and not state.stalled
-
-    def shared_idle(self, state: State) -> bool:
-        """Every room has ended, and its end is known wherever it is waited for."""
-        return (
+    def shared_end(self, state: State) -> tuple[bool, bool, bool]:
+        """Whether every room has ended, and its end is known wherever it is waited for; whether prefill
+        stands still; and whether the last room has not been issued, and who would serve it is there."""
+        idle = (
             not state.closes
             and all(entry.known in (Known.UNISSUED, Known.OVER) for entry in state.rooms)
             and self.books.standings[state.book].idle
         )
+        return idle, state.stalled, state.rooms[-1].known is Known.UNISSUED and not state.stalled
 
     def side_idle(self, state: State, side: int) -> bool:
         """On this side every room has ended, and every count is what it was at the start."""
@@ -183,35 +178,16 @@ class World:
 
 def check_target(flight: Flight, there: Standing) -> None:
     """A write that may still land is aimed at memory that its room still has, and has not read from."""
-    if flight.kind == PAGE:
-        for page in flight.targets:
-            owner = there.owners.get(page)
-            if owner is None:
-                _free(flight, f"page {page} is free")
-            elif owner[0] != flight.room:
-                _free(flight, f"page {page} is room {owner[0]}'s")
-            elif not owner[1]:
-                raise Broken(
-                    Law.EXPOSURE_ON_PAGE,
-                    f"room {flight.room} counts page {page} as its own while a write may still land there",
-                )
-        return
-    (slot,) = flight.targets
-    tenant = there.slots.get(slot)
-    if tenant is None:
-        _free(flight, f"slot {slot} is free")
-    elif tenant[:2] != (flight.room, flight.generation):
-        _free(flight, f"slot {slot} is room {tenant[0]}'s, generation {tenant[1]}")
-    elif not tenant[2]:
-        raise Broken(
-            Law.EXPOSURE_ON_PAGE,
-            f"room {flight.room} counts slot {slot} as its own while a write may still land there",
-        )
-
-
-def _free(flight: Flight, where: str) -> None:
-    text = f"a {flight.kind} of room {flight.room} can still land, and {where}"
-    raise Broken(Law.NO_FREE_UNDER_WRITE, text)
+    kind = flight.memory
+    for place in flight.targets:
+        room, generation, is_open = there.held.get((kind, place), (None, 0, False))
+        if (room, generation) != (flight.room, flight.generation):
+            owner = "free" if room is None else f"room {room}'s, generation {generation}"
+            text = f"a {flight.kind} of room {flight.room} can still land, and {kind} {place} is {owner}"
+            raise Broken(Law.NO_FREE_UNDER_WRITE, text)
+        if not is_open:
+            text = f"room {room} counts {kind} {place} as its own while a write may still land there"
+            raise Broken(Law.EXPOSURE_ON_PAGE, text)
 
 
 def check_writers(senders: Sequence[Standing]) -> None:

@@ -20,7 +20,6 @@ from services.pages.prefixes import PrefixTree
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from services.pages.slots import SlotPool
 from services.rooms.request import Request, Token
-from services.rooms.room import Room
 from tests.layouts import group_of, one_group
 from tests.rooms.group import RosterGroup, Settled, deadlines
 
@@ -33,7 +32,7 @@ END: Final = 2
 DEADLINE_MS: Final = 40
 EXPOSURE: Final = 1
 
-R = TypeVar("R", bound=Room)
+S = TypeVar("S", bound=HandOverSide[Any, Any])
 
 
 def request(room: int, pages: int, prompt_pages: int, *, choices: int = 1, like: int = 0) -> Request:
@@ -74,15 +73,15 @@ class Destination:
     prompt_tokens: int
 
 
-class Stage(Generic[R]):
+class Stage(Generic[S]):
     """A worker's rank group."""
 
-    def __init__(self, ranks: Sequence[HandOverSide[R, Any]]) -> None:
+    def __init__(self, ranks: Sequence[S]) -> None:
         self.ranks = ranks
-        self.group: RosterGroup[R] = RosterGroup([each.roster for each in ranks])
+        self.group: RosterGroup[Any] = RosterGroup([each.roster for each in ranks])
         self.said: list[str] = []
 
-    def turn(self, now_ms: int) -> Settled[R]:
+    def turn(self, now_ms: int) -> Settled[Any]:
         self.observe()
         settled = self.group.turn(now_ms, [each.capacity() for each in self.ranks], self.agreed)
         for rank, effects in enumerate(settled.effects):
@@ -114,7 +113,7 @@ class Stage(Generic[R]):
         return 0
 
 
-class DecodeStage(Stage[ReceivingRoom]):
+class DecodeStage(Stage[Receiving[ReceivingRoom]]):
     def __init__(
         self, ranks: int, pages: int, slots: int, *, prefixes: str = "off", checksum: str = "record"
     ) -> None:
@@ -122,7 +121,7 @@ class DecodeStage(Stage[ReceivingRoom]):
         self.exposure = Incarnation(EXPOSURE)
         self.told: dict[tuple[int, RoomId], Destination] = {}
         """By rank and room."""
-        self.receivings: list[Receiving[ReceivingRoom]] = [
+        receivings = [
             Receiving(
                 ReceivingRoom,
                 PLACES,
@@ -136,19 +135,19 @@ class DecodeStage(Stage[ReceivingRoom]):
             )
             for memory in self.memories
         ]
-        super().__init__(self.receivings)
+        super().__init__(receivings)
 
     def observe(self) -> None:
-        for receiving in self.receivings:
+        for receiving in self.ranks:
             for room in receiving.touched():
                 receiving.poll(room)
 
     def agreed(self) -> None:
-        for receiving in self.receivings:
+        for receiving in self.ranks:
             receiving.agreed()
 
     def carry_out(self, rank: int, asked: Any) -> None:
-        roster = self.receivings[rank].roster
+        roster = self.ranks[rank].roster
         if isinstance(asked, Grant) and asked.room in roster:
             known = roster.get(asked.room).request.prefill_tokens
             self.told[rank, asked.room] = Destination(asked, self.memories[rank], known)
@@ -189,30 +188,30 @@ class DecodeStage(Stage[ReceivingRoom]):
 
     def revoke(self, *, agreed_only: bool) -> None:
         """All memory is taken back from everyone who knows it: it goes on at another address."""
-        for receiving in self.receivings:
+        for receiving in self.ranks:
             receiving.revoke()
         if agreed_only:
             return
         self.exposure = Incarnation(self.exposure + 1)
-        for rank, receiving in enumerate(self.receivings):
+        for rank, receiving in enumerate(self.ranks):
             memory = self.memories[rank]
             self.memories[rank] = RankMemory(bytearray(memory.kv), bytearray(memory.slots))
             receiving.revoked(self.exposure, memoryview(self.memories[rank].slots))
 
     def draw(self, rank: int, room: RoomId, choice: int, token: int) -> None:
         """A step has drawn a token of this choice."""
-        held = self.receivings[rank].roster.get(room)
+        held = self.ranks[rank].roster.get(room)
         held.outputs[choice].append(token)
-        self.receivings[rank].drawn(held, choice)
+        self.ranks[rank].drawn(held, choice)
 
     def finish(self, rank: int, room: RoomId) -> None:
         """The sequences that go on have ended."""
-        roster = self.receivings[rank].roster
+        roster = self.ranks[rank].roster
         for choice in list(roster.get(room).ends.going_on) if room in roster else ():
             self.draw(rank, room, choice, END)
 
     def foreign_pages(self, rank: int) -> int:
-        holdings = self.receivings[rank].holdings
+        holdings = self.ranks[rank].holdings
         return sum(
             self.memories[rank].kv[page] not in (0, room)
             for of, room in self.told
@@ -231,9 +230,9 @@ class StagedWrites:
     sealed: bool = False
 
 
-class PrefillStage(Stage[SendingRoom]):
+class PrefillStage(Stage[Sending[SendingRoom]]):
     def __init__(self, ranks: int, pages: int, slots: int, *, prefixes: str = "off") -> None:
-        self.sendings: list[Sending[SendingRoom]] = [
+        sendings = [
             Sending(
                 SendingRoom,
                 PLACES,
@@ -247,24 +246,24 @@ class PrefillStage(Stage[SendingRoom]):
         self.posted: set[tuple[int, RoomId]] = set()
         """By rank: rooms with writes under way."""
         self.writes: dict[tuple[int, RoomId], StagedWrites] = {}
-        super().__init__(self.sendings)
+        super().__init__(sendings)
 
     def observe(self) -> None:
-        for rank, sending in enumerate(self.sendings):
+        for rank, sending in enumerate(self.ranks):
             for room in sending.unproven():
                 if (rank, room.id) not in self.posted:
                     sending.ended(room)
 
     def compute(self, rank: int, room: RoomId, now_ms: int, tokens: int | None = None) -> None:
         """A step ended, behind so many tokens of the room, or all."""
-        held = self.sendings[rank].roster.get(room)
+        held = self.ranks[rank].roster.get(room)
         known = held.request.prefill_tokens
         computed = known if tokens is None else tokens
-        self.sendings[rank].computed(held, computed, FIRST_TOKEN if computed == known else None, now_ms)
+        self.ranks[rank].computed(held, computed, FIRST_TOKEN if computed == known else None, now_ms)
 
     def see(self, rank: int, room: RoomId, now_ms: int, **writes: Any) -> None:
         """The rank sees that the room's writes have come this far."""
-        held = self.sendings[rank].roster.get(room)
+        held = self.ranks[rank].roster.get(room)
         if "sealed" in writes and not held.elected:
             return
         if "written" in writes and not held.complete:
@@ -272,4 +271,4 @@ class PrefillStage(Stage[SendingRoom]):
         known = self.writes.setdefault((rank, room), StagedWrites())
         for word, value in writes.items():
             setattr(known, word, value)
-        self.sendings[rank].observe(held, known, now_ms, moved=True)
+        self.ranks[rank].observe(held, known, now_ms, moved=True)

@@ -1,0 +1,232 @@
+"""What surrounds one rank of either worker? Its half of the hand-overs is the product's, and decides.
+
+Here commands reach it, it takes turns, and what it asks is carried out. Left out: tensors, gRPC, and words
+for people. Time stands still; a deadline that passes is an event.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from services.ids import Incarnation, RoomId
+from services.pages.holdings import Holdings
+from services.pages.pool import PageState
+from services.rooms.ballot import Ballot, Verdict, read_verdict
+from services.rooms.deadlines import Deadlines
+from services.rooms.errors import Cause, Reason, Refusal
+from services.rooms.evidence import Failed
+from services.rooms.phases import AnyEffect
+from services.rooms.request import Request
+from services.rooms.room import Room
+from services.rooms.roster import TOMBSTONE_MS, Roster
+from tests.model.laws import Broken, Law
+from tests.model.standing import At, Standing
+
+FAR: Final = Deadlines(*[1 << 40] * 5)
+_PASSED: Final = Deadlines(*[0] * 5)
+
+Told = tuple[object, ...]
+"""What the world is to know of a request."""
+Done = tuple[RoomId, AnyEffect, Told]
+"""What a rank did for a room in a turn, and what it told of that."""
+
+R = TypeVar("R", bound=Room)
+
+
+class Rank(ABC, Generic[R]):
+    """`R`: its record of a room."""
+
+    SEES: ClassVar[Reason]
+    """Why a room fails that this rank alone sees fail."""
+    side: Any
+    """Of its worker's hand-overs."""
+
+    def __init__(self) -> None:
+        self._step: list[Any] = []
+        """What its engine computes."""
+        self._left = False
+        self._opened: set[RoomId] = set()
+        self._forgotten: set[RoomId] = set()
+        self._cancelled: set[RoomId] = set()
+        """Before they were opened."""
+
+    @property
+    def _roster(self) -> Roster[R]:
+        roster: Roster[R] = self.side.roster
+        return roster
+
+    @property
+    def _holdings(self) -> Holdings:
+        holdings: Holdings = self.side.holdings
+        return holdings
+
+    # ---- commands, the same on every rank
+
+    def open(self, room: RoomId, peer: Incarnation, *about: Any) -> str:
+        """Not empty: why it was refused, as in all commands. `about`: what else this side is told."""
+        try:
+            opened = self.side.open(room, self._asked(room), peer, 0)
+        except Refusal as error:
+            return type(error).__name__
+        if room in self._cancelled and opened.cause is None:
+            raise Broken(Law.CANCEL_REMEMBERED, f"room {room} was cancelled before it came, and it runs")
+        self._opened.add(room)
+        self._cancelled.discard(room)
+        self._forgotten.discard(room)
+        self._entered(opened, *about)
+        self._carry_out()
+        return ""
+
+    def cancel(self, room: RoomId, reason: Reason) -> str:
+        self.side.cancel(room, self._cause(reason), 0)
+        self._remember(room)
+        return ""
+
+    def depart(self, peer: Incarnation) -> str:
+        self.side.depart(peer)
+        self._carry_out()
+        return ""
+
+    def drain(self) -> str:
+        self.side.drain()
+        return ""
+
+    def forget(self) -> str:
+        """What is remembered of rooms that are not here has expired."""
+        self._roster._forget_old(TOMBSTONE_MS)
+        self._forgotten |= {room for room in self._opened if room not in self._roster}
+        self._cancelled.clear()
+        return ""
+
+    def _remember(self, room: RoomId) -> None:
+        if room not in self._opened:
+            self._cancelled.add(room)
+
+    # ---- what happens to this rank alone
+
+    def fail(self, room: RoomId) -> str:
+        """Something here tells of a failure, perhaps of a room that is over."""
+        self.side.note(room, Failed(Cause(self.SEES, "seen here")))
+        return ""
+
+    # ---- a turn
+
+    def ballot(self, late: RoomId | None) -> tuple[int, ...]:
+        """See and vote. `late`: the room whose deadline has passed here."""
+        with self._expired(late):
+            return tuple(self._ballot().encode())
+
+    def turn(self, agreed: Sequence[int], late: RoomId | None) -> tuple[tuple[Done, ...], tuple[str, ...]]:
+        """See, vote, take the verdict, act, compute. Returns the answers to the turn's connections, too."""
+        with self._expired(late):
+            ballot = self._ballot()
+            verdict = read_verdict(ballot, list(agreed))
+            answers, done = self._agreed(verdict)
+            moves = self._roster.settle(verdict.votes, 0, verdict.reasons)
+        self._left = verdict.leave
+        done += [(room.id, effect, self._perform(room, effect)) for room, effect in moves]
+        if verdict.compute:
+            self._compute()
+        return tuple(done), answers
+
+    def _ballot(self) -> Ballot:
+        self._observe()
+        self._carry_out()
+        roster, side = self._roster, self.side
+        votes = roster.votes(0, side.capacity())
+        reasons = roster.reasons(0, votes)
+        return Ballot(0, roster.digest(), not self._step, side.may_leave(), votes, reasons, self._connects())
+
+    @contextmanager
+    def _expired(self, room: RoomId | None) -> Iterator[None]:
+        """For the length of one turn, and on this rank, `room` is past its deadline."""
+        late = [each for each in self._roster if each.id == room]
+        for each in late:
+            each.deadlines = _PASSED
+        yield
+        for each in late:
+            each.deadlines = FAR
+
+    def _carry_out(self) -> list[tuple[RoomId, Told]]:
+        """What the hand-over asks. Returns of rooms what others are to hear."""
+        told: list[tuple[RoomId, Told]] = []
+        while requests := self.side.take_requests():
+            for request in requests:
+                told += self._do(request)
+        return told
+
+    # ---- what it is
+
+    def standing(self) -> Standing:
+        roster = self._roster
+        self._check_tables()
+        here = {room.id: At(room.phase, room.cause) for room in roster}
+        past = frozenset(self._opened - here.keys() - self._forgotten)
+        return Standing(here, past, self._nothing_held(), bool(self._step), self.side.draining, self._left)
+
+    def _check_tables(self) -> None:
+        """Every table tells of the same rooms (`one-retire`), and none of one that never came."""
+        roster, holdings = self._roster, self._holdings
+        here = {room.id for room in roster}
+        strangers = here - self._opened
+        if strangers:
+            raise Broken(Law.ROOM_ISSUED, f"rooms {sorted(strangers)} are here and were never opened here")
+        for room in self._opened:
+            if room in holdings and room not in here:
+                raise Broken(Law.ONE_RETIRE, f"room {room} has left the roster and still holds memory")
+            if room not in here and not roster.retired(room) and room not in self._forgotten:
+                raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} was retired, and that was forgotten")
+        for each in roster:
+            if each.cause is not None and each.cause.reason is Reason.RECORD_CORRUPT:
+                raise Broken(
+                    Law.SLOT_OWNER, f"room {each.id} sees a record that is not its own: {each.cause.text}"
+                )
+        if len(holdings) and not here:
+            raise Broken(Law.ONE_RETIRE, "memory is held for no room")
+
+    def _nothing_held(self) -> bool:
+        holdings = self._holdings
+        pages, slots = holdings.census(), holdings.slots.census()
+        return (
+            len(self._roster) == len(holdings) == 0
+            and pages[PageState.FREE] == sum(holdings.sizes)
+            and slots[PageState.FREE] == len(holdings.slots) == holdings.slots.free
+        )
+
+    # ---- what differs by side
+
+    @abstractmethod
+    def _asked(self, room: RoomId) -> Request:
+        """What is asked of the room here."""
+
+    def _entered(self, room: R, *about: Any) -> None:
+        """It has just come."""
+
+    def _cause(self, reason: Reason) -> Cause:
+        """Why it is cancelled."""
+        return Cause(reason, "as the world tells")
+
+    @abstractmethod
+    def _observe(self) -> None:
+        """See what there is to see before a vote."""
+
+    def _connects(self) -> int:
+        """How many of the turn's connections this rank could make."""
+        return 0
+
+    @abstractmethod
+    def _agreed(self, verdict: Verdict) -> tuple[tuple[str, ...], list[Done]]:
+        """The ranks have met. Returns the answers to the turn's connections, and what is done by that."""
+
+    @abstractmethod
+    def _perform(self, room: R, effect: Any) -> Told:
+        """Do what a settled move asks. Returns what others are to hear of it."""
+
+    @abstractmethod
+    def _compute(self) -> None:
+        """Every rank's engine is free."""
+
+    @abstractmethod
+    def _do(self, request: Any) -> list[tuple[RoomId, Told]]:
+        """Carry one request out."""
