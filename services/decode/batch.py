@@ -41,8 +41,7 @@ def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep
     begins = False
     for each in running:
         if each.choice.forks:
-            row = each.choice.row
-            tokens += row.stop - row.start
+            tokens += each.choice.sequence.length - each.choice.computed
             if begins and tokens > max_running:
                 continue
             begins = True

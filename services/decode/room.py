@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.engine.interface import PageSum, Row, Sequence
-from services.handover.receiving import ReceivingRoom
+from services.handover.receiving_room import ReceivingRoom
 from services.ids import PageTables
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.worker.room import CalledRoom
@@ -21,8 +21,6 @@ class Choice:
     place: int
     """Among the room's choices, from 0 on."""
     sequence: Sequence
-    pages: PageTables = ()
-    """By group."""
     computed: int = 0
     """Leading tokens whose KV is in its pages, once the room is admitted."""
 
@@ -31,10 +29,9 @@ class Choice:
         """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
 
-    @property
-    def row(self) -> Row:
-        """What its next step computes."""
-        return Row(self.sequence, self.computed, self.sequence.length, self.pages, sample=True)
+    def row(self, pages: PageTables) -> Row:
+        """What its next step computes. `pages`: its tables, by group."""
+        return Row(self.sequence, self.computed, self.sequence.length, pages, sample=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +56,6 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
         return [choice.sequence for choice in self.choices]
 
     def begin(self) -> None:
-        """It was admitted: each choice has its pages, and what the sender computed is there for it."""
+        """It was admitted: what the sender computed is there for each choice."""
         for choice in self.choices:
-            choice.pages = self.tables(choice.place)
             choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens

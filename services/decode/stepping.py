@@ -32,10 +32,15 @@ class DecodeStepping(Stepping[ChoiceStep]):
             first = Token(record.first_token, record.first_logprob, record.alternatives)
             self._emit(room, room.choices[0], first)
 
-    def start(self) -> bool:
-        """Whether there is a next step, which is started. Only while `free`."""
+    def start(self) -> tuple[bool, bool]:
+        """Whether there is a next step, which is started, and whether rooms are retracted for it. Only while
+        `free`."""
         batch = next_batch(self._receiving.roster, self._max_running)
-        return self._start(batch, [choice.row for _, choice in batch])
+        rows = [(room, choice.place, choice.sequence.length) for room, choice in batch]
+        space = self._receiving.space_for(rows)
+        step = batch if len(space.computed) == len(batch) else [batch[at] for at in space.computed]
+        started = self._start(step, [choice.row(room.tables(choice.place)) for room, choice in step])
+        return started, space.retracts
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""

@@ -123,9 +123,11 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         if self._receiving.revoking:
             self._take_memory_back()
             return True
-        if self._computing.start():
+        started, retracts = self._computing.start()
+        if started:
             self._landing.stepped()
-        return False
+        self._carry_out()
+        return retracts
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         count = how_many(self.roster)

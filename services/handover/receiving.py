@@ -6,12 +6,13 @@ nothing more can be written to it. Commands, evidence and time come in; requests
 this very class.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
-from operator import gt
-from typing import Final, TypeVar, assert_never
+from operator import add, gt
+from typing import Final, NamedTuple, TypeVar, assert_never
 
+from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import (
     Close,
     Connect,
@@ -23,22 +24,21 @@ from services.handover.requests import (
     SumPages,
 )
 from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageTables, RoomId
+from services.ids import Generation, Incarnation, PageCounts, PageTables, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.errors import RecordCorrupt, RecordForeign, added
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
 from services.pages.record import MetadataRecord, announced, read_slot, touched
 from services.rooms.choice_pages import ChoicePages
-from services.rooms.choices import Choices
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.growth import RunningRoom, Want, growth
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.plurals import counted
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.reasons import REASONS, Fault
-from services.rooms.receiver import Receiver
 from services.rooms.request import FinishReason, Request
 from services.rooms.roster import NOTHING, Capacity
 from services.rooms.timeline import Moment
@@ -47,54 +47,13 @@ NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""
 
 
-@dataclass(slots=True, eq=False)
-class ReceivingRoom(Receiver):
-    """What a decode rank keeps of a room. A shell's record adds its own to it."""
+class Space(NamedTuple):
+    """For the next step."""
 
-    request: Request = field(kw_only=True)
-    peer_name: str = field(default="", kw_only=True)
-    division: ChoicePages = field(kw_only=True)
-    """Of its pages, among the choices."""
-    pages: PageTables = field(default=(), init=False)
-    """Once it has some, by group, in the order of its tokens."""
-    prefix_tokens: int = field(default=0, init=False)
-    """Leading tokens whose pages were held when it was granted."""
-    record: MetadataRecord | None = field(default=None, init=False)
-    """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
-    near_until_s: float | None = field(default=None, init=False)
-    """Until when its seal is looked for without a pause, once its record is there."""
-    outputs: tuple[list[int], ...] = field(init=False)
-    """All tokens drawn of each choice."""
-    ends: Choices = field(init=False)
-    concluded: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
-        self.ends = Choices(self.request.choices)
-
-    @property
-    def computed(self) -> tuple[int, ...]:
-        """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
-        return (*self.request.prompt, *self.outputs[0][:-1])
-
-    @property
-    def runs(self) -> bool:
-        """Its choices that go on have their next tokens drawn."""
-        return self.phase is Phase.SUCCESS and not self.finished and not self.stopping
-
-    @property
-    def succeeded(self) -> bool:
-        """Whatever happens now, its caller has its answer."""
-        return self.finished
-
-    @property
-    def undecided(self) -> bool:
-        """What landed is neither proven nor found wrong."""
-        return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
-
-    def tables(self, choice: int) -> PageTables:
-        """The page tables of one choice, by group."""
-        return self.division.table(self.pages, choice)
+    computed: Sequence[int]
+    """Places of the rows that have all their pages."""
+    retracts: bool
+    """Rooms are to end for it: in the next turn, which is due at once."""
 
 
 R = TypeVar("R", bound=ReceivingRoom)
@@ -166,7 +125,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             room,
             request,
             sender,
-            division.needed,
+            division.first,
             now_ms,
             ends_ms=ends_ms,
             peer_name=peer_name,
@@ -308,8 +267,40 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Nothing while a revocation is agreed: it would be exposed, and taken back at once."""
-        return NOTHING if self.revoking else super().capacity()
+        """Nothing while a revocation is agreed: it would be exposed, and taken back at once. A page of each
+        group is left for each choice that may still grow: those that run are not to make space at once for
+        one that begins."""
+        if self.revoking:
+            return NOTHING
+        holding = (room for room in self.roster if room.phase in (Phase.TRANSFERRING, Phase.SUCCESS))
+        return replace(super().capacity(), margin=sum(room.growing for room in holding))
+
+    def space_for(self, rows: Sequence[tuple[R, int, int]]) -> "Space":
+        """Give choices the pages that their rows of the next step write to. Only while no step runs on any
+        rank: then all ranks have the same outputs, pages and counts, and decide alike (`growth-is-agreed`).
+        `rows`: (room, choice, positions that it reaches to) of each."""
+        lacking = [place for place, (room, choice, stop) in enumerate(rows) if stop > room.covered[choice]]
+        if not lacking:
+            return Space(range(len(rows)), retracts=False)
+        wants = [Want(rows[place][0].age, self._lacking(*rows[place])) for place in lacking]
+        coming: PageCounts = (0,) * len(self.holdings.pools)
+        running: list[RunningRoom] = []
+        for room in self.roster:
+            if room.phase is not Phase.SUCCESS:
+                continue
+            pages = self.holdings.returning(room.id)
+            if room.runs:
+                running.append(RunningRoom(room.age, pages))
+            else:
+                coming = tuple(map(add, coming, pages))
+        grown, retracted = growth(wants, running, self.holdings.available, coming)
+        for each in retracted:
+            self._retract(self.roster.get(each), sum(sum(want.pages) for want in wants))
+        for place in grown:
+            self._grow(*rows[lacking[place]], wants[place].pages)
+        dry = set(lacking).difference(lacking[place] for place in grown)
+        computed = [at for at, (room, _, _) in enumerate(rows) if at not in dry and not room.retracting]
+        return Space(computed, retracts=bool(retracted))
 
     def agreed(self) -> None:
         """Every rank has done what the turn before asked of it: senders are told of their grants."""
@@ -345,7 +336,9 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
-        room.pages = holding.pages
+        room.holding = holding
+        begun = room.division.shared_tokens
+        room.covered = [self._positions(holding.pages), *[begun] * (room.request.choices - 1)]
         room.prefix_tokens = holding.shared_tokens
         grant = Grant(
             room.id,
@@ -371,12 +364,37 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         if room.record is None:
             raise AssertionError(f"room {room.id} was admitted without its record")
         self.holdings.commit(room.id)
-        room.pages = self.holdings.keep(room.id, room.request.tokens).pages
+        self.holdings.keep(room.id, room.request.tokens)
         self._report(room, Moment.ADMITTED)
         if room.request.choices > 1:
             further = counted(room.request.choices - 1, "further choice")
             self._report(room, Moment.FORKED, further)
         self._ask(Join(room.id))
+
+    def _lacking(self, room: R, choice: int, stop: int) -> PageCounts:
+        """Pages that a choice needs for so many positions beyond those that it has."""
+        has = map(len, room.tables(choice))
+        return tuple(
+            max(needed - held, 0) for needed, held in zip(self.layout.pages_for(stop), has, strict=True)
+        )
+
+    def _grow(self, room: R, choice: int, stop: int, pages: PageCounts) -> None:
+        self.holdings.grow(room.id, pages, choice)
+        room.covered[choice] = self._positions(room.tables(choice))
+        if room.covered[choice] < stop:
+            raise AssertionError(f"room {room.id}: {room.covered[choice]} of {stop} positions have pages")
+
+    def _positions(self, tables: PageTables) -> int:
+        """That so many pages of each group are there for."""
+        return min(len(table) * size for table, size in zip(tables, self.layout.page_tokens, strict=True))
+
+    def _retract(self, room: R, wanted: int) -> None:
+        """No failure (`retracted-is-no-failure`): its request goes on elsewhere, behind what was drawn."""
+        room.retracting = True
+        text = f"decode: its pages are needed by rooms that are older: {counted(wanted, 'page')} wanted"
+        self.fail(room, Reason.RETRACTED, text)
+        drawn = counted(sum(map(len, room.outputs)), "token")
+        self._report(room, Moment.RETRACTED, f"{drawn}, {counted(wanted, 'page')} wanted by those that run")
 
     def _end(self, room: R, choice: int, how: str) -> None:
         """End one choice, and the room with the last of them (`choices-end-alone`)."""
@@ -416,8 +434,10 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             self._ask(Close(room.id, room.peer, room.generation, doubtful))
 
     def _retire(self, room: R, now_ms: int) -> None:
-        if room.finished and not room.stopping and 0 not in room.ends.cut:
-            # Of one that was stopped or cut, the ranks need not have seen the same steps end.
+        whole = room.finished and not room.stopping
+        if (whole or room.ended_for is Reason.RETRACTED) and 0 not in room.ends.cut:
+            # Of one that was stopped or cut, the ranks need not have seen the same steps end. One that was
+            # retracted no rank was computing.
             self.holdings.keep(room.id, room.computed)
         self._release(room, now_ms)
 

@@ -79,6 +79,10 @@ class SendingRoom(Sender):
         return self.computed == self.request.prefill_tokens
 
     @property
+    def urgency(self) -> tuple[int, int, RoomId]:
+        return self.request.priority, self.request.arrived_ms, self.id
+
+    @property
     def reusable(self) -> tuple[int, ...]:
         """Its first tokens, to be begun behind where their KV is there already. The last token is computed in
         any case: what follows it is drawn from that. Of a prompt that is scored all are

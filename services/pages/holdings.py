@@ -10,7 +10,7 @@ unpins them, and they stay until their space is needed. A room shares with rooms
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import add, le
 from typing import TypeAlias
@@ -47,11 +47,20 @@ class Holding:
     exposed: PageTables = ()
     """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
     standing: Standing = Standing.HELD
+    further: list[PageTables] = field(default_factory=list)
+    """Of each choice beside the first, once it has some: the pages behind those that it reads of `pages`."""
 
     @property
     def own(self) -> PageTables:
         """The pages that it does not share."""
         return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
+
+    def table(self, choice: int, begin: PageCounts) -> PageTables:
+        """The page tables of one choice, from 0 on. `begin`: leading pages that all choices read."""
+        if choice == 0:
+            return self.pages
+        lead = tuple([table[:count] for table, count in zip(self.pages, begin, strict=True)])
+        return lead if len(self.further) < choice else tuple(map(add, lead, self.further[choice - 1]))
 
 
 class Holdings:
@@ -113,9 +122,7 @@ class Holdings:
                 raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
         slot = self.slots.hand_out()
         self._each(PagePool.commit, prefixes.pin(way))
-        if max(lacking) > 0:
-            self._all(PagePool.release, prefixes.evict(prefixes.blocks_for(lacking)))
-        held = tuple(map(PagePool.reserve, self.pools, fresh))
+        held = self._reserve(fresh)
         if way:
             held = tuple(map(add, prefixes.pages(way), held))
         holding = self._held[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
@@ -142,6 +149,35 @@ class Holdings:
         self._all(PagePool.commit, holding.own)
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
+
+    def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> None:
+        """So many more pages of its own for one choice of a room whose memory is its own for good. What all
+        choices read they share: a further one takes what is behind that. Raises OutOfPages and takes
+        nothing."""
+        holding = self._in(room, Standing.COMMITTED)
+        if not all(map(le, pages, self.available)):
+            told, available, sizes = map(added, (pages, self.available, self.sizes))
+            raise OutOfPages(f"{told} pages asked for, {available} available of {sizes}")
+        fresh = self._reserve(pages)
+        self._all(PagePool.commit, fresh)
+        if choice == 0:
+            holding.pages = tuple(map(add, holding.pages, fresh))
+            return
+        while len(holding.further) < choice:
+            holding.further.append(((),) * len(fresh))
+        holding.further[choice - 1] = tuple(map(add, holding.further[choice - 1], fresh))
+
+    def returning(self, room: RoomId) -> PageCounts:
+        """Pages that could be taken once the room gave everything back: its own, and those that it alone
+        reads."""
+        holding, prefixes = self._held[room], self.prefixes
+        alone = sum(
+            prefixes.users(block) == 1 for block in prefixes.way(holding.pages, self._blocks(holding))
+        )
+        counts = tuple(map(add, map(len, holding.own), prefixes.counts(alone)))
+        for tables in holding.further:
+            counts = tuple(map(add, counts, map(len, tables)))
+        return counts
 
     def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
         """The room's pages hold `tokens`, its first, on every rank, and nothing is written to them or read
@@ -204,9 +240,18 @@ class Holdings:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
         self._unpin(holding)
         self._all(PagePool.release, holding.pages)
+        for tables in holding.further:
+            self._all(PagePool.release, tables)
         self.slots.release(holding.slot)
         del self._held[room]
         return True
+
+    def _reserve(self, pages: Sequence[int]) -> PageTables:
+        """So many free pages, of which there are enough once cached ones are given up."""
+        lacking = [count - pool.free for count, pool in zip(pages, self.pools, strict=True)]
+        if max(lacking) > 0:
+            self._all(PagePool.release, self.prefixes.evict(self.prefixes.blocks_for(lacking)))
+        return tuple(map(PagePool.reserve, self.pools, pages))
 
     def _unpin(self, holding: Holding) -> None:
         """What is left of the holding is the room's own."""

@@ -9,7 +9,7 @@ is in, and all behind it, are each choice's own (`choices-apart`).
 from dataclasses import dataclass
 from math import lcm
 
-from services.ids import PageCounts, PageTables
+from services.ids import PageCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +38,25 @@ class ChoicePages:
     @property
     def each(self) -> PageCounts:
         """Pages of one choice, the shared ones included."""
-        return tuple(-(-self.tokens_max // size) for size in self.page_tokens)
+        return self.pages_for(self.tokens_max)
 
     @property
     def needed(self) -> PageCounts:
-        """Of all choices together."""
+        """Of all choices together, once each is as long as it may get."""
         further = self.choices - 1
         return tuple(
             each + further * (each - shared) for each, shared in zip(self.each, self.shared, strict=True)
         )
 
-    def table(self, pages: PageTables, choice: int) -> PageTables:
-        """The page tables of a choice, from 0 on, of the room's `pages`: those of choice 0 come first, in the
-        order of its tokens, and then each other's own."""
-        if choice == 0:
-            return tuple(table[:each] for table, each in zip(pages, self.each, strict=True))
-        tables = []
-        for table, each, shared in zip(pages, self.each, self.shared, strict=True):
-            own = each - shared
-            begin = each + (choice - 1) * own
-            tables.append((*table[:shared], *table[begin : begin + own]))
-        return tuple(tables)
+    @property
+    def first(self) -> PageCounts:
+        """What a grant takes: those of what is known, and of a block more."""
+        tokens = min(self.known_tokens + lcm(*self.page_tokens), self.tokens_max)
+        return self.pages_for(tokens)
+
+    def pages_for(self, tokens: int) -> PageCounts:
+        """Of one choice, for so many tokens."""
+        return tuple(-(-tokens // size) for size in self.page_tokens)
 
 
 def positions_of(known_tokens: int, tokens_max: int, choices: int, block_tokens: int) -> int:

@@ -138,6 +138,11 @@ class Room(ABC):
             self.entered_ms = now_ms
         return effect
 
+    @property
+    def urgency(self) -> tuple[int, int, RoomId]:
+        """Among the rooms that wait for capacity: the least is served first."""
+        return 0, 0, self.id
+
     def progressed(self, now_ms: int) -> None:
         """The phase's work went on, here or in the queue ahead: its deadline starts anew."""
         self.progress_ms = now_ms

@@ -12,7 +12,7 @@ which is remembered for a while in case its room is still on its way (`cancel-re
 import heapq
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter, le, sub
@@ -30,6 +30,7 @@ TOMBSTONE_MS: Final = 600_000
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
 _place: Final = attrgetter("place")
+_urgency: Final = attrgetter("urgency")
 _NO_REASONS: Final[Mapping[int, Reason]] = MappingProxyType({})
 
 R = TypeVar("R", bound=Room)
@@ -54,6 +55,8 @@ class Capacity:
     slots: int
     prefixes: int = 0
     """Digest of which pages are known by which tokens."""
+    margin: int = 0
+    """Of each group's pages, what is left for rooms that grow."""
 
 
 NOTHING: Final = Capacity((), 0)
@@ -144,22 +147,28 @@ class Roster(Generic[R]):
     def votes(self, now_ms: int, capacity: Capacity) -> list[Vote]:
         """One vote per place; STAY where a place is empty.
 
-        Capacity goes to waiting rooms in the order in which they were opened, and the first that does
-        not fit stops those behind it, so that a large request is not overtaken for ever. Whatever is
-        blocked, every room's failure is voted in every turn (`no-starvation`).
+        Capacity goes to waiting rooms in the order of their urgency, and the first that does not fit stops
+        those behind it, so that a large request is not overtaken for ever. Whatever is blocked, every room's
+        failure is voted in every turn (`no-starvation`).
         """
         votes = [Vote.STAY] * self.places
-        pages, slots, blocked = capacity.pages, capacity.slots, False
+        fitting = self._fitting(capacity)
         for room in self._rooms.values():
-            fits = False
-            if room.phase is Phase.WAITING_FOR_INPUT and not blocked and room.cause is None:
-                fits = slots > 0 and all(map(le, room.pages_needed, pages))
-                blocked = not fits
-                if fits:
-                    pages = tuple(map(sub, pages, room.pages_needed))
-                    slots -= 1
-            votes[room.place] = room.vote(now_ms, has_capacity=fits)
+            votes[room.place] = room.vote(now_ms, has_capacity=room.id in fitting)
         return votes
+
+    def _fitting(self, capacity: Capacity) -> Set[RoomId]:
+        """Waiting rooms that there is capacity for, all of them together."""
+        waits = Phase.WAITING_FOR_INPUT
+        waiting = [room for room in self._rooms.values() if room.phase is waits and room.cause is None]
+        fitting: set[RoomId] = set()
+        pages = tuple(max(count - capacity.margin, 0) for count in capacity.pages)
+        for room in sorted(waiting, key=_urgency):
+            if len(fitting) == capacity.slots or not all(map(le, room.pages_needed, pages)):
+                break
+            pages = tuple(map(sub, pages, room.pages_needed))
+            fitting.add(room.id)
+        return fitting
 
     def reasons(self, now_ms: int, votes: Sequence[Vote]) -> dict[int, Reason]:
         """Why this rank votes for rooms to end early, by place: the ranks that do not know are told."""
@@ -209,7 +218,7 @@ class Roster(Generic[R]):
     def digest(self, capacity: Capacity = NOTHING) -> int:
         """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
         in what they could reserve or reuse."""
-        words = [*capacity.pages, capacity.slots, capacity.prefixes]
+        words = [*capacity.pages, capacity.slots, capacity.prefixes, capacity.margin]
         for room in sorted(self._rooms.values(), key=_place):
             words += (room.place, room.id, _NUMBERS[room.phase], room.stopping)
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2

@@ -76,6 +76,8 @@ class Moment(StrEnum):
     """Decode: further choices of the request begin behind the same prompt."""
     CHOICE_ENDED = "choice ended"
     """Decode: one of several choices has its last token."""
+    RETRACTED = "retracted"
+    """Decode: the room's pages are needed by rooms that are older, and its request goes on in another."""
     FINISHED = "finished"
     """Decode: the last token is drawn."""
     QUARANTINED = "quarantined"

@@ -286,7 +286,7 @@ class DecodeBench:
         room = RoomId(int(request.request_id))
         grant = self.sender.grants[room]
         generation = Generation(grant.generation)
-        sent = request.prompt[grant.prefix_tokens :]
+        sent = request.tokens[grant.prefix_tokens :]
         for position, token in enumerate(sent):
             page = grant.pages[0].pages[position // toy.PAGE_TOKENS]
             at = page * toy.GROUP.page_bytes + position % toy.PAGE_TOKENS * toy.GROUP.token_bytes
@@ -295,11 +295,11 @@ class DecodeBench:
         record = MetadataRecord(
             room,
             generation,
-            len(request.prompt),
+            request.prefill_tokens,
             0,
             (pages or len(grant.pages[0].pages),),
             first_token=token,
-            pages_checksum=told(self._sum(grant, len(request.prompt))),
+            pages_checksum=told(self._sum(grant, request.prefill_tokens)),
         )
         at = grant.slot * SLOT_BYTES
         self.slots.view[at : at + SEAL_OFFSET] = record.pack()
@@ -417,7 +417,7 @@ class Caller:
         for reply in self.replies:
             if reply.HasField("tokens"):
                 choice = drawn.setdefault(reply.tokens.choice, [])
-                assert reply.tokens.first == len(choice)
+                assert reply.tokens.first == len(self._request.output) + len(choice)
                 choice += [token_from_wire(each).id for each in reply.tokens.tokens]
         return drawn
 
@@ -433,6 +433,7 @@ class Caller:
 async def decoding(
     *,
     max_running: int = 8,
+    pages: int = PAGES,
     fabric: MemoryFabric | None = None,
     checksum: KvChecksum = KvChecksum.RECORD,
     reuse: bool = False,
@@ -449,6 +450,7 @@ async def decoding(
             sender,
             address,
             max_running=max_running,
+            pages=pages,
             fabric=fabric,
             checksum=checksum,
             reuse=reuse,

@@ -34,7 +34,6 @@ def _room(
     )
     room.phase, room.stopping, room.finished = phase, stopping, finished
     room.outputs[0].append(1)
-    room.pages = ((),)
     room.begin()
     return room
 
@@ -90,5 +89,5 @@ def test_one_begins_whatever_else_runs() -> None:
 
 
 def _tokens(choice: Choice) -> int:
-    row = choice.row
+    row = choice.row(((),))
     return row.stop - row.start

@@ -7,7 +7,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.receiving import Receiving
+from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import Close, Grant, Join, SumPages
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum

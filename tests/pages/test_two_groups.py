@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.receiving import Receiving
+from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import Grant, SendRecord
 from services.handover.route import Route, Target
 from services.handover.sending import Sending, SendingRoom
@@ -154,7 +155,7 @@ def test_what_begins_alike_is_held_in_every_group_and_the_rest_alone_is_granted(
     second, grant = granted(receiving, 8)
     assert grant.prefix_tokens == 8
     assert tuple(map(len, grant.pages)) == (2, 1)
-    assert [table[:count] for table, count in zip(second.pages, (4, 2), strict=True)] == [
+    assert [table[:count] for table, count in zip(second.tables(0), (4, 2), strict=True)] == [
         table[:count] for table, count in zip(first.pages, (4, 2), strict=True)
     ]
 

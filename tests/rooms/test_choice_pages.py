@@ -6,9 +6,14 @@ from math import lcm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ids import PageTables
+from services.ids import PageTables, RoomId
+from services.pages.holdings import Holdings
+from services.pages.pool import PagePool
+from services.pages.record import SLOT_BYTES
+from services.pages.slots import SlotPool
 from services.rooms.choice_pages import ChoicePages
-from tests.pages.ids import page_ids
+
+ROOM = RoomId(1)
 
 Place = tuple[int, int]
 """A group and one of its pages."""
@@ -25,19 +30,28 @@ def of(pages: PageTables) -> set[Place]:
     return {(group, page) for group, table in enumerate(pages) for page in table}
 
 
-def pages_of(division: ChoicePages) -> PageTables:
-    return tuple(page_ids(*range(100, 100 + count)) for count in division.needed)
+def grown(division: ChoicePages) -> list[PageTables]:
+    """The tables of a room's choices when each is as long as it may get: no page is left."""
+    memory = bytearray(SLOT_BYTES)
+    holdings = Holdings(list(map(PagePool, division.needed)), SlotPool(memoryview(memory)))
+    holding = holdings.take(ROOM, division.first)
+    holdings.expose(ROOM, division.pages_for(division.known_tokens))
+    holdings.commit(ROOM)
+    for choice in range(division.choices):
+        lacking = zip(division.each, holding.table(choice, division.shared), strict=True)
+        holdings.grow(ROOM, tuple(each - len(table) for each, table in lacking), choice)
+    assert not any(holdings.available)
+    return [holding.table(choice, division.shared) for choice in range(division.choices)]
 
 
 @given(divisions())
 def test_choices_apart_nobody_writes_where_another_reads(division: ChoicePages) -> None:
-    pages = pages_of(division)
-    tables = [division.table(pages, choice) for choice in range(division.choices)]
+    tables = grown(division)
     written = [_written(division, table, choice) for choice, table in enumerate(tables)]
     for one, other in combinations(range(division.choices), 2):
         assert not written[one] & of(tables[other])
         assert not written[other] & of(tables[one])
-    assert {place for table in tables for place in of(table)} == of(pages), "and none is for nobody"
+    assert len({place for table in tables for place in of(table)}) == sum(division.needed)
 
 
 def _written(division: ChoicePages, tables: PageTables, choice: int) -> set[Place]:
@@ -54,13 +68,12 @@ def _written(division: ChoicePages, tables: PageTables, choice: int) -> set[Plac
 def test_each_choice_has_pages_for_all_its_tokens_and_computes_the_last_known_one(
     division: ChoicePages,
 ) -> None:
-    pages = pages_of(division)
-    for choice in range(division.choices):
-        tables = division.table(pages, choice)
-        shapes = zip(tables, pages, division.page_tokens, division.shared, strict=True)
-        for table, all_pages, size, shared in shapes:
+    first, *_ = all_tables = grown(division)
+    for tables in all_tables:
+        shapes = zip(tables, first, division.page_tokens, division.shared, strict=True)
+        for table, others, size, shared in shapes:
             assert len(set(table)) == len(table) == -(-division.tokens_max // size)
-            assert table[:shared] == all_pages[:shared]
+            assert table[:shared] == others[:shared]
             assert shared * size == division.shared_tokens
     known, block = division.known_tokens, lcm(*division.page_tokens)
     assert division.shared_tokens < known <= division.shared_tokens + block

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from services.handover.receiving import Receiving, ReceivingRoom
+from services.handover.receiving import Receiving
+from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import Grant
 from services.handover.sending import Sending, SendingRoom
 from services.handover.side import HandOverSide

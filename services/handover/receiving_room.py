@@ -1,0 +1,83 @@
+"""What does a decode rank keep of a room?"""
+
+from dataclasses import dataclass, field
+
+from services.ids import PageTables, RoomId
+from services.pages.holdings import Holding
+from services.pages.record import MetadataRecord
+from services.rooms.choice_pages import ChoicePages
+from services.rooms.choices import Choices
+from services.rooms.growth import Age
+from services.rooms.phases import Phase
+from services.rooms.receiver import Receiver
+from services.rooms.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class ReceivingRoom(Receiver):
+    """A shell's record adds its own to it."""
+
+    request: Request = field(kw_only=True)
+    peer_name: str = field(default="", kw_only=True)
+    division: ChoicePages = field(kw_only=True)
+    """Of its pages, among the choices."""
+    holding: Holding | None = field(default=None, init=False)
+    """Once it was granted."""
+    covered: list[int] = field(default_factory=list, init=False)
+    """Of each choice, once it was granted: leading positions that its pages are there for."""
+    retracting: bool = field(default=False, init=False)
+    """Every rank takes its pages for others, from its next turn on: no row of it is computed any more."""
+    prefix_tokens: int = field(default=0, init=False)
+    """Leading tokens whose pages were held when it was granted."""
+    record: MetadataRecord | None = field(default=None, init=False)
+    """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    near_until_s: float | None = field(default=None, init=False)
+    """Until when its seal is looked for without a pause, once its record is there."""
+    outputs: tuple[list[int], ...] = field(init=False)
+    """All tokens drawn of each choice."""
+    ends: Choices = field(init=False)
+    concluded: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
+        self.ends = Choices(self.request.choices)
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
+        return (*self.request.prompt, *self.outputs[0][:-1])
+
+    @property
+    def runs(self) -> bool:
+        """Its choices that go on have their next tokens drawn."""
+        over = self.finished or self.stopping or self.retracting
+        return self.phase is Phase.SUCCESS and not over
+
+    @property
+    def urgency(self) -> tuple[int, int, RoomId]:
+        return self.request.priority, self.request.arrived_ms, self.id
+
+    @property
+    def age(self) -> Age:
+        return self.request.arrived_ms, self.id
+
+    @property
+    def succeeded(self) -> bool:
+        """Whatever happens now, its caller has its answer."""
+        return self.finished
+
+    @property
+    def undecided(self) -> bool:
+        """What landed is neither proven nor found wrong."""
+        return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
+
+    def tables(self, choice: int) -> PageTables:
+        """The page tables of one choice, by group."""
+        if self.holding is None:
+            raise AssertionError(f"room {self.id} has no pages")
+        return self.holding.table(choice, self.division.shared)
+
+    @property
+    def growing(self) -> int:
+        """Choices that have no pages yet for all that they may come to hold."""
+        return sum(covered < self.division.tokens_max for covered in self.covered)
