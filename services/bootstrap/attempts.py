@@ -290,7 +290,7 @@ class RoomBackend:
             self._context_tokens,
             registry.tokens_max(Side.PREFILL),
             registry.tokens_max(Side.DECODE),
-            registry.tokens_least_now(Side.DECODE),
+            registry.tokens_max_now(Side.DECODE),
             registry.decode_page_tokens,
             registry.quantize,
         )

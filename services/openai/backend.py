@@ -95,8 +95,8 @@ class Limits:
     """Longest prompt that a prefill cache can ever hold (0: no worker is known yet)."""
     sequence_tokens: int
     """Longest prompt plus output that a decode cache can ever hold (0: no worker is known yet)."""
-    sequence_tokens_least: int = 0
-    """The same of the smallest of the workers that get requests now (0: none is known yet)."""
+    sequence_tokens_now: int = 0
+    """The same of the workers that get requests now (0: none is known yet)."""
     page_tokens: int = 1
     """Of one page of a decode cache: several choices share whole pages of their prompt."""
     quantize: str | None = None

@@ -27,11 +27,6 @@ from services.rooms.plurals import counted
 from services.rooms.request import Grammar, Request, Sampling
 from services.rooms.trace import TraceContext
 
-SEQUENCES_AT_ONCE: Final = 8
-"""A worker holds the pages of all that a request may become. So an answer whose caller sets it no end has at
-most an eighth of the smallest cache: else the first has all of it, and every other waits for its end."""
-REQUESTS_AT_ONCE: Final = 2
-"""Several answers to one prompt have together at most half of it."""
 FEW_LOGPROBS: Final = 256
 """Of a token: they are bounded by the context."""
 TOLD_MAX: Final = 2**20
@@ -65,7 +60,7 @@ class Asked:
     max_tokens: int | None
     max_tokens_param: str
     default_tokens: int | None
-    """Output tokens if the caller names no number; None: as many as fit, within bounds."""
+    """Output tokens if the caller names no number; None: as many as fit."""
     top_logprobs: int | None
     top_logprobs_param: str
     clips: bool = False
@@ -151,7 +146,7 @@ def admit(
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
         check_ids(prompt, param, model.vocabulary)
-        max_tokens = _max_tokens(asked, param, len(prompt), body.min_tokens, choices, limits)
+        max_tokens = _max_tokens(asked, param, len(prompt), choices, limits)
         if body.min_tokens > max_tokens:
             raise invalid(
                 "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
@@ -288,20 +283,18 @@ def _any_seed() -> int:
     return secrets.randbits(64)
 
 
-def _max_tokens(
-    asked: Asked, param: str, prompt_tokens: int, min_tokens: int, choices: _Choices, limits: Limits
-) -> int:
-    """How many output tokens may come in each choice. Raises ApiError if the prompt or that many tokens do
-    not fit."""
+def _max_tokens(asked: Asked, param: str, prompt_tokens: int, choices: _Choices, limits: Limits) -> int:
+    """How many output tokens may come in each choice: no memory is set aside for them. Where the caller sets
+    no end, no more than a worker holds that is there now, if one holds the prompt. Raises ApiError if the
+    prompt or that many tokens do not fit."""
     room = _room(param, prompt_tokens, limits)
-    each = min(room, _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens or None, limits))
+    each = min(room, _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens, limits))
     if each < 1:
         raise _too_many(choices, prompt_tokens, asked.max_tokens or 1, each, limits)
     if asked.max_tokens is None:
-        default = asked.default_tokens
-        if default is None:
-            default = max(_default_tokens(prompt_tokens, choices.drawn, limits), min_tokens)
-        return min(each, default)
+        now = _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens_now, limits)
+        fits = min(each, now) if now >= 1 else each
+        return fits if asked.default_tokens is None else min(fits, asked.default_tokens)
     if asked.clips:
         return min(asked.max_tokens, each)
     if asked.max_tokens > room:
@@ -328,19 +321,10 @@ def _too_many(choices: _Choices, prompt_tokens: int, max_tokens: int, each: int,
     )
 
 
-def _default_tokens(prompt_tokens: int, choices: int, limits: Limits) -> int:
-    """Where the caller sets no end: few enough for the smallest worker, if that holds the prompt."""
-    least = limits.sequence_tokens_least
-    if not least:
-        return limits.context_tokens
-    fits = _room_of_each(prompt_tokens, choices, least, limits)
-    share = max(least // max(SEQUENCES_AT_ONCE, REQUESTS_AT_ONCE * choices), 1)
-    return min(fits, share) if fits >= 1 else share
-
-
-def _room_of_each(prompt_tokens: int, choices: int, sequence_tokens: int | None, limits: Limits) -> int:
-    """Output tokens of each of several choices in a cache of so many positions; None: it is not known."""
-    if sequence_tokens is None:
+def _room_of_each(prompt_tokens: int, choices: int, sequence_tokens: int, limits: Limits) -> int:
+    """Output tokens of each of several choices beside each other in a cache of so many positions; 0: it is
+    not known."""
+    if not sequence_tokens:
         return limits.context_tokens
     if choices == 1:
         return _behind(prompt_tokens, sequence_tokens)

@@ -303,9 +303,9 @@ class Registry:
         """As what all workers hold the model's weights; None without workers."""
         return next((worker.facts.stack.quantize for worker in self._leases.values()), None)
 
-    def tokens_least_now(self, side: Side) -> int:
-        """The same of the smallest of those that get rooms now or may again at once, if there are any."""
-        return self._on[side].tokens_least
+    def tokens_max_now(self, side: Side) -> int:
+        """The same of those that get rooms now or may again at once, if there are any."""
+        return self._on[side].tokens_max_now
 
     def open_room(
         self,

@@ -33,9 +33,6 @@ class Ranking:
     def __iter__(self) -> Iterator[Worker]:
         return (worker for _, _, worker in self._order)
 
-    def __reversed__(self) -> Iterator[Worker]:
-        return (worker for _, _, worker in reversed(self._order))
-
     def put(self, worker: Worker, rank: Rank | None) -> None:
         """None: it is not among them."""
         incarnation = worker.facts.incarnation
@@ -72,9 +69,9 @@ class SideWorkers:
         return next((worker.facts.tokens_max for worker in self.known), 0)
 
     @property
-    def tokens_least(self) -> int:
-        """The same of the smallest of those that serve, or of the largest where none does."""
-        return next((worker.facts.tokens_max for worker in reversed(self.serving)), self.tokens_max)
+    def tokens_max_now(self) -> int:
+        """The same of those that serve, or of all where none does."""
+        return next((worker.facts.tokens_max for worker in self.serving), self.tokens_max)
 
     def enter(self, worker: Worker) -> None:
         self.page_sizes[worker.facts.page_tokens] += 1

@@ -385,17 +385,18 @@ async def test_the_most_tokens_that_fit(
 @pytest.mark.parametrize(
     ("limits", "prompt", "fields", "most"),
     [
-        (Limits(512, 400, 450), 100, {}, 351),  # no worker gets requests now: what one will hold
-        (Limits(512, 400, 450, 450), 100, {}, 56),  # eight such answers fit into the smallest cache
-        (Limits(512, 400, 450, 120), 100, {}, 15),
-        (Limits(512, 400, 450, 120), 110, {}, 11),  # as many as the smallest worker holds behind the prompt
-        (Limits(512, 400, 450, 120), 200, {}, 15),  # it does not hold the prompt at all
-        (Limits(512, 400, 4500, 4500), 100, {}, 412),  # the context
-        (Limits(512, 400, 450, 450), 100, {"min_tokens": 80}, 80),
-        (Limits(512, 400, 450, 120), 100, {"max_tokens": 300}, 300),  # what is asked for is given
+        (Limits(512, 0, 0), 100, {}, 412),  # no worker is known: the context
+        (Limits(512, 400, 4500), 100, {}, 412),
+        (Limits(512, 400, 450), 100, {}, 351),  # the largest cache holds less than the context
+        (Limits(512, 400, 450), 400, {}, 51),
+        (Limits(512, 400, 450), 100, {"min_tokens": 80}, 351),
+        (Limits(512, 400, 450), 100, {"max_tokens": 30}, 30),
+        (Limits(512, 400, 450, 120), 100, {}, 21),  # the larger worker gets no requests now
+        (Limits(512, 400, 450, 120), 200, {}, 251),  # and is waited for where no other holds the prompt
+        (Limits(512, 400, 450, 120), 100, {"max_tokens": 300}, 300),
     ],
 )
-def test_an_answer_without_an_end_does_not_take_a_worker_for_itself(
+def test_an_answer_without_an_end_may_be_as_long_as_the_context_leaves(
     limits: Limits, prompt: int, fields: dict[str, Any], most: int
 ) -> None:
     body = ChatRequest(**chat(**fields))

@@ -310,19 +310,18 @@ async def test_as_many_answers_as_the_cache_holds_and_no_more(
 
 
 @pytest.mark.parametrize(
-    ("limits", "prompt", "fields", "most"),
+    ("prompt", "fields", "choices"),
     [
-        (Limits(512, 400, 450, 450), 100, {"n": 2}, 56),  # four such answers share half of the cache
-        (Limits(512, 400, 450, 450), 100, {"n": 8}, 28),
-        (Limits(512, 400, 450, 450), 300, {"n": 8}, 18),  # as many as fit beside each other
-        (Limits(512, 400, 450, 450), 300, {"n": 4, "best_of": 8}, 18),
-        (Limits(512, 400, 450, 450), 100, {"n": 2, "min_tokens": 80}, 80),
+        (100, {"n": 2}, 2),
+        (100, {"n": 8}, 8),
+        (300, {"n": 4, "best_of": 8}, 8),
+        (100, {"n": 2, "min_tokens": 80}, 2),
     ],
 )
-def test_answers_without_an_end_leave_each_other_space(
-    limits: Limits, prompt: int, fields: dict[str, Any], most: int
+def test_answers_without_an_end_are_as_long_as_so_many_fit_beside_each_other(
+    prompt: int, fields: dict[str, Any], choices: int
 ) -> None:
-    assert admitted(limits, prompt, **fields).max_tokens == most
+    assert admitted(LIMITS, prompt, **fields).max_tokens == fitting(prompt, choices, LIMITS)
 
 
 def test_a_completion_without_an_end_is_as_long_as_so_many_may_be() -> None:

@@ -439,14 +439,14 @@ def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> No
     for each in (D2.incarnation, small.incarnation):
         stack.renew(each, 0)
         stack.proven(each)
-    assert holding(stack) == (200, 50)
-    stack.suspect(small.incarnation)
-    assert holding(stack) == (200, 50), "it will again in a moment"
-    stack.drain(small.incarnation)
+    assert holding(stack) == (200, 200)
+    stack.suspect(D2.incarnation)
+    assert holding(stack) == (200, 200), "it will again in a moment"
+    stack.drain(D2.incarnation)
     assert holding(stack) == (200, 100)
     stack.drain(D1.incarnation)
-    assert holding(stack) == (200, 200)
-    stack.drain(D2.incarnation)
+    assert holding(stack) == (200, 50)
+    stack.drain(small.incarnation)
     assert holding(stack) == (200, 200), "better than nothing to go by"
     for each in (D1.incarnation, D2.incarnation, small.incarnation):
         stack.leave(each, None, 0)
@@ -454,8 +454,8 @@ def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> No
 
 
 def holding(stack: Registry) -> tuple[int, int]:
-    """What a request may take in decode, of the largest worker ever and of the smallest now."""
-    return stack.tokens_max(Side.DECODE), stack.tokens_least_now(Side.DECODE)
+    """What a request may take in decode, of the largest worker ever and of the largest now."""
+    return stack.tokens_max(Side.DECODE), stack.tokens_max_now(Side.DECODE)
 
 
 def test_a_request_is_charged_to_each_side_with_what_it_takes_there(stack: Registry) -> None:
