@@ -31,6 +31,8 @@ class ServerPace:
     breaks: int = 0
     """As `fails`, in the middle of the stream."""
     cached: int = 0
+    retry_after_s: int = -1
+    """Said to those that fail, where it is not negative."""
 
 
 class PacedServer:
@@ -64,7 +66,9 @@ class PacedServer:
         if not isinstance(prompt, str) and not self.pace.takes_ids:
             return JSONResponse({"error": {"message": "prompt: texts only"}}, status_code=400)
         if self.pace.fails and len(self.bodies) % self.pace.fails == 0:
-            return JSONResponse({"error": {"message": "overloaded"}}, status_code=429)
+            said = self.pace.retry_after_s
+            headers = {"Retry-After": str(said)} if said >= 0 else {}
+            return JSONResponse({"error": {"message": "overloaded"}}, status_code=429, headers=headers)
         count = len(prompt.split()) + self.pace.begins if isinstance(prompt, str) else len(prompt)
         broken = bool(self.pace.breaks) and len(self.bodies) % self.pace.breaks == 0
         return StreamingResponse(

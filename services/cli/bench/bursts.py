@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
+from services.cli.bench.counters import counted_since, counts
 from services.cli.bench.lengths import Lengths
 from services.cli.bench.load import LoadGenerator, LoadOutcome
 from services.cli.bench.probe import NotMeasurable, model_of, writer_for
@@ -24,7 +22,6 @@ from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, Workload, Writer, make_asks, schedule
 from services.runtime.serve import allow_open_files
 
-METRICS_S: Final = 30.0
 WATCHED: Final = {
     "baton_rooms_failed_total": "rooms_failed",
     "baton_canaries_failed_total": "canaries_failed",
@@ -112,9 +109,9 @@ async def _burst(
     turn: int,
     rate: float,
 ) -> dict[str, Any]:
-    before = _counts(server)
+    before = counts(server, WATCHED)
     outcome = await load.closed(make_asks(workload, writer, size, turn), size)
-    return {"at_once": size, **_told(outcome, rate, before, _counts(server))}
+    return {"at_once": size, **_told(outcome, rate, before, counts(server, WATCHED))}
 
 
 async def _flow(
@@ -127,9 +124,9 @@ async def _flow(
 ) -> dict[str, Any]:
     count = round(plan.rate * plan.seconds)
     asks = make_asks(workload, writer, count, len(plan.sizes) + 1)
-    before = _counts(server)
+    before = counts(server, WATCHED)
     outcome = await load.open(schedule(asks, plan.rate, ArrivalProcess.FIXED, plan.seed, 0), count)
-    told = _told(outcome, min(rate, plan.rate), before, _counts(server))
+    told = _told(outcome, min(rate, plan.rate), before, counts(server, WATCHED))
     return {"a_second": plan.rate, "seconds": plan.seconds, **told}
 
 
@@ -148,28 +145,14 @@ def _told(
         "failures_told": others[:FAILURES_TOLD],
         "seconds": round(outcome.wall_s, 2),
         "ratio": round(outcome.wall_s * rate / answered, 2) if answered else None,
-        **{name: round(after[name] - before[name]) for name in WATCHED.values()},
+        **dict.fromkeys(WATCHED.values(), 0),
+        **counted_since(before, after),
     }
 
 
 def _status(failure: str) -> str:
     match = STATUS.match(failure)
     return match[1] if match else "no answer"
-
-
-def _counts(server: ServerAddress) -> dict[str, float]:
-    """What has failed so far, over all causes. Raises NotMeasurable."""
-    try:
-        reply = httpx.get(f"{server.url}/metrics", timeout=METRICS_S, trust_env=False)
-        reply.raise_for_status()
-    except httpx.HTTPError as error:
-        raise NotMeasurable(f"{server.url}/metrics does not tell what failed: {error}") from None
-    counts = dict.fromkeys(WATCHED.values(), 0.0)
-    for family in text_string_to_metric_families(reply.text):
-        for sample in family.samples:
-            if sample.name in WATCHED:
-                counts[WATCHED[sample.name]] += sample.value
-    return counts
 
 
 @contextmanager

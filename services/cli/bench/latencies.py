@@ -62,14 +62,14 @@ def summarise(outcome: LoadOutcome, objective: Objective) -> dict[str, Any]:
     output = sum(each.output_tokens for each in answers)
     prompt = sum(each.prompt_tokens for each in answers)
     told |= {
-        "ttft_ms": _spread([each.ttft_s for each in answers]),
-        "tpot_ms": _spread([tpot for each in answers if (tpot := each.tpot_s) is not None]),
+        "ttft_ms": spread([each.ttft_s for each in answers]),
+        "tpot_ms": spread([tpot for each in answers if (tpot := each.tpot_s) is not None]),
         "itl_ms": {
-            "chunk": _spread([gap for each in answers for gap in each.chunk_gaps_s]),
-            "token": _spread([gap for each in answers for gap in each.token_gaps_s]),
+            "chunk": spread([gap for each in answers for gap in each.chunk_gaps_s]),
+            "token": spread([gap for each in answers for gap in each.token_gaps_s]),
         },
-        "end_to_end_ms": _spread([each.ended - each.due for each in answers]),
-        "late_ms": _spread([each.sent - each.due for each in answers]),
+        "end_to_end_ms": spread([each.ended - each.due for each in answers]),
+        "late_ms": spread([each.sent - each.due for each in answers]),
         "output_tokens_per_s": round(output / wall_s, 2),
         "total_tokens_per_s": round((output + prompt) / wall_s, 2),
         "requests_per_s": round(len(answers) / wall_s, 4),
@@ -96,8 +96,8 @@ def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds; empty of nothing."""
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds; empty of nothing."""
     if not seconds:
         return {}
     ordered = sorted(seconds)

@@ -97,21 +97,27 @@ class LoadGenerator:
 
     @contextmanager
     def _measured(self) -> Iterator[LoadOutcome]:
-        """The collector rests meanwhile: its pauses would be read as the server's."""
-        outcome = LoadOutcome()
-        gc.collect()
-        gc.disable()
-        started, cpu = time.perf_counter(), time.process_time()
-        try:
+        with undisturbed() as outcome:
             yield outcome
-        finally:
-            outcome.wall_s = time.perf_counter() - started
-            outcome.client_cpu_s = time.process_time() - cpu
-            gc.enable()
-            replies, self._replies = self._replies, []
-            outcome.failures, self._failures = self._failures, []
+        replies, self._replies = self._replies, []
+        outcome.failures, self._failures = self._failures, []
         for due, reply in replies:
             try:
                 outcome.answers.append(understand(reply, due))
             except AnswerFailed as error:
                 outcome.failures.append(str(error))
+
+
+@contextmanager
+def undisturbed() -> Iterator[LoadOutcome]:
+    """One whose times are taken meanwhile. The collector rests: its pauses would be read as the server's."""
+    outcome = LoadOutcome()
+    gc.collect()
+    gc.disable()
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        yield outcome
+    finally:
+        outcome.wall_s = time.perf_counter() - started
+        outcome.client_cpu_s = time.process_time() - cpu
+        gc.enable()

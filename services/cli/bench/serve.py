@@ -1,6 +1,7 @@
 """How soon does a server answer, and how steadily? Any server that speaks the OpenAI API."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -15,10 +16,18 @@ REQUESTS_MIN: Final = 32
 CONCURRENCY: Final = 4
 IN_FLIGHT_MAX: Final = 1024
 
+OF_A_TRACE: Final = frozenset({"time_scale", "length_scale", "tokens_max", "priorities", "obey_retry_after"})
+BY_A_TRACE: Final = frozenset(
+    {"prompt_tokens", "output_tokens", "shared_prefix", "prefixes"}
+    | {"concurrency", "rate", "arrivals", "repeats"}
+)
+"""What a trace says itself."""
+
 Milliseconds = Annotated[float | None, typer.Option(min=0, help="For goodput; default: no limit.")]
 
 
 def serve(
+    context: typer.Context,
     url: Annotated[str, typer.Option(help="Where the server is, with or without /v1.")] = DEFAULT_URL,
     model: Annotated[str, typer.Option(help="Default: the first that the server lists.")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
@@ -44,10 +53,33 @@ def serve(
     ] = None,
     in_flight_max: Annotated[
         int | None,
-        typer.Option(min=1, max=65_536, help=f"Most at a time with --rate; default: {IN_FLIGHT_MAX}."),
+        typer.Option(
+            min=1, max=65_536, help=f"Most at a time with --rate or --trace; default: {IN_FLIGHT_MAX}."
+        ),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Ask what it says, when it says: Mooncake's JSON or Azure's CSV.")
+    ] = None,
+    time_scale: Annotated[
+        float, typer.Option(min=0, max=1000, help="Of a trace's times: 0.5 is twice as fast.")
+    ] = 1,
+    length_scale: Annotated[float, typer.Option(min=0, max=1000, help="Of a trace's lengths.")] = 1,
+    tokens_max: Annotated[
+        int | None, typer.Option(min=2, help="Of a trace's request; a longer one is shortened.")
+    ] = None,
+    priorities: Annotated[
+        str, typer.Option(help="Of a trace's requests: 0,10 or 0@3,10 (three to one); lower is earlier.")
+    ] = "",
+    obey_retry_after: Annotated[
+        bool, typer.Option(help="Ask again what a server refused with 429, when it says.")
+    ] = True,
     requests: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Of one repeat; 0: 32, or four for each at a time.")
+        int,
+        typer.Option(
+            min=0,
+            max=100_000,
+            help="Of one repeat; 0: 32, or four for each at a time, or all of a trace.",
+        ),
     ] = 0,
     repeats: Annotated[int, typer.Option(min=1, max=100, help="Medians are over these.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Requests before, not measured.")] = 4,
@@ -63,10 +95,43 @@ def serve(
 
     from services.cli.bench.latencies import Objective
     from services.cli.bench.lengths import Lengths
+    from services.cli.bench.replay import ReplayPlan, parse_classes
+    from services.cli.bench.replay import measure as measure_replay
     from services.cli.bench.stream_client import ServerAddress
+    from services.cli.bench.traces import read_trace, replayed
     from services.cli.bench.trial import Closed, Open, measure
     from services.cli.bench.workload import Workload
 
+    _check_options(context, trace)
+    objective = Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms)
+    try:
+        server = ServerAddress.at(url, api_key)
+        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
+        classes = parse_classes(priorities)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if trace is not None:
+        try:
+            replay = replayed(read_trace(trace, requests or None), time_scale, length_scale, tokens_max)
+            in_flight = in_flight_max or IN_FLIGHT_MAX
+            plan = ReplayPlan(
+                replay, in_flight, obey_retry_after, classes, warm_up, vocabulary, seed, timeout_s
+            )
+            replaying = measure_replay(
+                server,
+                plan,
+                objective,
+                endpoint=endpoint,
+                model=model,
+                prompts=prompts,
+                ignore_eos=ignore_eos,
+            )
+            told = uvloop.run(replaying)
+        except StartupError as error:
+            raise typer.Exit(tell(error)) from None
+        scales = {"time_scale": time_scale, "length_scale": length_scale, "tokens_max": tokens_max}
+        print(json.dumps({"benchmark": "serve", "trace": trace.name, **scales, **told}))
+        return
     pace: Closed | Open
     if rate is None:
         if arrivals is not None or in_flight_max is not None:
@@ -82,16 +147,11 @@ def serve(
             raise typer.BadParameter("--rate and --concurrency: give one of them")
         pace = Open(rate, arrivals or ArrivalProcess.POISSON, in_flight_max or IN_FLIGHT_MAX)
         asks = requests or REQUESTS_MIN
-    try:
-        server = ServerAddress.at(url, api_key)
-        lengths = Lengths.parse(prompt_tokens), Lengths.parse(output_tokens)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     measuring = measure(
         server,
         Workload(*lengths, shared_prefix, prefixes, vocabulary, seed, endpoint),
         pace,
-        Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms),
+        objective,
         requests=asks,
         repeats=repeats,
         warm_up=warm_up,
@@ -104,3 +164,13 @@ def serve(
         print(json.dumps(uvloop.run(measuring)))
     except StartupError as error:
         raise typer.Exit(tell(error)) from None
+
+
+def _check_options(context: typer.Context, trace: Path | None) -> None:
+    """Raise BadParameter for an option that means nothing beside the others."""
+    for name in sorted(OF_A_TRACE if trace is None else BY_A_TRACE):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--" + name.replace("_", "-")
+            why = "is of a --trace: give one" if trace is None else "is what a --trace says"
+            raise typer.BadParameter(f"{flag} {why}")

@@ -77,6 +77,8 @@ class Reply:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """Of the body, each with the time of the read that brought it."""
     ended: float = 0.0
+    retry_after_s: float | None = None
+    """From its header, where that is a number of seconds."""
 
     @property
     def body(self) -> bytes:
@@ -150,6 +152,10 @@ class Connection(asyncio.Protocol):
             self._end(ServerBroke(f"the server closed the connection in the middle of an answer{why}"))
 
     # What the parser tells.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after" and value.strip().isdigit():
+            self._reply.retry_after_s = float(value)
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None

@@ -141,8 +141,8 @@ class Writer:
         refused = {"token_ids_refused": self.ids_refused} if self.ids_refused else {}
         return {"model": self.model, "prompts": self.prompts.value, **refused}
 
-    def body(self, pieces: Sequence[int], max_tokens: int) -> bytes:
-        """`pieces`: one number per token of the prompt."""
+    def body(self, pieces: Sequence[int], max_tokens: int, priority: int | None = None) -> bytes:
+        """`pieces`: one number per token of the prompt. `priority`: lower is earlier; None: not said."""
         told: dict[str, Any] = {"model": self.model}
         if self.prompts is PromptForm.IDS:
             told["prompt"] = list(pieces)
@@ -161,6 +161,8 @@ class Writer:
         }
         if self.ignore_eos:
             told["ignore_eos"] = True
+        if priority is not None:
+            told["priority"] = priority
         return json.dumps(told, separators=(",", ":")).encode()
 
 
