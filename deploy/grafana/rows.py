@@ -115,6 +115,30 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             unit="percentunit",
             most=1,
         ),
+        Panel(
+            "Rooms retracted a minute",
+            "Decode needed their pages for older rooms. Nothing failed: their requests go on, and their"
+            " clients see a pause. Many of them say that decode has too few pages for those that run.",
+            {"retracted": f"60 * sum({per_second('baton_rooms_retracted_total')})"},
+        ),
+        Panel(
+            "Computed again, beside what is passed on",
+            "Tokens a second that prefill computes once more for requests whose room was retracted, and"
+            " tokens that clients get. Near each other, decode's memory is turned over for little.",
+            {
+                "computed again": f"sum({per_second('baton_retraction_recomputed_tokens_total')})",
+                "passed on": f"sum({per_second('baton_inter_token_latency_seconds_count')})",
+            },
+        ),
+        Panel(
+            "Paused for pages",
+            "From a room's being retracted until its request's next token.",
+            {
+                f"p{share:g}": quantile(share / 100, "baton_retraction_pause_seconds")
+                for share in (50, 95, 99)
+            },
+            unit="s",
+        ),
     ),
     "Should I add prefill or decode?": (
         Panel(

@@ -19,6 +19,7 @@ from services.rooms.pace import Pace
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.plurals import counted
+from services.rooms.reasons import REASONS
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry, Worker
 from services.rooms.timeline import Event, Moment
@@ -53,6 +54,13 @@ class Retry:
     """Before anything is asked for."""
     fits: bool = True
     """The workers that it had could hold what is asked for now."""
+    margin: int = 0
+    """KV positions that decode is to have free for it beside those that it begins with."""
+
+    @property
+    def is_attempt(self) -> bool:
+        """The room failed: it was not retracted."""
+        return REASONS[self.reason].is_attempt
 
 
 @dataclass(slots=True)
@@ -132,7 +140,8 @@ class Admission:
         QueueFull, at once, where that is to be expected, or where its room would wait for pages for longer
         than the request may take.
         """
-        need = Need(prompt_tokens, tokens, choices=choices)
+        margin = 0 if retry is None else retry.margin
+        need = Need(prompt_tokens, tokens, choices=choices, margin=margin)
         asked = _Asked(request_id, need, retry, prompt, salt, trace)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
@@ -280,7 +289,9 @@ class Admission:
                 return self._open(asked)
             except NoCapacity:
                 pass
-        if before + self._hoping >= self._max_queue:
+        # One that was retracted is not turned away: there are no more of those than had a room.
+        bounded = asked.retry is None or asked.retry.is_attempt
+        if bounded and before + self._hoping >= self._max_queue:
             raise QueueFull(f"the queue for workers is full: {counted(before + self._hoping, 'request')}")
         self._look()
         wait_ms = None if asked.retry is not None else self._opened.wait_ms(before + self._hoping + 1)
@@ -356,6 +367,9 @@ class Admission:
         else:
             told = f"{where}, for room {retry.room}: {retry.reason.value}"
             self._timelines.report(entry.id, Moment.OPENED, told)
-            self._timelines.report(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
-            self._metrics.retried(retry.reason)
+            if retry.is_attempt:
+                self._timelines.report(retry.room, Moment.RETRIED, f"as room {entry.id} {where}")
+                self._metrics.retried(retry.reason)
+            else:
+                self._timelines.report(retry.room, Moment.GOES_ON, f"as room {entry.id} {where}")
         return entry

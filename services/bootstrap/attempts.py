@@ -4,6 +4,9 @@ A room that failed for a reason that is not the client's is followed by a new on
 another pair if there is one, with the tokens that were passed on as its `output`: a draw depends on the
 request, its seed and its position alone, so the stream goes on as if nothing had happened. What the old room
 still sends is not read. Choices that have ended are not drawn again.
+
+A room that was retracted has not failed (`retracted-is-no-failure`): the next one costs no attempt, comes
+without a pause, avoids nobody, and the request's own time is all that bounds how many there are.
 """
 
 import asyncio
@@ -19,12 +22,13 @@ from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation
 from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
 from services.openai.errors import CLIENT_GONE, from_backend
-from services.rooms.errors import Cause, NoSuchWorker
+from services.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
+from services.rooms.reasons import LOST, REASONS
 from services.rooms.registry_records import RoomEntry
 from services.rooms.request import Request
-from services.rooms.retry import RETRIED, RetryBounds, guilty, may_retry, pause_s, went_on
+from services.rooms.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
 from services.rooms.timeline import Moment
 
 GIVEN_UP: Final = {
@@ -33,7 +37,13 @@ GIVEN_UP: Final = {
 }
 """What is noted of a request that is cancelled while it waits for a room."""
 
-GIVEN_UP_BETWEEN: Final = "given up while it waited for another room"
+ENOUGH: Final = "its reader had enough of it"
+GIVEN_UP_BETWEEN: Final = {
+    Hangup.STOP_STRING: (Moment.ANSWERED, ENOUGH),
+    Hangup.CLIENT_GONE: (Moment.GIVEN_UP, "the client hung up"),
+    Hangup.REQUEST_FAILED: (Moment.NOT_RETRIED, SIBLING_FAILED),
+}
+"""What is noted of a room that ended early, where its request is given up before the next one."""
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
 """Drive an opened room, for so many seconds at most."""
@@ -58,6 +68,10 @@ class _Strand:
     """Output tokens of each when the room was opened."""
     carrier: asyncio.Task[None] | None = None
     """Where the request has several strands, each has one."""
+    over: bool = False
+    """It has its last room, and it is told why none follows it."""
+    paused_ms: int | None = None
+    """Since when no token has come because a room was retracted."""
 
 
 class RequestStream:
@@ -118,11 +132,13 @@ class RequestStream:
             if choice in strand.choices:
                 strand.room.end_choice(strand.choices.index(choice))
                 if strand.carrier is not None and self._going.isdisjoint(strand.choices):
+                    self._give_up(strand, Moment.GIVEN_UP, ENOUGH)
                     strand.carrier.cancel()
 
     async def hang_up(self, why: Hangup) -> None:
         self._hung_up = True
         for strand in self._strands:
+            self._give_up(strand, *GIVEN_UP_BETWEEN[why])
             await strand.room.hang_up(why)
         carriers = [strand.carrier for strand in self._strands if strand.carrier is not None]
         for carrier in carriers:
@@ -136,6 +152,7 @@ class RequestStream:
         if not self._began:
             self._began, self._first = True, strand.room
         self.cached_tokens = self._first.cached_tokens
+        self._end_pause(strand, len(self._request.prompt) + strand.began - strand.room.cached_tokens)
         choice = strand.choices[batch.choice]
         if choice not in self._going:
             return None
@@ -195,18 +212,23 @@ class RequestStream:
         return False
 
     def _judged(self, strand: _Strand, failure: RoomFailed) -> Cause:
-        """Why the strand's room failed. Raises `failure` where no other follows it."""
+        """Why the strand's room ended. Raises RoomFailed where no other follows it."""
         failed, cause, left_s = strand.room.entry, strand.room.cause, self._left_s()
         if cause is None or self._hung_up:
             raise failure
+        if not REASONS[cause.reason].is_attempt and strand.paused_ms is None:
+            strand.paused_ms = failed.closing_ms
         if went_on(sum(len(self._outputs[choice]) - strand.began for choice in strand.choices)):
             strand.opened = 1
         pause = self._pause_s(strand, cause)
         if not may_retry(cause.reason, strand.opened, left_s - pause, self._bounds):
+            if not REASONS[cause.reason].is_attempt:
+                raise self._without_another(strand, cause, TimeoutError())
+            strand.over = True
             if cause.reason in RETRIED:
                 rooms = f"{strand.opened} of {self._bounds.rooms_max} rooms in a row tried"
                 had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
-                self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, had)
+                self._rooms.not_retried(failed.id, had)
             raise failure
         guilt = guilty(cause.reason, strand.room.teller)
         strand.avoid |= {failed.worker(side).incarnation for side in guilt}
@@ -219,7 +241,9 @@ class RequestStream:
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
         fits = all(need.on(failed.worker(side)) <= failed.worker(side).tokens_max for side in Side)
         pause = self._pause_s(strand, cause)
-        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits)
+        left = request.max_tokens - len(request.output)
+        margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
+        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(
@@ -232,24 +256,49 @@ class RequestStream:
                     request.trace,
                     choices=request.choices,
                 )
-        except asyncio.CancelledError:
-            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
-            raise
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
-            why = str(error) or "no pair of workers had space in time"
-            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, why)
-            raise RoomFailed(f"{cause.text}; not retried: {why}", cause.reason) from error
+            raise self._without_another(strand, cause, error) from error
         if self._hung_up:
             self._rooms.admission.discard(entry, QUEUED_GONE)
-            self._rooms.timelines.report(failed.id, Moment.NOT_RETRIED, GIVEN_UP_BETWEEN)
             raise RoomFailed(cause.text, cause.reason)
         wanted = tuple(choice for choice in strand.choices if choice in self._going)
         if wanted != strand.choices:  # the reader ended others meanwhile
             strand.choices = wanted
             request = self._request_of(strand)
-        strand.opened += 1
+        strand.opened += REASONS[cause.reason].is_attempt
         strand.began = len(request.output)
         strand.room = self._follow(entry, request, max(self._left_s(), 0.0))
+
+    def _without_another(self, strand: _Strand, cause: Cause, error: Exception) -> RoomFailed:
+        """What the reader hears where its request would go on, and no room was to be had for it."""
+        why = str(error) or "no pair of workers had space in time"
+        strand.over = True
+        self._rooms.not_retried(strand.room.entry.id, why)
+        self._end_pause(strand)
+        if REASONS[cause.reason].is_attempt:
+            return RoomFailed(f"{cause.text}; not retried: {why}", cause.reason)
+        text = f"it waited to go on, since its worker needed its pages: {why}"
+        match error:
+            case TimeoutError():
+                return RoomFailed(text, Reason.DEADLINE)
+            case NoneReady(side=side):
+                return RoomFailed(text, LOST[side])
+            case _:
+                return RoomFailed(text, Reason.REFUSED)
+
+    def _give_up(self, strand: _Strand, word: Moment, text: str) -> None:
+        """Its reader wants no more of it: said of its room, where that has ended and no other has begun."""
+        if strand.room.cause is None or strand.over:
+            return
+        strand.over = True
+        self._rooms.timelines.report(strand.room.entry.id, word, f"{text} while it waited for another room")
+        self._end_pause(strand)
+
+    def _end_pause(self, strand: _Strand, recomputed_tokens: int = 0) -> None:
+        """A token has come, or none will, of a strand whose room may have been retracted."""
+        since_ms, strand.paused_ms = strand.paused_ms, None
+        if since_ms is not None:
+            self._rooms.resumed(since_ms, recomputed_tokens)
 
     def _request_of(self, strand: _Strand) -> Request:
         """What is left of the request to its choices, which have one output."""
@@ -297,6 +346,7 @@ class RoomBackend:
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()
+        request = replace(request, arrived_ms=self._rooms.clock.wall_ms())
         try:
             entry = await self._rooms.admission.admit(
                 request.request_id,

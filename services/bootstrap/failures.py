@@ -26,8 +26,11 @@ class Failures:
         self._seldom: dict[Reason, Seldom] = {}
 
     def log(self, room: RoomId, cause: Cause) -> None:
-        """A room failed."""
+        """A room ended early."""
         reason = cause.reason.value
+        if not REASONS[cause.reason].is_attempt:
+            log.debug("room retracted", room=room, cause=cause.text)
+            return
         if not REASONS[cause.reason].is_failure:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
             return

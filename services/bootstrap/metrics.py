@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.openai.metrics import Tally
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
+from services.rooms.reasons import REASONS
 from services.rooms.registry import GOODBYE, Registry
 from services.rooms.registry_records import RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
@@ -102,10 +103,35 @@ class BootstrapMetrics:
             registry=registry,
         )
         for reason in sorted(RETRIED, key=lambda each: each.value):
-            self._retries.labels(reason.value)
+            if REASONS[reason].is_attempt:
+                self._retries.labels(reason.value)
+        self._retracted = Counter(
+            "baton_rooms_retracted_total",
+            "Rooms of clients' requests whose decode worker needed their pages: no failures.",
+            registry=registry,
+        )
+        self._paused = Histogram(
+            "baton_retraction_pause_seconds",
+            "From a room's being retracted until its request's next token, or its end.",
+            buckets=_WAIT_SECONDS,
+            registry=registry,
+        )
+        self._recomputed = Counter(
+            "baton_retraction_recomputed_tokens_total",
+            "Tokens that prefill computed once more for requests whose room was retracted: what was not"
+            " cached of prompt and output.",
+            registry=registry,
+        )
 
-    def room_failed(self, cause: Cause, *, canary: bool) -> None:
+    def room_ended_early(self, cause: Cause, *, canary: bool) -> None:
+        if not REASONS[cause.reason].is_attempt and not canary:
+            self._retracted.inc()
         (self._canaries_failed if canary else self._failed).count(cause)
+
+    def resumed(self, paused_s: float, recomputed_tokens: int) -> None:
+        """A request whose room was retracted has its next token, or its end."""
+        self._paused.observe(paused_s)
+        self._recomputed.inc(recomputed_tokens)
 
     def retried(self, reason: Reason) -> None:
         self._retries.labels(reason.value).inc()

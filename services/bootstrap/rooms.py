@@ -20,7 +20,7 @@ from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from services.rooms.phases import Side
-from services.rooms.reasons import LOST
+from services.rooms.reasons import LOST, REASONS
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts
 from services.rooms.timeline import Moment
@@ -193,20 +193,37 @@ class Rooms:
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
-        self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        has_failed = REASONS[cause.reason].is_attempt
+        if has_failed:
+            self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        else:
+            self.timelines.report(room, Moment.RETRACTED, cause.text)
         self.timelines.end(room, cause)
         self._failures.log(room, cause)
         self._note_pair(entry, cause)
-        self._metrics.room_failed(cause, canary=entry.canary)
+        self._metrics.room_ended_early(cause, canary=entry.canary)
         self._tell_over(entry, cause)
         on_end = self._on_end.pop(room, None)
         if on_end is not None:
             on_end(cause)
+        elif not has_failed:
+            self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")
 
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
         """One side failed after the room was answered: the other has nothing to wait for any more."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
             self._tell_over(entry, cause)
+
+    def not_retried(self, room: RoomId, why: str) -> None:
+        """A room ended early and no other follows it, though its reader wants more: its request has failed,
+        whatever became of the room."""
+        self.timelines.report(room, Moment.NOT_RETRIED, why)
+        with suppress(UnknownRoom):
+            self.registry.index.failed(self.registry.get(room))
+
+    def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
+        """A request whose room was retracted at `since_ms` has its next token, or its end."""
+        self._metrics.resumed((self.clock.now_ms() - since_ms) / 1000, recomputed_tokens)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
         with suppress(UnknownRoom):

@@ -51,7 +51,8 @@ def told(story: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text.assemble((story["request_id"], "bold"), "  ", (state, STATES.get(state, "bold blue")))
     yield Text(story["headline"], style="red" if state in (State.FAILED, State.REFUSED) else "")
     if story["cause"] is not None:
-        yield Text.assemble((story["cause"]["reason"], "red"), ": ", (story["cause"]["meaning"], "dim"))
+        tone = "blue" if state == State.PAUSED else "red"
+        yield Text.assemble((story["cause"]["reason"], tone), ": ", (story["cause"]["meaning"], "dim"))
     begun = datetime.fromtimestamp(story["begun_wall_ms"] / 1000, UTC)
     yield Text(f"Begun {begun:%Y-%m-%d %H:%M:%S} UTC, times in milliseconds since then.", style="dim")
     if story["trace_id"]:

@@ -44,6 +44,8 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_admission_queue_requests",
         "baton_admission_refused_requests_total",
         "baton_worker_places",
+        "baton_rooms_retracted_total",
+        "baton_retraction_recomputed_tokens_total",
         "baton_prefill_bootstrap_queue_requests",
         "baton_prefill_waiting_queue_requests",
         "baton_prefill_inflight_queue_requests",
@@ -61,6 +63,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Where does the time go?": (
         "baton_admission_wait_seconds",
+        "baton_retraction_pause_seconds",
         "baton_room_phase_seconds",
         "baton_prefill_first_token_seconds",
         "baton_kv_transfer_seconds",

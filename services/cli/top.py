@@ -42,6 +42,7 @@ STATES: Final[Mapping[str, str]] = {
     State.FAILED: "red",
     State.REFUSED: "red",
     State.RETRYING: "yellow",
+    State.PAUSED: "blue",
     State.GONE: "dim",
 }
 

@@ -45,6 +45,9 @@ class Need:
     """Of its prompt, where there is a choice to be made by them."""
     choices: int = 1
     """Sequences that decode draws behind what prefill computes."""
+    margin: int = 0
+    """KV positions that decode is to have free beside those that the room begins with: one that was retracted
+    asks for them, so that it is not retracted again at once."""
 
     def on(self, worker: WorkerFacts) -> int:
         """KV positions that it may come to take of this worker."""

@@ -43,6 +43,12 @@ class ReasonFacts:
         """Another room may serve the request."""
         return self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
 
+    @property
+    def is_attempt(self) -> bool:
+        """A room that ended for it counts as one of those that its request may have, and the next one comes
+        after a pause (`retracted-is-no-failure`)."""
+        return self.fault is not Fault.NOBODY
+
 
 REASONS: Final[Mapping[Reason, ReasonFacts]] = {
     Reason.RETRACTED: ReasonFacts(

@@ -1,8 +1,11 @@
-"""A room failed. May its request go on in a new room, and which of the two workers is it better off without?
+"""A room ended early. May its request go on in a new room, and which worker is it better off without?
 
 Only a worker's failure is retried (`reasons.py`): the client, or whoever acts for it, does not change its
 mind because a worker dies. No load feeds itself (`failure-adds-no-load`): one room follows another, and each
 after a longer pause.
+
+A room that was retracted has not failed (`retracted-is-no-failure`): another follows it as often as that
+happens, at once, and on whichever workers have space for what it had and for a margin.
 """
 
 from dataclasses import dataclass
@@ -22,6 +25,10 @@ PAUSE_S: Final = 0.02
 """Before the room that follows a lost worker's: another one may be ready. Four times as long for each further
 room, and for each other reason."""
 PAUSE_S_MAX: Final = 5.0
+MARGIN_TOKENS: Final = 64
+"""Tokens that each choice of a retracted room is to have space for at least, when it goes on."""
+MARGIN_SHARE: Final = 0.25
+"""The same as a share of what is computed again for it, so that it gets further than that costs."""
 RETRIED: Final = frozenset(reason for reason, facts in REASONS.items() if facts.is_retried)
 
 
@@ -55,6 +62,8 @@ def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
     """How long a request that had `rooms` rooms, the last of which failed, waits before it asks for the next:
     from half of what its rooms say to one and a half, so that those which failed together do not come back
     together. The same for the same request, whenever and wherever it is asked."""
+    if not REASONS[reason].is_attempt:
+        return 0.0
     steps = rooms - 1 if REASONS[reason].fault in (Fault.PREFILL, Fault.DECODE) else rooms
     whole_s = min(PAUSE_S * 4.0 ** min(steps, 9), PAUSE_S_MAX)
     return whole_s * (0.5 + crc32(f"{request_id}/{seed}/{rooms}".encode()) / 2**32)
@@ -68,4 +77,16 @@ def went_on(tokens: int) -> bool:
 
 def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:
     """Whether a request that had `rooms` rooms since it last went on, all of which failed, gets another."""
+    if not REASONS[reason].is_attempt:
+        return left_s > 0
     return reason in RETRIED and rooms < bounds.rooms_max and left_s >= LEFT_S_MIN
+
+
+def margin_tokens(reason: Reason, had: int, left: int, choices: int) -> int:
+    """KV positions that decode is to have free, beside those that the next room begins with, before it is
+    opened. `had`: KV positions of the last one's output and prompt; `left`: tokens that each of its `choices`
+    may yet draw. Without it a room that is retracted would come back into the first pages that are free, only
+    to be retracted again, or to drive out others."""
+    if REASONS[reason].is_attempt:
+        return 0
+    return min(max(MARGIN_TOKENS, int(had * MARGIN_SHARE)), left) * choices

@@ -14,6 +14,7 @@ import grpc
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause
 from services.rooms.phases import Vote
+from services.rooms.reasons import REASONS
 from services.rooms.request import Request
 from services.rooms.room import Room
 from services.rooms.timeline import Moment
@@ -72,9 +73,13 @@ class Reporter:
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+        """It ended early. That it was retracted the core has said."""
+        if REASONS[cause.reason].is_attempt:
+            self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
+            log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
+        else:
+            log.debug("room retracted", room=room, cause=cause.text)
         self._spans.fail(room, cause)
-        log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """What the worker did: the same on all its ranks."""

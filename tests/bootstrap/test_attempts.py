@@ -43,6 +43,8 @@ from tests.wire.servers import serving, until
 P, D = Side.PREFILL, Side.DECODE
 OTHERS_TOKENS = 400
 ANSWER = (7, 8, 9, 10, 11)
+CAME_MS = 5_000
+"""By the wall clock."""
 
 
 def prefills() -> list[Step]:
@@ -121,7 +123,11 @@ async def at() -> AsyncIterator[Pairs]:
 
 
 @pytest.mark.parametrize("teller", list(Side), ids=lambda side: side.value)
-@pytest.mark.parametrize("reason", [each for each in Reason if each in RETRIED], ids=lambda each: each.value)
+@pytest.mark.parametrize(
+    "reason",
+    [each for each in Reason if each in RETRIED and REASONS[each].is_attempt],
+    ids=lambda each: each.value,
+)
 async def test_a_failed_room_is_followed_by_one_that_avoids_the_guilty(
     at: Pairs, reason: Reason, teller: Side
 ) -> None:
@@ -189,6 +195,7 @@ async def test_same_root_only_each_room_of_a_request_is_placed_and_asked_for_und
 async def test_the_next_room_goes_on_behind_the_tokens_that_were_passed_on(at: Pairs) -> None:
     sampling = Sampling(seed=5, top_logprobs=2)
     request = Request("request-1", (1, 2, 3), 5, min_tokens=2, sampling=sampling)
+    at.clock.advance(CAME_MS)
     at.prefill.script = prefills()
     at.decode.script = [accepted(D), tokens(0, [7]), tokens(1, [8]), tokens(2, [9]), None]
     at.decode_1.script = [accepted(D), tokens(3, [10]), tokens(4, [11], LENGTH), ended(D)]
@@ -196,8 +203,9 @@ async def test_the_next_room_goes_on_behind_the_tokens_that_were_passed_on(at: P
     assert at.entry(3).prefill.name == "prefill-0", "it was not its fault"
     assert at.entry(3).tokens == at.entry(2).tokens == 7
     await at.all_at_rest(2, 3)
-    assert at.prefill.asked == [request, replace(request, output=(7, 8, 9))]
-    assert at.decode_1.asked == [replace(request, output=(7, 8, 9))]
+    came = replace(request, arrived_ms=CAME_MS)
+    assert at.prefill.asked == [came, replace(came, output=(7, 8, 9))]
+    assert at.decode_1.asked == [replace(came, output=(7, 8, 9))]
 
 
 async def test_each_room_names_the_other(at: Pairs) -> None:
@@ -500,7 +508,7 @@ async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
         await stream.hang_up(Hangup.CLIENT_GONE)
         assert at.admission.queued() == 0
         told = at.entry().events[-1]
-        assert (told.name, told.detail) == ("not retried", "given up while it waited for another room")
+        assert (told.name, told.detail) == ("given up", "the client hung up while it waited for another room")
         at.decode.incarnation = Incarnation(23)
         at.join(at.decode)
         await asyncio.sleep(0.02)

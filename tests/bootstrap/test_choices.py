@@ -326,8 +326,8 @@ async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(
         if finished < 2:
             going_on = asyncio.ensure_future(stream.next())
     assert [seeds(each) for each in both(pairs)] == [(5, 7)]
-    told = [event.detail for event in pairs.entry(2).events if event.name == "not retried"]
-    assert told == ["given up while it waited for another room"]
+    told = [event.detail for event in pairs.entry(2).events if event.name == "given up"]
+    assert told == ["its reader had enough of it while it waited for another room"]
     await pairs.all_at_rest(2, 3)
 
 

@@ -63,8 +63,9 @@ def named(node: ast.Set | ast.Tuple | ast.List | ast.Dict) -> Iterator[str]:
                 pass
 
 
-def test_what_is_no_failure_is_its_callers_doing() -> None:
+def test_what_is_no_failure_is_its_callers_doing_or_nobodys() -> None:
     assert {each for each, facts in REASONS.items() if not facts.is_failure} == {
+        Reason.RETRACTED,
         Reason.ANSWERED,
         Reason.CLIENT_GONE,
     }
@@ -75,8 +76,19 @@ def test_what_is_no_failure_is_its_callers_doing() -> None:
     }
 
 
-def test_only_an_answer_is_not_counted() -> None:
-    assert [each for each, facts in REASONS.items() if not facts.is_counted] == [Reason.ANSWERED]
+def test_only_what_takes_nothing_from_a_client_is_not_counted() -> None:
+    assert [each for each, facts in REASONS.items() if not facts.is_counted] == [
+        Reason.RETRACTED,
+        Reason.ANSWERED,
+    ]
+
+
+def test_retracted_is_no_failure_and_any_failure_of_the_same_turn_is_told_instead() -> None:
+    """Ranks agree on the reason listed last: a room that is retracted on one and fails on another fails."""
+    nobodys = [each for each, facts in REASONS.items() if not facts.is_attempt]
+    assert nobodys == [Reason.RETRACTED] == list(Reason)[:1]
+    facts = REASONS[Reason.RETRACTED]
+    assert (facts.is_retried, facts.is_failure, facts.is_counted) == (True, False, False)
 
 
 @pytest.mark.parametrize("side", list(Side))
@@ -84,6 +96,6 @@ def test_a_lost_worker_is_the_one_that_the_next_room_avoids(side: Side) -> None:
     assert guilty(LOST[side], None) == {side}
 
 
-def test_the_next_room_avoids_somebody_for_exactly_the_reasons_that_are_retried() -> None:
+def test_the_next_room_avoids_somebody_for_exactly_the_failures_that_are_retried() -> None:
     for reason, facts in REASONS.items():
-        assert bool(guilty(reason, None)) is facts.is_retried
+        assert bool(guilty(reason, None)) is (facts.is_retried and facts.is_attempt)

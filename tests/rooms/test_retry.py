@@ -10,6 +10,7 @@ from services.rooms.retry import (
     RETRIED,
     RetryBounds,
     guilty,
+    margin_tokens,
     may_retry,
     pause_s,
 )
@@ -29,6 +30,24 @@ def test_the_clients_own_ends_and_ours_are_final() -> None:
         assert guilty(reason, Side.DECODE) == set()
 
 
+def test_retracted_is_no_failure_it_costs_no_room_no_pause_and_avoids_nobody() -> None:
+    assert may_retry(Reason.RETRACTED, 1_000_000, 0.01, BOUNDS)
+    assert not may_retry(Reason.RETRACTED, 1, 0.0, BOUNDS), "the request's own time is over"
+    assert pause_s(Reason.RETRACTED, 5, 7, "request") == 0.0
+    assert all(guilty(Reason.RETRACTED, teller) == set() for teller in (None, *Side))
+
+
+@pytest.mark.parametrize(
+    ("had", "left", "choices", "margin"),
+    [(16, 500, 1, 64), (16, 5, 1, 5), (400, 500, 1, 100), (400, 500, 3, 300), (10_000, 500, 1, 500)],
+)
+def test_one_that_was_retracted_comes_back_when_it_can_go_on_and_asks_for_no_more_than_it_may_take(
+    had: int, left: int, choices: int, margin: int
+) -> None:
+    assert margin_tokens(Reason.RETRACTED, had, left, choices) == margin
+    assert margin_tokens(Reason.DECODE_LOST, had, left, choices) == 0
+
+
 def test_rooms_and_time_are_bounded() -> None:
     assert may_retry(Reason.DECODE_LOST, 2, LEFT_S_MIN, BOUNDS)
     assert not may_retry(Reason.DECODE_LOST, 3, 1_000.0, BOUNDS)
@@ -37,7 +56,7 @@ def test_rooms_and_time_are_bounded() -> None:
 
 
 def test_failure_adds_no_load_each_pause_is_longer_and_those_that_failed_together_come_back_apart() -> None:
-    for reason in RETRIED:
+    for reason in RETRIED - {Reason.RETRACTED}:
         for rooms in range(1, 4):
             pauses = [pause_s(reason, rooms, 0, f"request-{each}") for each in range(300)]
             assert max(pauses) <= 3.01 * min(pauses)

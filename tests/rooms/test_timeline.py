@@ -48,6 +48,7 @@ NAMED: Final[Mapping[str, Set[str]]] = {
     "Both workers": {"Prefill", "Decode"},
     "Every rank": {"Prefill", "Decode"},
     "Both workers and the bootstrap": {"Prefill", "Decode", "Bootstrap"},
+    "Decode and the bootstrap": {"Decode", "Bootstrap"},
     "Prefill, every rank": {"Prefill"},
     "Decode, every rank": {"Decode"},
 }

@@ -15,6 +15,7 @@ from services.rooms.errors import UnknownRoom
 from services.rooms.reasons import REASONS, Fault
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry, RoomPhase
+from services.rooms.timeline import BOOTSTRAP, Moment
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
 """What the API puts before a request's id to name its answer."""
@@ -23,6 +24,9 @@ ROOMS_PER_REQUEST_MAX: Final = 64
 OTHERS_MAX: Final = 32
 SEARCHED_MAX: Final = 10_000
 """A whole id is found wherever it is (`find`); a part of one is looked for in so many."""
+
+BETWEEN: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.GIVEN_UP)
+"""With one of these words a request ends that has no room."""
 
 Chain = list[RoomEntry]
 """The rooms of one request, the first one first; the last one is that which says how the request stands."""
@@ -102,9 +106,24 @@ class RetryChains:
         return [*rest, telling][-ROOMS_PER_REQUEST_MAX:]
 
 
+def was_retracted(entry: RoomEntry) -> bool:
+    return entry.cause is not None and not REASONS[entry.cause.reason].is_attempt
+
+
+def is_paused(entry: RoomEntry) -> bool:
+    """A request's last room was retracted, and another is to follow."""
+    return was_retracted(entry) and not _said(entry, *BETWEEN)
+
+
+def _said(entry: RoomEntry, *words: Moment) -> bool:
+    """The bootstrap, of the room."""
+    return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
+
+
 def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
     """Of several rooms that no other went on for, how much one says of the request: most does one that goes
     on, then one that failed by itself, then the one that ended last."""
-    goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING)
-    failed = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
+    goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
+    by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
+    failed = by_itself and (entry.has_failed or _said(entry, Moment.NOT_RETRIED))
     return goes_on, failed, entry.closing_ms, entry.id

@@ -131,7 +131,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
     begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
     first = next((event.wall_ms for event in own if event.name == Moment.FIRST_TOKEN_PASSED_ON), None)
     end = last_word(event for event in last.events if event.source == BOOTSTRAP) if state in OVER else None
-    cause = None if state is State.ANSWERED else last.cause
+    cause = None if state in (State.ANSWERED, State.PAUSED) else last.cause
     return Summary(
         request_id=last.request_id,
         room=str(last.id),

@@ -7,8 +7,10 @@ of them. What a rank saw and wished are its own lines.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
+from services.bootstrap.story.chains import BETWEEN
 from services.bootstrap.story.lanes import CLIENT
 from services.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
+from services.bootstrap.story.pauses import PAUSED
 from services.rooms.phases import Side
 from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
@@ -22,6 +24,7 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.FIRST_TOKEN_PASSED_ON: (Doing.STREAM, "passes tokens on"),
         Moment.ANSWERED: (Doing.CLOSE, "waits until both workers have given everything back"),
         Moment.FAILED: (Doing.CLOSE, "waits until both workers have given everything back"),
+        Moment.RETRACTED: (Doing.CLOSE, "waits until both workers have given everything back"),
     },
     Side.PREFILL.value: {
         Moment.ACCEPTED: (Doing.WAIT, "waits for a destination"),
@@ -39,6 +42,7 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.ADMITTED: (Doing.STREAM, "decodes"),
         Moment.FINISHED: (Doing.CLOSE, "has drawn the last token; gives back"),
         Moment.FAILED: (Doing.KEPT, "keeps its pages until nothing can land in them"),
+        Moment.RETRACTED: (Doing.CLOSE, "needs the pages for older rooms; gives back"),
     },
 }
 """By role: the line that begins a bar, and ends the one before."""
@@ -64,7 +68,7 @@ def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> I
 
 
 def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool) -> Iterator[Bar]:
-    """What the client sees: it waits, it reads, and where a room fails under it, it waits for the next."""
+    """What the client sees: it waits, it reads, and where a room ends under it, it waits for the next."""
     began: tuple[float, Doing, str, str] | None = None
     own = [each for each in lines if each.lane == BOOTSTRAP]
     end = last_word(line for line in own if line.room == str(rooms[-1].id)) if over else None
@@ -96,8 +100,9 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
 
 
 ENDED: Final = (Doing.CLOSE, "")
+ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED)
 Named = TypeVar("Named", Line, Event)
-LAST_WORDS: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.FAILED)
+LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
 """Of a room that is the last of its request: the first of these that is there."""
 
 
@@ -116,6 +121,8 @@ def _seen(line: Line, *, reading: bool) -> Begin | None:
             return Doing.STREAM, "reads"
         case Moment.FAILED if reading:
             return Doing.STALL, "its stream stands still"
+        case Moment.RETRACTED if reading:
+            return Doing.PAUSE, PAUSED
         case _:
             return None
 
@@ -142,10 +149,10 @@ def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | Non
 def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
     """Where a lane ends that did not say so itself: with its room. A worker that died says nothing more: its
     part ends when the bootstrap failed the room, which a worker that lives says itself at once."""
-    failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name == Moment.FAILED]
+    failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name in ENDED_EARLY]
     if role == BOOTSTRAP or not failed:
         return ended_ms
-    said_so = any(line.name == Moment.FAILED for line in own)
+    said_so = any(line.name in ENDED_EARLY for line in own)
     return None if said_so else max([*failed, *(line.at_ms for line in own)])
 
 

@@ -5,6 +5,7 @@ from math import inf
 from typing import Final
 
 from services.bootstrap.story.parts import Line, RequestStep
+from services.bootstrap.story.pauses import PAUSED, Pause
 from services.rooms.phases import Side
 from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import BOOTSTRAP, Moment
@@ -28,16 +29,19 @@ STAGES: Final = (
 """Those that are on the way to the first token follow each other without a gap."""
 
 
-def stages_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[RequestStep]:
+def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] = ()) -> Iterator[RequestStep]:
     """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
-    later is not where its time went."""
+    later is not where its time went. Behind them the `pauses` that begin with it."""
     names = {B: B, P: entry.prefill.name, D: entry.decode.name}
     first: dict[tuple[str, str], float] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
-    failed_ms = first.get((B, Moment.FAILED), inf)
+    failed_ms = min(first.get((B, word), inf) for word in (Moment.FAILED, Moment.RETRACTED))
     for text, (role, name), (to_role, to_name), counts in STAGES:
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None and begin < failed_ms:
             ms = max(min(end, failed_ms) - begin, 0.0)
             yield RequestStep(str(entry.id), text, round(ms, 3), counts)
+    for pause in pauses:
+        if pause.room == str(entry.id):
+            yield RequestStep(pause.room, PAUSED, round(pause.ms, 3), first_token=False)

@@ -1,12 +1,14 @@
 """What is the whole story of a request, over all its rooms?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from services.bootstrap.notebook import NO_STATUS, RefusedRequest
-from services.bootstrap.story.chains import Chain
+from services.bootstrap.story.chains import Chain, is_paused, was_retracted
 from services.bootstrap.story.clocks import OneClock
 from services.bootstrap.story.lanes import lanes_of, lines_of
 from services.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State, Story, Why
+from services.bootstrap.story.pauses import pauses_of
 from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
 from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
@@ -27,6 +29,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
     total_ms = _ended_ms(rooms[-1], lines, now_ms) if over else now_ms
     first_ms = next((line.at_ms for line in lines if line.name == Moment.FIRST_TOKEN_PASSED_ON), None)
     own = {str(entry.id): [line for line in lines if line.room == str(entry.id)] for entry in rooms}
+    pauses = pauses_of(rooms, lines, total_ms)
     bars = list(client_bars(rooms, lines, over=over))
     for entry in rooms:
         bars += bars_of(entry, own[str(entry.id)], lanes)
@@ -40,8 +43,9 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
             first_ms,
             _passed_on(lines),
             _detail(lines, Moment.NOT_RETRIED),
+            pauses,
         ),
-        cause=why(rooms[-1].cause) if state is not State.ANSWERED else None,
+        cause=_cause(state, rooms[-1], _detail(lines, Moment.NOT_RETRIED)),
         begun_wall_ms=clock.begun_wall_ms,
         total_ms=round(total_ms, 3),
         first_token_ms=first_ms,
@@ -49,7 +53,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
         lanes=lanes,
         bars=bars,
         links=[link for entry in rooms for link in links_of(entry, own[str(entry.id)])],
-        stages=[stage for entry in rooms for stage in stages_of(entry, own[str(entry.id)])],
+        stages=[stage for entry in rooms for stage in stages_of(entry, own[str(entry.id)], pauses)],
         lines=lines,
         others=[str(each[-1].id) for each in others],
         trace_id=rooms[-1].trace_id,
@@ -95,6 +99,8 @@ def of_queued(request_id: str, queued: Event, now: Event) -> Story:
 
 def state_of(rooms: Chain, *, retrying: bool) -> State:
     last = rooms[-1]
+    if is_paused(last):
+        return State.PAUSED
     if retrying:
         return State.RETRYING
     if last.phase is RoomPhase.OPEN:
@@ -107,7 +113,28 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
         return State.ANSWERED
     if last.cause.reason is Reason.CLIENT_GONE:
         return State.GONE
+    if was_retracted(last):
+        ended = last_word(event for event in last.events if event.source == BOOTSTRAP)
+        return State.ANSWERED if ended is None else UNPAUSED.get(ended.name, State.ANSWERED)
     return State.FAILED if last.has_failed else State.ANSWERED
+
+
+UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
+"""By its last word: how a request ended whose last room was retracted."""
+
+
+def _cause(state: State, last: RoomEntry, not_retried: str) -> Why | None:
+    """Why the request is not answered, if it is not."""
+    if state is State.ANSWERED:
+        return None
+    if state is State.FAILED and was_retracted(last):
+        return Why(
+            Moment.NOT_RETRIED.value,
+            not_retried,
+            "Its decode worker needed its pages, and in its time no pair of workers had space for it to go"
+            " on. Look at the workers, and at the queue.",
+        )
+    return why(last.cause)
 
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:

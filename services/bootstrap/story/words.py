@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+from services.bootstrap.story.chains import was_retracted
 from services.bootstrap.story.parts import State, Why
+from services.bootstrap.story.pauses import Pause
 from services.rooms.errors import Cause
 from services.rooms.reasons import REASONS
 from services.rooms.registry_records import RoomEntry
@@ -23,11 +25,20 @@ def told_ms(ms: float) -> str:
 
 
 def headline(
-    state: State, rooms: Sequence[RoomEntry], total_ms: float, first_ms: float | None, tokens: str, said: str
+    state: State,
+    rooms: Sequence[RoomEntry],
+    total_ms: float,
+    first_ms: float | None,
+    tokens: str,
+    said: str,
+    pauses: Sequence[Pause],
 ) -> str:
-    """`tokens`: what the bootstrap says that it passed on; `said`: why there is no other room, if it does."""
+    """`tokens`: what the bootstrap says that it passed on; `said`: why there is no other room, if it does;
+    `pauses`: for its worker's want of pages."""
     last = rooms[-1]
     cause = last.cause.text if last.cause is not None else ""
+    if was_retracted(last):
+        cause = said
     first = "" if first_ms is None else f"; the first token came after {told_ms(first_ms)}"
     match state:
         case State.ANSWERED:
@@ -44,14 +55,25 @@ def headline(
             text = f"Streams since {told_ms(total_ms - (first_ms or 0.0))}{first}"
         case State.RETRYING:
             text = f"Its room failed, and it may go on in another: {cause}"
+        case State.PAUSED:
+            text = f"Waits to go on, {told_ms(total_ms)} after it came{first}"
         case _:
             text = f"Waits for its first token since {told_ms(total_ms)}"
-    return _sentence(text) + _rooms(rooms)
+    return _sentence(text) + _paused(pauses) + _rooms(rooms)
+
+
+def _paused(pauses: Sequence[Pause]) -> str:
+    if not pauses:
+        return ""
+    took = told_ms(sum(pause.ms for pause in pauses))
+    if len(pauses) == 1:
+        return f" Paused {took}: the worker needed its pages."
+    return f" Paused {took} in {len(pauses)} pauses: its workers needed its pages."
 
 
 def _rooms(rooms: Sequence[RoomEntry]) -> str:
     """What came before the last room."""
-    failed = [entry for entry in rooms[:-1] if entry.cause is not None]
+    failed = [entry for entry in rooms[:-1] if entry.cause is not None and not was_retracted(entry)]
     if not failed:
         return ""
     first = failed[0].cause

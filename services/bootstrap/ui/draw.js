@@ -40,6 +40,7 @@ export const STATES = {
   prefill: ["prefill", "busy"],
   streaming: ["streaming", "busy"],
   retrying: ["trying again", "warn"],
+  paused: ["paused", "wait"],
   answered: ["answered", "good"],
   failed: ["failed", "bad"],
   gone: ["client gone", "quiet"],

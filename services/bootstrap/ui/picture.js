@@ -59,7 +59,7 @@ export function picture(story, view, width) {
 function defs(left, right, bottom) {
   const hatch = (id) => s("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("rect", { class: `${id}-back`, width: 6, height: 6 }), s("rect", { class: `${id}-line`, width: 2.5, height: 6 }));
   const arrow = s("marker", { id: "arrow", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto-start-reverse" }, s("path", { d: "M0 0 6 3 0 6Z" }));
-  return s("defs", {}, s("clipPath", { id: "plot" }, s("rect", { x: left - 1, y: 0, width: right - left + 10, height: bottom + BOTTOM })), hatch("stall"), hatch("kept"), arrow);
+  return s("defs", {}, s("clipPath", { id: "plot" }, s("rect", { x: left - 1, y: 0, width: right - left + 10, height: bottom + BOTTOM })), hatch("stall"), hatch("pause"), hatch("kept"), arrow);
 }
 
 function laneRow(lane, index, height, gutter, width, narrow) {

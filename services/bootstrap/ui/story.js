@@ -10,6 +10,7 @@ const LEGEND = [
   ["agree", "ranks agree"],
   ["stream", "tokens"],
   ["stall", "stream stands still"],
+  ["pause", "paused: its worker needed the pages"],
   ["close", "gives back"],
   ["kept", "memory kept"],
 ];

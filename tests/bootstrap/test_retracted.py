@@ -1,0 +1,271 @@
+"""Is a room that decode retracted no failure to anybody, and does its client see a pause and nothing else?"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.bootstrap.attempts import RequestStream
+from services.openai.backend import Hangup, RoomFailed
+from services.rooms.errors import Cause, Reason
+from services.rooms.phases import Side
+from services.rooms.placement import Need
+from services.rooms.request import Request
+from services.rooms.retry import MARGIN_TOKENS
+from services.runtime.room_spans import RoomSpans
+from tests.bootstrap import test_choices
+from tests.bootstrap.scripted import CANARY, House, Step, accepted, asked, ended, house, read, tokens
+from tests.bootstrap.test_attempts import ANSWER, Pairs, decodes, prefills, two_pairs
+from tests.bootstrap.test_choices import DRAWN, WHOLE, in_turn, several
+from tests.trace.notes import PARENT, Notes
+from tests.wire.servers import until
+
+P, D = Side.PREFILL, Side.DECODE
+RETRACTED = Cause(Reason.RETRACTED, "3 pages are needed for older rooms")
+
+
+def retracted(*before: Step) -> list[Step]:
+    return [accepted(D), *before, ended(D, RETRACTED)]
+
+
+def next_token(request: Request) -> Step:
+    """The one behind what the request has, which is the first one that decode draws."""
+    at = len(request.output)
+    return tokens(at, ANSWER[at : at + 1])
+
+
+def count(at: House, name: str, **labels: str) -> float:
+    value = at.metrics.get_sample_value(name, labels)
+    assert value is not None, "it is there from the start"
+    return value
+
+
+def failures(at: House) -> float:
+    families = {"baton_rooms_failed", "baton_request_retries", "baton_admission_refused_requests"}
+    return sum(
+        sample.value
+        for family in at.metrics.collect()
+        if family.name in families
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    )
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[Pairs]:
+    """A second pair, which gets only what avoids the first one. A request may have one room alone."""
+    async with two_pairs(rooms_max=1, places=9) as made:
+        yield made
+
+
+async def test_retracted_is_no_failure_however_often_it_happens(
+    at: Pairs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs no attempt, avoids nobody, and each token comes once."""
+    notes = Notes()
+    at.rooms.timelines.spans = RoomSpans(notes)
+    at.prefill.scripts, at.prefill.script = [[accepted(P)]] * 5, prefills()
+    at.decode.scripts = [retracted(), retracted(next_token), retracted(), retracted(), retracted(next_token)]
+    at.decode.script = decodes()
+    request = replace(asked(len(ANSWER)), trace=PARENT)
+    assert await read(await at.backend.generate(request)) == (list(ANSWER), "length")
+    assert at.decode.called == [2, 3, 4, 5, 6, 7]
+    assert at.decode_1.called == at.prefill_1.called == []
+    for room in range(2, 7):
+        entry = at.entry(room)
+        assert (entry.cause, entry.has_failed) == (RETRACTED, False)
+        words = at.events(room)
+        assert {"failed", "retried", "not retried"}.isdisjoint(words)
+        told = {event.name: event.detail for event in entry.events}
+        assert told["retracted"] == RETRACTED.text
+        assert told["goes on"] == f"as room {room + 1} on prefill-0 and decode-0"
+    assert at.events(7)[-1] in ("answered", "decode outcome", "prefill outcome")
+    assert failures(at) == 0
+    assert count(at, "baton_rooms_retracted_total") == 5
+    assert [record for record in caplog.records if record.levelname not in ("DEBUG", "INFO")] == []
+    assert [span.error for span in notes.spans] == [None] * 6
+    await at.all_at_rest(*range(2, 8))
+    assert list(at.registry.index.failures()) == []
+
+
+async def test_choices_of_a_retracted_room_that_have_different_outputs_go_on_in_rooms_of_their_own(
+    at: Pairs,
+) -> None:
+    """Retracted once more, one of them, before it has another token."""
+    for worker in (at.prefill, at.prefill_1):
+        worker.choose = test_choices.prefills
+    begun = [tokens(0, DRAWN[seed][:2], None, place) for place, seed in enumerate(DRAWN)]
+    at.decode.choose = in_turn(retracted(*begun), retracted())
+    assert await test_choices.read(await at.backend.generate(several()), 4) == WHOLE
+    outputs = [each.output for each in at.decode.asked]
+    assert sorted(set(outputs)) == [(), (7, 8), (7, 30), (40, 41)]
+    assert len(outputs) == 5
+    assert failures(at) == 0
+    await at.all_at_rest(*range(2, 7))
+
+
+async def test_what_a_request_had_already_cost_is_not_forgiven_and_who_was_guilty_is_avoided_still() -> None:
+    async with two_pairs(rooms_max=2, places=9) as at:
+        at.prefill.script = at.prefill_1.script = [accepted(P)]
+        broken = [accepted(D), ended(D, Cause(Reason.ENGINE_FAILED, "as it happens"))]
+        at.decode.script = broken
+        at.decode_1.scripts, at.decode_1.script = [retracted(), retracted()], broken
+        assert await read(await at.backend.generate(asked())) == ([], "engine_failed")
+        assert (at.decode.called, at.decode_1.called) == ([2], [3, 4, 5])
+        await at.all_at_rest(2, 3, 4, 5)
+
+
+async def test_it_came_when_it_came_in_each_of_its_rooms_and_a_canary_before_all_others(at: Pairs) -> None:
+    """`oldest-goes-on` is judged by it."""
+    at.clock.advance(4_000)
+    at.prefill.script = prefills()
+    at.decode.scripts, at.decode.script = [retracted(next_token)], decodes()
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.decode.called == [2])
+    at.clock.advance(3_000)
+    assert await read(stream) == ([7, 8, 9], "length")
+    assert [each.arrived_ms for each in at.decode.asked] == [4_000, 4_000]
+    assert CANARY.arrived_ms == 0, "what makes a worker ready is not put out"
+    await at.all_at_rest(2, 3)
+
+
+async def test_it_asks_for_what_it_had_and_a_margin(at: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs: list[Need] = []
+    place = at.registry.place
+
+    def noted(need: Need, *more: Any, **named: Any) -> Any:
+        needs.append(need)
+        return place(need, *more, **named)
+
+    monkeypatch.setattr(at.registry, "place", noted)
+    at.prefill.script = prefills()
+    at.decode.scripts, at.decode.script = [retracted(next_token)], [accepted(D)]
+    stream = await at.backend.generate(asked(400))
+    for _ in range(2):
+        await stream.next()
+    assert [each.margin for each in needs] == [0, MARGIN_TOKENS]
+    assert [each.prompt_tokens for each in needs] == [3, 4]
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    await at.all_at_rest(2, 3)
+
+
+async def test_time_lost_to_it_and_tokens_computed_once_more_are_counted(at: Pairs) -> None:
+    at.prefill.scripts = [prefills(), [accepted(P)], prefills()]
+    at.decode.scripts, at.decode.script = [retracted(next_token), retracted()], decodes()
+    stream = await at.backend.generate(asked())
+    await stream.next()
+    await until(lambda: at.entry(2).cause is not None)
+    at.clock.advance(1_200)
+    assert (await read(stream))[1] == "length"
+    assert count(at, "baton_retraction_pause_seconds_count") == 1, "of both rooms it is one pause"
+    assert count(at, "baton_retraction_pause_seconds_sum") == pytest.approx(1.2)
+    assert count(at, "baton_retraction_recomputed_tokens_total") == 4
+    await at.all_at_rest(2, 3, 4)
+
+
+# ---- while it waits
+
+
+@pytest.fixture
+async def paused() -> AsyncIterator[House]:
+    """Two requests fill the workers; the first that is followed is retracted."""
+    async with house(rooms_max=1, max_queue=1) as made:
+        made.prefill.script = prefills()
+        made.decode.scripts, made.decode.script = [retracted(next_token)], decodes()
+        yield made
+
+
+async def wait_for_pages(at: House) -> tuple[RequestStream, "asyncio.Future[Any]"]:
+    """The stream that was retracted, and its reading, which waits."""
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.entry(1).cause is not None)
+    await at.admission.admit("another", 3, 5)
+    reading = asyncio.ensure_future(read(stream))
+    await until(lambda: at.admission.queued() == 1)
+    return stream, reading
+
+
+async def test_one_that_was_retracted_is_not_turned_away_by_a_full_queue(paused: House) -> None:
+    """Nor by others that were: it comes before all who had no room."""
+    at = paused
+    await at.admission.admit("another", 3, 5)
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.entry(2).cause is not None)
+    waiting = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+    await until(lambda: at.admission.queued() == 1)
+    reading = asyncio.ensure_future(read(stream))
+    await until(lambda: at.admission.queued() == 2)
+    at.retired(2)
+    assert await reading == ([7, 8, 9], "length")
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_client_that_hangs_up_in_the_pause_is_gone_and_nothing_has_failed(paused: House) -> None:
+    at = paused
+    stream, reading = await wait_for_pages(at)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    at.clock.advance(500)
+    await stream.hang_up(Hangup.CLIENT_GONE)
+    assert at.admission.queued() == 0
+    assert at.events(1)[-1] == "given up"
+    assert failures(at) == 0
+    assert list(at.registry.index.failures()) == []
+    assert count(at, "baton_retraction_pause_seconds_sum") == 0.5, "it was lost all the same"
+
+
+async def test_the_requests_own_time_ends_the_pause_and_that_is_what_its_client_reads() -> None:
+    async with house(rooms_max=1, timeout_s=0.5) as at:
+        at.prefill.script = prefills()
+        at.decode.script = retracted(next_token)
+        at.decode.scripts = [retracted(next_token)]
+        stream = await at.backend.generate(asked())
+        await until(lambda: at.entry(1).cause is not None)
+        await at.admission.admit("another", 3, 5)
+        assert (await stream.next()).tokens
+        with pytest.raises(RoomFailed) as failed:
+            await stream.next()
+        assert failed.value.reason is Reason.DEADLINE
+        assert str(failed.value).startswith("it waited to go on, since its worker needed its pages: ")
+        assert at.events(1)[-1] == "not retried"
+        assert [each.id for each in at.registry.index.failures()] == [1], "the request failed, and is listed"
+
+
+async def test_a_worker_that_is_lost_while_its_request_is_paused_is_the_cause() -> None:
+    async with house(rooms_max=1, wait_s=0.0) as at:
+        at.prefill.script = prefills()
+        at.decode.script = retracted(next_token)
+        stream = await at.backend.generate(asked())
+        await until(lambda: at.entry(1).cause is not None)
+        at.rooms.lose(at.decode.incarnation, "gone", proof="left")
+        assert (await read(stream))[1] == "decode_lost"
+
+
+async def test_a_room_that_its_caller_drives_is_retracted_and_what_follows_is_the_callers() -> None:
+    async with house() as at:
+        entry = await at.admission.admit("request-1", 3, 5)
+        at.rooms.fail(entry.id, RETRACTED)
+        assert at.events(1)[-2:] == ["retracted", "given up"]
+        assert not entry.has_failed
+
+
+async def test_prefill_that_hears_of_it_late_has_not_failed_either() -> None:
+    """It had sealed, and its outcome was under way; or it says that decode gave the room up."""
+    async with house(rooms_max=1, places=4) as at:
+        given_up = [
+            accepted(P),
+            ended(P, Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")),
+        ]
+        late = asyncio.Event()
+        at.prefill.scripts, at.prefill.script = [given_up], prefills()
+        at.decode.scripts, at.decode.script = [[accepted(D), late, ended(D, RETRACTED)]], decodes()
+        reading = asyncio.ensure_future(read(await at.backend.generate(asked())))
+        await until(lambda: "prefill outcome" in at.events(1))
+        late.set()
+        assert await reading == ([7, 8, 9], "length")
+        assert at.entry(1).cause == RETRACTED
+        assert failures(at) == 0
