@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from services.bootstrap.admission import Retry
 from services.bootstrap.story import chains
+from services.bootstrap.story.parts import Doing, State
 from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker
@@ -155,6 +156,95 @@ async def test_all_rooms_of_a_retried_request_are_one_story_under_any_of_its_ids
         (bar["doing"], bar["to_ms"] - bar["from_ms"]) for bar in told["bars"] if bar["lane"] == "client"
     ]
     assert client_saw == [("wait", 80), ("stream", 60), ("stall", 80), ("stream", 5)]
+
+
+RETRACTED = Cause(Reason.RETRACTED, "3 pages are needed by rooms that are older")
+
+
+async def retract(at: House, room: int = 1) -> None:
+    """20 ms after its first token was passed on, and it waits on."""
+    at.clock.advance(20)
+    say(at, "decode-0", "retracted", room=room)
+    at.rooms.follow(RoomId(room), lambda _: None)
+    at.rooms.fail(RoomId(room), RETRACTED)
+
+
+async def goes_on(at: House, room: int) -> RoomEntry:
+    retry = Retry(RoomId(room), Reason.RETRACTED, frozenset(), 0.0)
+    return await at.admission.admit("request-1", 3, 5, retry)
+
+
+async def test_retracted_is_no_failure_its_story_says_for_how_long_it_was_paused_and_why() -> None:
+    async with house(places=9) as at:
+        await at.admission.admit("request-1", 3, 5)
+        hand_over(at)
+        await retract(at)
+        at.clock.advance(200)
+        told = await story(at, "request-1")
+        assert (told["state"], told["cause"]["reason"]) == ("paused", "retracted")
+        async with client(at) as http:
+            [listed] = (await http.get("/requests")).json()["requests"]
+            failed = (await http.get("/requests", params={"failed": "true"})).json()["requests"]
+        assert (listed["state"], listed["cause"], failed) == ("paused", "", [])
+        second = await goes_on(at, 1)
+        at.rooms.follow(second.id, lambda _: None)
+        at.rooms.fail(second.id, RETRACTED)
+        third = await goes_on(at, 2)
+        assert (await story(at, "request-1"))["state"] == "streaming"
+        at.clock.advance(1_000)
+        at.rooms.timelines.report(third.id, Moment.FIRST_TOKEN_PASSED_ON)
+        at.clock.advance(5)
+        at.rooms.answered(third.id, "5 tokens passed on")
+        told = await story(at, "request-1")
+        assert (told["state"], told["cause"]) == ("answered", None)
+        assert told["headline"].endswith("5 tokens passed on. Paused 1,200 ms: the worker needed its pages.")
+        steps = [(each["room"], each["ms"]) for each in told["stages"] if each["text"].startswith("paused")]
+        assert steps == [("1", 1_200)], "of the second room it is the same pause"
+        assert "failure" not in {line["kind"] for line in told["lines"]}
+        saw = [
+            (bar["doing"], bar["to_ms"] - bar["from_ms"]) for bar in told["bars"] if bar["lane"] == "client"
+        ]
+        assert saw == [("wait", 80), ("stream", 80), ("pause", 1_200), ("stream", 5)]
+        of_decode = [bar for bar in told["bars"] if bar["lane"] == "decode-0"]
+        assert of_decode[-1]["doing"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "cause"),
+    [
+        (Moment.GIVEN_UP, "gone", "retracted"),
+        (Moment.NOT_RETRIED, "failed", "not retried"),
+        (Moment.ANSWERED, "answered", None),
+    ],
+)
+async def test_a_request_that_ends_while_it_is_paused_ends_as_the_bootstrap_says(
+    at: House, word: Moment, state: str, cause: str | None
+) -> None:
+    await at.admission.admit("request-1", 3, 5)
+    hand_over(at)
+    await retract(at)
+    at.clock.advance(300)
+    at.rooms.timelines.report(RoomId(1), word, "no pair of workers had space in time")
+    at.clock.advance(9_000)
+    told = await story(at, "request-1")
+    assert (told["state"], told["cause"] and told["cause"]["reason"]) == (state, cause)
+    assert told["headline"].endswith("Paused 300 ms: the worker needed its pages.")
+    if state == "failed":
+        assert told["headline"].startswith("Failed after 460 ms: no pair of workers had space in time.")
+        assert "in its time no pair" in told["cause"]["meaning"]
+
+
+async def test_a_pause_lasts_until_each_choice_has_its_next_token() -> None:
+    async with house(places=9) as at:
+        await at.admission.admit("request-1", 3, 5, choices=2)
+        hand_over(at)
+        await retract(at)
+        for ms in (100, 250):
+            at.clock.advance(ms)
+            entry = await goes_on(at, 1)
+            at.rooms.timelines.report(entry.id, Moment.FIRST_TOKEN_PASSED_ON)
+        told = await story(at, "request-1")
+        assert [each["ms"] for each in told["stages"] if each["text"].startswith("paused")] == [350]
 
 
 async def test_a_word_of_another_versions_worker_is_kept_and_shown_as_a_note(at: House) -> None:
@@ -490,6 +580,16 @@ def test_the_page_makes_elements_and_text_and_never_markup() -> None:
     page = (PAGE / "index.html").read_text()
     assert "http" not in page, "nothing is loaded from elsewhere"
     assert {path.name for path in PAGE.iterdir()} == {"index.html", *FILES}
+
+
+def test_the_page_has_a_name_for_every_state_and_a_colour_for_whatever_is_done() -> None:
+    code = "".join(path.read_text() for path in sorted(PAGE.iterdir()) if path.suffix in (".js", ".css"))
+    for state in State:
+        assert f"  {state.value}: [" in code, state
+    for doing in Doing:
+        assert f'["{doing.value}", "' in code, "in the legend"
+        assert f".bar.{doing.value} {{" in code
+        assert f".bar-sign.{doing.value} {{" in code
 
 
 async def test_the_pages_files_are_served_and_may_load_nothing_from_elsewhere(at: House) -> None:

@@ -20,7 +20,7 @@ own-draws choices-end-alone
 scored-is-computed scored-once
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
-canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load
+canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load retracted-is-no-failure
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 drain-keeps-promises zero-page-hand-over
 

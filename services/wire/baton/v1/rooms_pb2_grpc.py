@@ -74,7 +74,8 @@ class RoomServiceServicer:
     def OpenRoom(self, request, context):
         """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
         both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-        fails. It ends the room with CancelRoom or by reporting its outcome.
+        fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
+        failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

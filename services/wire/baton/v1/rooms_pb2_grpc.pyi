@@ -36,7 +36,8 @@ class RoomServiceStub:
     OpenRoom: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]
     """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
     both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-    fails. It ends the room with CancelRoom or by reporting its outcome.
+    fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
+    failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
     """
     WatchRoom: _grpc.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]
     """The room's timeline so far, then each new event, until it is retired."""
@@ -55,7 +56,8 @@ class RoomServiceAsyncStub(RoomServiceStub):
     OpenRoom: _aio.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]  # type: ignore[assignment]
     """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
     both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-    fails. It ends the room with CancelRoom or by reporting its outcome.
+    fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
+    failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
     """
     WatchRoom: _aio.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]  # type: ignore[assignment]
     """The room's timeline so far, then each new event, until it is retired."""
@@ -77,7 +79,8 @@ class RoomServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_rooms_pb2.OpenRoomReply, _abc.Awaitable[_rooms_pb2.OpenRoomReply]]:
         """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
         both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-        fails. It ends the room with CancelRoom or by reporting its outcome.
+        fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
+        failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
         """
 
     @_abc_1.abstractmethod
