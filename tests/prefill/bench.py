@@ -182,8 +182,8 @@ class PrefillBench:
         )
         await self.enter(group_pb2.Command(grant=wire))
 
-    async def cancel(self, room: int) -> None:
-        cause = cause_to_wire(Cause(Reason.CANCELLED, "no longer wanted"))
+    async def cancel(self, room: int, reason: Reason = Reason.CANCELLED) -> None:
+        cause = cause_to_wire(Cause(reason, "no longer wanted"))
         await self.enter(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=room, cause=cause)))
 
     def closing(self, room: int, *, generation: int = 5, receiver: int = DECODE) -> "asyncio.Future[None]":

@@ -295,6 +295,24 @@ async def test_a_cancel_in_any_phase_gives_everything_back(slow: Pair, phase: st
     bench.assert_empty()
 
 
+async def test_retracted_is_no_failure_where_prefill_has_not_yet_seen_that_all_is_written(
+    slow: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decode had the seal, and drew, and needs the pages: the room is ended here before its writes are."""
+    caplog.set_level("INFO")
+    bench = slow.bench
+    caller = await bench.run(toy.request("1", PROMPT))
+    await reach(bench, "pushing")
+    await bench.cancel(1, Reason.RETRACTED)
+    assert await caller.outcome() == "retracted"
+    await settle(bench)
+    assert "failed" not in bench.told(1)
+    [failed] = [each for each in bench.registry.collect() if each.name == "baton_rooms_failed"]
+    assert {each.value for each in failed.samples if each.name.endswith("_total")} == {0}
+    assert "room failed" not in caplog.messages
+    bench.assert_empty()
+
+
 async def test_a_caller_that_leaves_cancels_its_room(pair: Pair) -> None:
     caller = await pair.bench.run(toy.request("1", PROMPT))
     caller.task.cancel()
