@@ -1,11 +1,12 @@
 """Which request gets the next room, and who waits for one?
 
 The registry knows which pair of workers is best. Who fits none now waits in a bounded queue
-(`bounded-admission`), whose first is served as soon as somebody says that there may be space.
+(`bounded-admission`), which is looked at as soon as somebody says that there may be space. Who is next in it
+is said by `services.rooms.waiting_line`.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,11 +25,15 @@ from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry, Worker
 from services.rooms.timeline import Event, Moment
 from services.rooms.trace import TraceContext
+from services.rooms.waiting_line import Ahead, Claim, InLine, WaitingLine
 from services.runtime.clock import Clock
 
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
 """How many that wait for other workers may be before one that there is space for."""
+OUTPUT_TOKENS: Final = 256
+"""What a tenant pays for one answer, before anybody knows how long it gets, if as many may come: about what
+answers of chats have in published traces. `max_tokens` says nothing of it, since most leave it out."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 
 
@@ -72,6 +77,7 @@ class _Asked:
     """Until it is hashed, which is done once."""
     salt: int
     trace: TraceContext | None
+    claim: Claim
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +86,8 @@ class _WaitingRequest:
 
     asked: _Asked
     opened: asyncio.Future[RoomEntry]
-    queued: Event
-    """The line of its timeline that says so."""
+    queued: Event | None = None
+    """The line of its timeline that says so, once it has to wait."""
 
 
 class Admission:
@@ -102,10 +108,9 @@ class Admission:
         self._metrics = metrics
         self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
-        self._opened, self._given_back = Pace(), Pace()
-        """How fast those in the queue get rooms, and how fast the rooms on decode give back KV positions."""
-        self._queue: deque[_WaitingRequest] = deque()
-        """Those that had a room before come first: their clients have waited longest."""
+        self._opened = Pace()
+        """How fast those in the queue get rooms."""
+        self._line: WaitingLine[_WaitingRequest] = WaitingLine()
         self._hoping = 0
         """Requests that had a room, and wait for a side to have a ready worker again."""
         self.retrying: Counter[RoomId] = Counter()
@@ -124,30 +129,31 @@ class Admission:
         prompt: Sequence[int] = (),
         salt: int = 0,
         trace: TraceContext | None = None,
-        time_ms: int | None = None,
         choices: int = 1,
+        priority: int = 0,
+        tenant: bytes = b"",
+        arrived_ms: int | None = None,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
-        what the room's span is a part of. `time_ms`: how long the request may take once it has its room, if
-        that is known. `tokens`: KV positions that each of the `choices` may come to take on decode.
+        what the room's span is a part of. `tokens`: KV positions that each of the `choices` may come to take
+        on decode. `priority`, `tenant`: as of a `Claim`. `arrived_ms`: by the wall clock; None: now.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
         ready worker, for one to come. One that had no room waits for that only where a worker is expected.
 
         Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time. NotInTime, a
-        QueueFull, at once, where that is to be expected, or where its room would wait for pages for longer
-        than the request may take.
+        QueueFull, at once, where that is to be expected.
         """
         margin = 0 if retry is None else retry.margin
         need = Need(prompt_tokens, tokens, choices=choices, margin=margin)
-        asked = _Asked(request_id, need, retry, prompt, salt, trace)
+        came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
+        claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
+        asked = _Asked(request_id, need, retry, prompt, salt, trace, claim)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
-            if retry is None and time_ms is not None:
-                self._judge(asked.need, time_ms)
             entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
         except NoSuchWorker:
             self._metrics.refused(RefusalReason.NO_WORKER)
@@ -185,10 +191,6 @@ class Admission:
         self._serve_queue()
         self._look()
 
-    def given_back(self, tokens: int) -> None:
-        """A room gave back so many KV positions on decode."""
-        self._given_back.done(tokens)
-
     def retry_after_s(self) -> int:
         """When a request that is turned away now may find a place, as far as that is known."""
         ahead_ms, one_ms = self._opened.wait_ms(self.queued() + 1), self._opened.wait_ms(1)
@@ -203,35 +205,21 @@ class Admission:
 
     def queued(self) -> int:
         """Requests that wait for a pair of workers."""
-        return len(self._queue) + self._hoping
+        return len(self._line) + self._hoping
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
-        """Ids of those that wait in the queue, in its order, each with the line that says since when.
-        `had_none`: those alone that had no room before."""
+        """Ids of those that wait in the queue, class by class and the oldest first, each with the line that
+        says since when. `had_none`: those alone that had no room before."""
         return (
-            (each.asked.request_id, each.queued)
-            for each in self._queue
-            if not (had_none and each.asked.retry is not None)
+            (one.waiting.asked.request_id, one.waiting.queued)
+            for one in self._line
+            if one.waiting.queued is not None and not (had_none and one.claim.had_room)
         )
 
     # ---- inside
 
     def _look(self) -> None:
-        now_ms = self._clock.now_ms()
-        self._opened.look(now_ms, waits=bool(self._queue))
-        self._given_back.look(now_ms, waits=self._registry.overbooked(Side.DECODE) > 0)
-
-    def _judge(self, need: Need, time_ms: int) -> None:
-        """Raises NotInTime where its room would wait for pages for longer than the request may take."""
-        over = self._registry.overbooked(Side.DECODE)
-        if not over:
-            return
-        self._look()
-        wait_ms = self._given_back.wait_ms(over + need.on_decode(self._registry.decode_page_tokens))
-        if wait_ms is not None and wait_ms > time_ms:
-            raise NotInTime(
-                f"its room would wait {wait_ms // 1000} s for pages, {time_ms // 1000} s are left"
-            )
+        self._opened.look(self._clock.now_ms(), waits=len(self._line) > 0)
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
@@ -252,58 +240,83 @@ class Admission:
                 del self.retrying[retry.room]
 
     def _serve_queue(self) -> None:
-        """Open rooms for those who wait and fit, oldest first: who waits for some workers holds up nobody who
-        fits others."""
-        looked_at: list[_WaitingRequest] = []
+        """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
+        who fits others."""
+        looked_at = 0
         try:
-            while self._queue and len(looked_at) < LOOKED_AT_MAX:
-                first = self._queue.popleft()
-                if first.opened.done() or self._serve(first):
-                    continue
-                looked_at.append(first)
-                if self._registry.all_full:
-                    break
+            while looked_at < LOOKED_AT_MAX and (first := self._line.first()) is not None:
+                if first.waiting.opened.done():
+                    self._line.leave(first)
+                elif not self._serve(first):
+                    self._line.pass_over(first)
+                    looked_at += 1
+                    if self._registry.all_full:
+                        break
         finally:
-            self._queue.extendleft(reversed(looked_at))
+            self._line.look_again()
 
-    def _serve(self, waiting: _WaitingRequest) -> bool:
+    def _serve(self, one: InLine[_WaitingRequest]) -> bool:
         """Open its room, or tell it why there will be none. False when it has to wait on."""
+        waiting = one.waiting
         try:
             entry = self._open(waiting.asked)
         except NoCapacity:
             return False
         except Refusal as error:
+            self._line.leave(one)
             waiting.opened.set_exception(error)
             return True
+        self._line.take(one)
         self._opened.done()
-        self._registry.record(entry.id, waiting.queued)
+        if waiting.queued is not None:
+            self._registry.record(entry.id, waiting.queued)
         waiting.opened.set_result(entry)
         return True
 
     async def _open_in_turn(self, asked: _Asked) -> RoomEntry:
         """At once, if there is space, which those before it did not fit; else when it is its turn."""
-        self._serve_queue()
-        before = len(self._queue) if asked.retry is None else self._retries()
-        if before < LOOKED_AT_MAX:
+        if not len(self._line):
             try:
                 return self._open(asked)
             except NoCapacity:
                 pass
-        # One that was retracted is not turned away: there are no more of those than had a room.
-        bounded = asked.retry is None or asked.retry.is_attempt
-        if bounded and before + self._hoping >= self._max_queue:
-            raise QueueFull(f"the queue for workers is full: {counted(before + self._hoping, 'request')}")
-        self._look()
-        wait_ms = None if asked.retry is not None else self._opened.wait_ms(before + self._hoping + 1)
-        if wait_ms is not None and wait_ms > self._queue_timeout_ms:
-            ahead = counted(before + self._hoping, "request")
-            raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {ahead} before it")
-        opened: asyncio.Future[RoomEntry] = asyncio.get_running_loop().create_future()
-        waiting = _WaitingRequest(asked, opened, self._timelines.line(Moment.QUEUED, f"{before} before it"))
-        self._queue.insert(before, waiting)
-        self._look()
+        ahead = self._line.ahead(asked.claim)
+        waiting = _WaitingRequest(asked, asyncio.get_running_loop().create_future())
+        one = self._line.enter(waiting, asked.claim)
         try:
-            async with asyncio.timeout(self._queue_timeout_ms / 1000 if asked.retry is None else None):
+            self._serve_queue()
+            if not waiting.opened.done():
+                self._check_may_wait(asked, ahead)
+                told = f"class {asked.claim.priority}, {ahead.all} before it"
+                waiting.queued = self._timelines.line(Moment.QUEUED, told)
+                self._look()
+            return await self._turn(waiting)
+        finally:
+            self._line.leave(one)
+
+    def _check_may_wait(self, asked: _Asked, ahead: Ahead) -> None:
+        """Raises QueueFull, also where the request, which is in the line, would wait too long."""
+        line, hoping, claim = self._line, self._hoping, asked.claim
+        if asked.retry is None:
+            others = line.up_to(claim.priority) - 1 + hoping
+            is_full = others >= self._max_queue or len(line) + hoping > 2 * self._max_queue
+        else:
+            # One that was retracted is not turned away: there are no more of those than had a room.
+            others = line.again - 1 + hoping
+            is_full = others >= self._max_queue and asked.retry.is_attempt
+        if is_full:
+            raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
+        self._look()
+        before = ahead.all + hoping
+        wait_ms = None if claim.had_room else self._opened.wait_ms(before + 1)
+        if wait_ms is not None and wait_ms > self._queue_timeout_ms:
+            told = f"{counted(before, 'request')} before it"
+            raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {told}")
+
+    async def _turn(self, waiting: _WaitingRequest) -> RoomEntry:
+        opened, may_wait = waiting.opened, waiting.asked.retry is None
+        try:
+            async with asyncio.timeout(self._queue_timeout_ms / 1000 if may_wait else None):
                 return await opened
         except TimeoutError:
             if opened.cancelled():
@@ -313,18 +326,10 @@ class Admission:
             if not opened.cancelled() and opened.exception() is None:
                 self.discard(opened.result(), QUEUED_GONE)
             raise
-        finally:
-            # Whoever opened it took it out: the queue is not searched for those who got a room.
-            if opened.cancelled() and waiting in self._queue:
-                self._queue.remove(waiting)
-
-    def _retries(self) -> int:
-        """How many of the queue had a room before."""
-        return sum(each.asked.retry is not None for each in self._queue)
 
     async def _worker_news(self, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
-        if self._retries() + self._hoping >= self._max_queue:
+        if self._line.again + self._hoping >= self._max_queue:
             return False
         self._hoping += 1
         try:
@@ -373,3 +378,10 @@ class Admission:
             else:
                 self._timelines.report(retry.room, Moment.GOES_ON, f"as room {entry.id} {where}")
         return entry
+
+
+def _cost(need: Need) -> int:
+    """What a request takes of its tenant's share: what is computed of it, and what may be drawn, as far as
+    that can be said."""
+    longest = need.tokens - need.prompt_tokens + 1
+    return need.prompt_tokens + need.choices * min(max(longest, 1), OUTPUT_TOKENS)

@@ -255,6 +255,9 @@ class RequestStream:
                     request.salt,
                     request.trace,
                     choices=request.choices,
+                    priority=request.priority,
+                    tenant=request.tenant,
+                    arrived_ms=request.arrived_ms,
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             raise self._without_another(strand, cause, error) from error
@@ -355,8 +358,10 @@ class RoomBackend:
                 prompt=reusable(request),
                 salt=request.salt,
                 trace=request.trace,
-                time_ms=int(self._timeout_s * 1000),
                 choices=request.choices,
+                priority=request.priority,
+                tenant=request.tenant,
+                arrived_ms=request.arrived_ms,
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]

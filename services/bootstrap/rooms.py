@@ -229,8 +229,6 @@ class Rooms:
         with suppress(UnknownRoom):
             entry = self.registry.get(room)
             self.links.forget(entry.worker(side).incarnation, room)
-            if side is Side.DECODE and side in entry.waiting_for:
-                self.admission.given_back(entry.tokens)
         self.registry.side_retired(room, side)
         self.timelines.wake(room)
         self.admission.wake()

@@ -90,8 +90,8 @@ class BootstrapSettings(ServiceSettings):
     grpc_host: str = setting("", "Address that --grpc-port is on (not given: --host).", HOST_OR_NONE)
     max_queue: int = setting(
         1024,
-        "Most requests waiting for a pair of workers; more get a 429. Those whose room failed may wait"
-        " beside a full queue, up to as many again.",
+        "Most requests of one class and those above it waiting for a pair of workers; more get a 429. With"
+        " lower classes and those that had a room, up to twice as many wait.",
         POSITIVE,
     )
     queue_timeout_ms: int = setting(

@@ -126,6 +126,9 @@ class Request:
     arrived_ms: int = 0
     """When it came, by the bootstrap's wall clock: the same in each of its rooms, so that a retracted request
     does not become the youngest (`oldest-goes-on`)."""
+    tenant: bytes = b""
+    """In whose share it is served while it waits. What it stands for is not to be read from it, and no worker
+    is told."""
 
     @property
     def names(self) -> dict[str, str]:

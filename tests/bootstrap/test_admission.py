@@ -14,6 +14,7 @@ from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS
 from services.rooms.registry_records import RoomEntry, RoomPhase, Worker
+from services.rooms.waiting_line import QUANTUM
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S
@@ -59,6 +60,48 @@ async def test_those_who_wait_get_places_in_the_order_in_which_they_came(at: Hou
     third.cancel()
     with pytest.raises(asyncio.CancelledError):
         await third
+    assert at.admission.queued() == 0
+
+
+async def test_those_who_wait_get_places_by_class_and_within_one_by_turns_of_tenants(at: House) -> None:
+    await fill(at)
+
+    def wait(name: str, priority: int = 0, tenant: bytes = b"") -> "asyncio.Task[RoomEntry]":
+        coming = at.admission.admit(name, QUANTUM, QUANTUM, priority=priority, tenant=tenant)
+        return asyncio.ensure_future(coming)
+
+    waiting = [wait("low", 1), *(wait(f"a{each}", tenant=b"a") for each in range(2))]
+    await until(lambda: at.admission.queued() == 3)
+    waiting += [wait("b", tenant=b"b"), wait("high", -1)]
+    await until(lambda: at.admission.queued() == 5)
+    assert [name for name, _ in at.admission.waiting()] == ["high", "a0", "a1", "b", "low"]
+    details = {name: event.detail for name, event in at.admission.waiting()}
+    assert (details["high"], details["b"]) == ("class -1, 0 before it", "class 0, 1 before it")
+    served = []
+    for room in range(1, 6):
+        at.rooms.answered(RoomId(room))
+        at.retired(room)
+        served.append(at.entry(room + 2).request_id)
+    assert served == ["high", "a0", "b", "a1", "low"]
+    await asyncio.gather(*waiting)
+
+
+async def test_a_queue_full_of_a_class_leaves_those_above_it_a_place(at: House) -> None:
+    await fill(at)
+    waiting = [
+        asyncio.ensure_future(at.admission.admit(f"low-{each}", 3, 5, priority=1)) for each in range(4)
+    ]
+    await until(lambda: at.admission.queued() == 4)
+    with pytest.raises(QueueFull):
+        await at.admission.admit("one too many", 3, 5, priority=1)
+    waiting += [late(at, f"{each}") for each in range(4)]
+    await until(lambda: at.admission.queued() == 8)
+    for priority in (0, -1):
+        with pytest.raises(QueueFull):
+            await at.admission.admit("twice as many is the most", 3, 5, priority=priority)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
     assert at.admission.queued() == 0
 
 
@@ -264,22 +307,6 @@ async def test_who_would_wait_too_long_is_told_so_at_once_and_when_to_come_back(
         for each in (*waiting, another):
             each.cancel()
         await asyncio.gather(*waiting, another, return_exceptions=True)
-
-
-async def test_who_would_wait_too_long_for_pages_is_told_so_before_it_has_a_room() -> None:
-    async with house(places=9) as at:
-        at.decode.tokens_max, at.decode.incarnation = 10, Incarnation(23)
-        at.rooms.lose(Incarnation(22), "replaced", proof="left")
-        at.join(at.decode)
-        for each in range(9):
-            await at.admission.admit(str(each), 3, 5, time_ms=1)
-        for room in range(1, 5):
-            at.clock.advance(2_000)
-            at.rooms.answered(RoomId(room))
-            at.retired(room)
-        with pytest.raises(NotInTime, match="its room would wait 8 s for pages, 7 s are left"):
-            await at.admission.admit("late", 3, 5, time_ms=7_000)
-        assert (await at.admission.admit("patient", 3, 5, time_ms=9_000)).request_id == "patient"
 
 
 async def test_a_request_given_up_exactly_when_its_room_opens_leaves_no_room(at: House) -> None:
