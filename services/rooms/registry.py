@@ -297,11 +297,6 @@ class Registry:
         """No request of any client would get a room: a side has no space for any."""
         return not all(side.has_space for side in self._on.values())
 
-    def overbooked(self, side: Side) -> int:
-        """KV positions that rooms may come to take on a side, beyond what its workers that serve can hold:
-        what has to be given back before another room gets its pages."""
-        return self._on[side].overbooked
-
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""

@@ -65,9 +65,6 @@ class SideWorkers:
         self.joining: dict[Incarnation, Worker] = {}
         self.page_sizes: Counter[int] = Counter()
         """Workers by how many tokens a page of theirs holds."""
-        self._overbooked: Counter[Incarnation] = Counter()
-        self.overbooked = 0
-        """KV positions that rooms may come to take beyond what those that serve can hold."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
 
     @property
@@ -98,7 +95,6 @@ class SideWorkers:
         for ranking in (self.known, self.ready, self.serving, self.open, self.roomy, self.short):
             ranking.put(worker, None)
         self.joining.pop(incarnation, None)
-        self.overbooked -= self._overbooked.pop(incarnation, 0)
         self._forget(worker, worker.sent)
 
     def changed(self, worker: Worker) -> None:
@@ -120,9 +116,6 @@ class SideWorkers:
         self.open.put(worker, by_share if begins else None)
         self.roomy.put(worker, (-usage.left,) if begins else None)
         self.short.put(worker, by_share if worker.has_place and usage.may_wait else None)
-        over = max(-worker.usage.left, 0) if worker.is_serving else 0
-        self.overbooked += over - self._overbooked[facts.incarnation]
-        self._overbooked[facts.incarnation] = over
 
     def sent(self, worker: Worker, prompt: Sequence[Block]) -> None:
         """It gets this beginning of a prompt."""

@@ -162,7 +162,7 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
     for side in stack._on.values():
         rankings = (side.known, side.ready, side.serving, side.open, side.roomy, side.short)
         assert not any(len(each) for each in rankings)
-        assert not any((side.joining, side.page_sizes, side.overbooked, side._overbooked, side._sent))
+        assert not any((side.joining, side.page_sizes, side._sent))
     waits = (stack._untaken, stack._unended, stack._untold, stack._closing, stack._given_back)
     assert not any(len(each) for each in waits)
     assert not any((stack._leases, stack._names, stack._of_worker))
@@ -312,4 +312,4 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     assert all(Side.DECODE not in each.waiting_for for each in entries if each.decode is gone)
     stack.expired(8)
     assert stack.exited(gone.name, gone.pid) == [7 * WORKER]
-    assert (stack.all_full, stack.overbooked(Side.DECODE), stack.unreachable()) == (False, 0, [])
+    assert (stack.all_full, stack.unreachable()) == (False, [])
