@@ -209,8 +209,7 @@ class Start(Generic[Settings]):
                 on_renewal=metrics.lease_tried,
                 broken=BROKEN,
                 break_off=work.break_off,
-                holds=work.holds,
-                load=work.load,
+                census=work.census,
             )
             return await host.serve(role, shutdown)
         finally:
