@@ -11,12 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.registry_records import WorkerFacts
 from services.runtime.logging import Log
@@ -26,6 +28,7 @@ from services.wire.channel import REQUEST_BYTES_MAX, Channels
 from services.wire.conversation import converse
 from services.wire.conversions import cause_to_wire
 from services.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
+from services.wire.load import load_from_wire
 
 log = Log(__name__)
 
@@ -54,17 +57,26 @@ class Hearer(Protocol):
 class Links:
     """One link to each incarnation of a worker that was told something. Used from one event loop."""
 
-    def __init__(self, channels: Channels, absent: Callable[[RoomId, Side], None]) -> None:
-        """`absent`: told where a worker holds nothing of a room that it was told is over."""
+    def __init__(
+        self,
+        channels: Channels,
+        absent: Callable[[RoomId, Side], None],
+        loaded: Callable[[Incarnation, WorkerLoad], None],
+    ) -> None:
+        """`absent`: told where a worker holds nothing of a room that it was told is over. `loaded`: told what
+        a worker says of its load."""
         self._channels = channels
         self._absent = absent
+        self._loaded = loaded
         self._links: dict[Incarnation, WorkerStream] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, facts: WorkerFacts) -> "WorkerStream":
         link = self._links.get(facts.incarnation)
         if link is None:
-            link = self._links[facts.incarnation] = WorkerStream(facts, self._channels, self._absent)
+            loaded = partial(self._loaded, facts.incarnation)
+            link = WorkerStream(facts, self._channels, self._absent, loaded)
+            self._links[facts.incarnation] = link
         return link
 
     def forget(self, incarnation: Incarnation, room: RoomId) -> None:
@@ -103,11 +115,16 @@ class WorkerStream:
     """The stream to one process of one worker."""
 
     def __init__(
-        self, facts: WorkerFacts, channels: Channels, absent: Callable[[RoomId, Side], None]
+        self,
+        facts: WorkerFacts,
+        channels: Channels,
+        absent: Callable[[RoomId, Side], None],
+        loaded: Callable[[WorkerLoad], None],
     ) -> None:
         self._facts = facts
         self._channels = channels
         self._absent = absent
+        self._loaded = loaded
         self._hearers: dict[RoomId, Hearer] = {}
         self._opening: deque[Open] = deque()
         self._ending: deque[tuple[RoomId, int]] = deque()
@@ -231,6 +248,8 @@ class WorkerStream:
             if reply.HasField("outcome"):
                 del self._hearers[room]
             self._tell(room, hearer.heard, reply)
+        if self._facts.side is Side.DECODE and message.HasField("load"):
+            self._loaded(load_from_wire(message.load))
 
     def _tell(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
         """One room's trouble ends neither the stream nor the other rooms on it."""

@@ -19,6 +19,7 @@ from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.reasons import LOST, REASONS
 from services.rooms.registry import Registry
@@ -35,6 +36,7 @@ log = Log(__name__)
 
 TICK_S: Final = 0.25
 LOOK_S: Final = 0.01
+SOON_S: Final = 0.002
 
 ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 
@@ -58,13 +60,14 @@ class Rooms:
         self.credentials = Credentials()
         self.registry = registry
         self.clock = clock
-        self.links = Links(channels, self.side_retired)
+        self.links = Links(channels, self.side_retired, self.hear_load)
         self.notebook = Notebook()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
         self.admission = Admission(registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms)
         self._metrics = metrics
         self._failures = Failures(clock)
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
+        self._waking: asyncio.TimerHandle | None = None
 
     # ---- workers
 
@@ -75,17 +78,33 @@ class Rooms:
         self.admission.wake()
 
     def renew(
-        self, incarnation: Incarnation, census: Mapping[str, Any] = NOTHING_TOLD, turn_ms: int = 0
+        self,
+        incarnation: Incarnation,
+        census: Mapping[str, Any] = NOTHING_TOLD,
+        turn_ms: int = 0,
+        load: WorkerLoad | None = None,
     ) -> None:
-        """`census`: what the worker says that it holds. `turn_ms`: for how long its turn has not ended.
+        """`census`, `load`: what the worker says it holds. `turn_ms`: for how long its turn has not ended.
         Raises TurnStalled, and then its rooms go on elsewhere."""
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
         except TurnStalled as error:
             self.lose(incarnation, str(error), proof=None, how=Loss.STALLED)
             raise
+        if load is not None:
+            self.registry.hear_load(incarnation, load)
         self.notebook.heard(incarnation, census, self.clock.now_ms())
         self._metrics.lease_renewed()
+        self.admission.wake()
+
+    def hear_load(self, incarnation: Incarnation, load: WorkerLoad) -> None:
+        """A worker says what it holds. Where that is less than was thought, those who wait are served SOON_S
+        later: whoever's room ended with this very word waits by then, before those that came after it."""
+        if self.registry.hear_load(incarnation, load) and self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(SOON_S, self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
         self.admission.wake()
 
     def proven(self, incarnation: Incarnation) -> None:

@@ -31,6 +31,7 @@ from services.wire.conversions import (
 )
 from services.wire.errors import errors_as_status
 from services.wire.limits import REPORTS_MAX
+from services.wire.load import load_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
@@ -70,7 +71,9 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             worker = registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
-            self._rooms.renew(worker.facts.incarnation, census_from_wire(request.census), request.turn_ms)
+            load = load_from_wire(request.load) if request.HasField("load") else None
+            census = census_from_wire(request.census)
+            self._rooms.renew(worker.facts.incarnation, census, request.turn_ms, load)
             unproven = not worker.proven
         return workers_pb2.RenewReply(
             lease_ms=registry.lease_ms, departed=registry.departed(), unproven=unproven
@@ -179,6 +182,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             else:
                 for report in request.reports:
                     self._check_opener(context, RoomId(report.room), report.key)
+            if reporter and not request.rank and request.HasField("load"):
+                self._rooms.hear_load(reporter, load_from_wire(request.load))
             for room, reports in groupby(request.reports, attrgetter("room")):
                 self._report(reporter, request.rank, RoomId(room), reports)
         return rooms_pb2.ReportRoomsReply()

@@ -35,6 +35,7 @@ from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.growth import RunningRoom, Want, growth
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.plurals import counted
 from services.rooms.quarantine import in_quarantine, revocation_due
@@ -301,6 +302,21 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         dry = set(lacking).difference(lacking[place] for place in grown)
         computed = [at for at, (room, _, _) in enumerate(rows) if at not in dry and not room.retracting]
         return Space(computed, retracts=bool(retracted))
+
+    def load(self, running_max: int) -> WorkerLoad:
+        """By what rooms are placed here. `running_max`: sequences that a step continues at most."""
+        nothing: PageCounts = (0,) * len(self.holdings.pools)
+        asked, waiting, running = nothing, 0, 0
+        for room in self.roster:
+            if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
+                waiting += 1
+                asked = tuple(map(add, asked, room.pages_needed))
+            elif room.phase is Phase.TRANSFERRING or room.runs:
+                running += len(room.ends.going_on)
+        entered = max((room.id for room in self.roster), default=RoomId(0))
+        capacity = self.capacity()
+        free = tuple(max(count - capacity.margin, 0) for count in capacity.pages) or nothing
+        return WorkerLoad(free, asked, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
         """Every rank has done what the turn before asked of it: senders are told of their grants."""

@@ -1,15 +1,18 @@
 """Which pair of workers gets a request?
 
-On each side the one with the smallest share of its cache spoken for once it has the request, which takes less
-of a worker that was sent the prompt's beginning before. So a conversation stays where it is, unless more is
-spoken for there than that spares, and a short beginning that all prompts share fills nobody's queue.
+On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
+`services.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
+
+Among these, the one with the smallest share of its cache used once it has the request, which takes less of a
+worker that was sent the prompt's beginning before. So a conversation stays where it is, unless more is used
+there than that spares, and a short beginning that all prompts share fills nobody's queue.
 
 Found by looks at few of them, of which none is drawn by chance. Of up to LOOKS_MAX workers of a side it is
 the best one. Of more it may be fuller than the best by a beginning that more than HOLDERS_MAX were sent. And
-where caches are of several sizes, only LOOKS_MAX with the least spoken for are weighed against each other.
+where caches are of several sizes, only LOOKS_MAX with the smallest share used are weighed against each other.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -29,8 +32,8 @@ LOOKS_MAX: Final = 32
 """Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""
 
 Pair: TypeAlias = tuple[Worker, Worker]
-Fullness: TypeAlias = tuple[float, int, str]
-"""The share spoken for by then, what the request adds to it, and the worker's name."""
+Fullness: TypeAlias = tuple[bool, float, int, str]
+"""Whether it would wait there, the share used by then, what the request adds to it, and the worker's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,22 @@ class Need:
         if self.choices == 1:
             return self.tokens
         return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
+
+    def first_on(self, worker: WorkerFacts) -> int:
+        """KV positions that it begins with."""
+        return self.prompt_tokens if worker.side is Side.PREFILL else self.first_on_decode(worker.page_tokens)
+
+    def first_on_decode(self, page_tokens: int) -> int:
+        """In pages of so many: those of the tokens that are known and of a page more, which are granted at
+        once, and a page of each choice, which is left for it to grow into."""
+        granted = -(-min(self.prompt_tokens + page_tokens, self.tokens) // page_tokens)
+        return min((granted + self.choices) * page_tokens, self.on_decode(page_tokens))
+
+    def asked_of(self, worker: WorkerFacts) -> int:
+        """KV positions that are to be free for it to begin."""
+        if worker.side is Side.PREFILL or not self.margin:
+            return self.first_on(worker)
+        return min(self.first_on(worker) + self.margin, self.on(worker))
 
     def told(self, side: Side) -> str:
         if side is Side.PREFILL:
@@ -88,9 +107,9 @@ def place(
 
 
 def beyond(worker: Worker, need: Need) -> int:
-    """KV positions that a request takes of a worker, at least one, beyond what it was sent of its prompt.
-    In prefill that is what it computes. In decode it is spared the transfer alone."""
-    return max(need.on(worker.facts) - worker.sent.tokens(need.blocks), 1)
+    """KV positions that a request begins with on a worker, beyond what that was sent of its prompt: at least
+    one. In prefill that is what it computes. In decode it is spared the transfer alone."""
+    return max(need.first_on(worker.facts) - worker.sent.tokens(need.blocks), 1)
 
 
 class _Choice:
@@ -104,7 +123,10 @@ class _Choice:
         self._need = need
         self._avoid: Collection[Incarnation] = ()
         self._least = need.prompt_tokens if side is Side.PREFILL else need.on_decode(1)
-        """What it takes of a worker, whatever the worker's pages are."""
+        """What it may come to take of a worker, whatever the worker's pages are."""
+        page_tokens = min(workers.page_sizes, default=1)
+        self._first = need.prompt_tokens if side is Side.PREFILL else need.first_on_decode(page_tokens)
+        """The least that it begins with."""
         self._is_ready = any(self.ready())
         if not self._is_ready and not any(self._able(workers.serving)):
             self._refuse()
@@ -121,43 +143,75 @@ class _Choice:
         return self._able(self._workers.ready)
 
     def best(self) -> Worker:
-        """Of those with a free place the least full one by then. Raises NoCapacity."""
+        """Of those with space for it the least full one by then. Raises NoCapacity."""
         found = next(self.in_order(), None)
         if found is not None:
             return found[1]
         side = self._side.value
         if not self._is_ready:
             raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
-        raise NoCapacity(f"every {side} worker holds as many rooms as it may")
+        raise NoCapacity(f"every {side} worker is full: none has space for {self._need.told(self._side)} now")
 
     def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
-        """Those with a free place, the least full by then first: that a prompt's beginning was sent to it
-        before spares a worker as much.
+        """Those with space for it, the least full by then first: that a prompt's beginning was sent to it
+        before spares a worker as much. Those where it would wait come last."""
+        workers = self._workers
+        roomiest = next(iter(workers.roomy), None)
+        if roomiest is not None and roomiest.usage.left >= self._first:
+            found: set[Incarnation] = set()
+            for full, worker in self._by_share(workers.open, self._begins, waits=False):
+                found.add(worker.facts.incarnation)
+                yield full, worker
+            for worker in workers.roomy:
+                if worker.usage.left < self._first:
+                    break
+                if worker.facts.incarnation not in found and self._can_be(worker) and self._begins(worker):
+                    yield self._look(worker, waits=False)
+        yield from self._by_share(workers.short, self._waits, waits=True)
 
-        Looks at those that were sent more of the beginning than the others, and then, by what is spoken for
-        on them, at others for as long as one of these may come next, at LOOKS_MAX at a time.
+    def _by_share(
+        self, ranking: Ranking, fits: Callable[[Worker], bool], *, waits: bool
+    ) -> Iterator[tuple[Fullness, Worker]]:
+        """Of a ranking by what is used, those that it fits.
+
+        Looks at those that were sent more of the beginning than the others, and then at others for as long as
+        one of these may come next, at LOOKS_MAX at a time. It leaves off after as many that it does not fit.
         """
         holders = self._workers.sent_before(self._need.blocks)
         seen = {worker.facts.incarnation for worker in holders}
-        looked = [self._look(each) for each in holders if each.has_place and self._can_be(each)]
+        able = (each for each in holders if each in ranking and self._can_be(each) and fits(each))
+        looked = [self._look(each, waits=waits) for each in able]
         heapify(looked)
         looked_max = len(looked) + LOOKS_MAX
+        misfits_left = LOOKS_MAX
         largest = max((worker.facts.tokens_max for worker in islice(self._workers.ready, 1)), default=0)
-        for worker in self._workers.open:
+        for worker in ranking:
             facts = worker.facts
             if facts.incarnation in seen or not self._can_be(worker):
                 continue
-            at_largest = self._least * facts.tokens_max / largest
-            least = (worker.tokens + at_largest) / facts.tokens_max, self._least, facts.name
+            if not fits(worker):
+                misfits_left -= 1
+                if not misfits_left:
+                    break
+                continue
+            at_largest = self._first * facts.tokens_max / largest
+            share = (worker.usage.tokens + at_largest) / facts.tokens_max
+            least = waits, share, self._first, facts.name
             while looked and (looked[0][0] <= least or len(looked) == looked_max):
                 yield heappop(looked)
-            heappush(looked, self._look(worker))
+            heappush(looked, self._look(worker, waits=waits))
         while looked:
             yield heappop(looked)
 
-    def _look(self, worker: Worker) -> tuple[Fullness, Worker]:
-        more = beyond(worker, self._need)
-        return ((worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name), worker
+    def _look(self, worker: Worker, *, waits: bool) -> tuple[Fullness, Worker]:
+        more, facts = beyond(worker, self._need), worker.facts
+        return (waits, (worker.usage.tokens + more) / facts.tokens_max, more, facts.name), worker
+
+    def _begins(self, worker: Worker) -> bool:
+        return worker.usage.begins(self._need.asked_of(worker.facts))
+
+    def _waits(self, worker: Worker) -> bool:
+        return not self._begins(worker)
 
     def _can_be(self, worker: Worker) -> bool:
         facts = worker.facts
@@ -202,7 +256,7 @@ def _best_pair(prefill: _Choice, decode: _Choice, pairs: Pairs) -> Pair:
             if at == 0:
                 return best[1]  # no next one has a better partner
     if best is None:
-        raise NoCapacity("every pair of workers that reach each other holds as many rooms as it may")
+        raise NoCapacity("every pair of workers that reach each other is full")
     return best[1]
 
 

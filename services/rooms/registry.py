@@ -22,6 +22,7 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
+from services.rooms.load import WorkerLoad
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, beyond, place
@@ -174,6 +175,19 @@ class Registry:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
             self._changed(worker)
 
+    def hear_load(self, incarnation: Incarnation, load: WorkerLoad) -> bool:
+        """What a worker says of its load. Whether there is more space on it than was thought: somebody who
+        waits may fit. One of other groups than it registered says nothing."""
+        worker = self._workers.get(incarnation)
+        if worker is None or not worker.usage.fits(load):
+            return False
+        # A higher one than any that was issued is of a bootstrap that was here before.
+        entered = load.entered if load.entered < self._next_room else RoomId(0)
+        side = worker.facts.side
+        more = worker.usage.hear(load, entered, lambda room: side not in self._open[room].untaken)
+        self._on[side].loaded(worker)
+        return more
+
     def proven(self, incarnation: Incarnation) -> WorkerFacts | None:
         """A canary hand-over passed through this worker. Whom that made ready: nobody, where it was ready, or
         has left since."""
@@ -280,13 +294,8 @@ class Registry:
 
     @property
     def all_full(self) -> bool:
-        """No request of any client would get a room: a side has no place for any."""
-        return not all(len(side.open) for side in self._on.values())
-
-    def overbooked(self, side: Side) -> int:
-        """KV positions that rooms may come to take on a side, beyond what its workers that serve can hold:
-        what has to be given back before another room gets its pages."""
-        return self._on[side].overbooked
+        """No request of any client would get a room: a side has no space for any."""
+        return not all(side.has_space for side in self._on.values())
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
@@ -326,7 +335,7 @@ class Registry:
             prefill.facts,
             decode.facts,
             beyond(prefill, need),
-            need.on(decode.facts),
+            need.first_on(decode.facts),
             now_ms,
             canary,
             retry_of,
@@ -342,7 +351,7 @@ class Registry:
             worker.rooms.add(room)
             if canary:
                 worker.canaries.add(room)
-            worker.tokens += entry.tokens_on(worker.facts.side)
+            worker.usage.place(room, entry.tokens_on(worker.facts.side))
             self._of_worker.setdefault(worker.facts.incarnation, {})[room] = entry
             self._on[worker.facts.side].loaded(worker)
             self._on[worker.facts.side].sent(worker, need.blocks)
@@ -424,9 +433,14 @@ class Registry:
     def taken(self, room: RoomId, sides: Iterable[Side]) -> None:
         """Its opener brought it to these sides. Unknown rooms are ignored."""
         entry = self._open.get(room)
-        if entry is not None:
-            entry.untaken.difference_update(sides)
-            self._look_at_opener(entry)
+        if entry is None:
+            return
+        for side in entry.untaken.intersection(sides):
+            entry.untaken.discard(side)
+            worker = self._workers.get(entry.worker(side).incarnation)
+            if worker is not None and worker.usage.brought(room):
+                self._on[side].loaded(worker)
+        self._look_at_opener(entry)
 
     def unended(self, now_ms: int) -> list[RoomEntry]:
         """Rooms whose opener is gone: not brought to both workers in UNTAKEN_MS, open for OPEN_MS_MAX, or
@@ -492,7 +506,7 @@ class Registry:
         if worker is not None and entry.id in worker.rooms:
             worker.rooms.discard(entry.id)
             worker.canaries.discard(entry.id)
-            worker.tokens -= entry.tokens_on(side)
+            worker.usage.gone(entry.id)
             self._on[worker.facts.side].loaded(worker)
 
     def _enter(self, entry: RoomEntry, phase: RoomPhase) -> None:

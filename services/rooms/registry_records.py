@@ -8,6 +8,7 @@ from typing import Final
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import Sent
 from services.rooms.errors import Cause
+from services.rooms.load import WorkerUsage
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
 from services.rooms.timeline import Event, Line
@@ -67,7 +68,10 @@ class WorkerFacts:
     context_length: int = 0
     """Most tokens of a sequence; 0: not said."""
     page_tokens: int = 1
-    """Of any two workers of the stack, one's is a multiple of the other's."""
+    """Of a block: the fewest positions of which every group has whole pages. Of any two workers of the stack,
+    one's is a multiple of the other's."""
+    group_page_tokens: tuple[int, ...] = ()
+    """Of a page of each group; empty: there is one, and that is its block."""
     topology: Topology = ONE_RANK
     pid: int = 0
     """Of its process, for whoever started it on the same machine; 0: not told."""
@@ -97,15 +101,17 @@ class Worker:
     rooms: set[RoomId] = field(default_factory=set)
     canaries: set[RoomId] = field(default_factory=set)
     """Those of them that no client asked for."""
-    tokens: int = 0
-    """KV positions that its open rooms may come to take there."""
     joined_ms: int = 0
     """When it registered first."""
+    usage: WorkerUsage = field(init=False)
+    """Of its cache."""
     sent: Sent = field(init=False)
     """Beginnings of prompts that it may hold."""
 
     def __post_init__(self) -> None:
-        self.sent = Sent(self.facts.tokens_max if self.facts.keeps_prefixes else 0)
+        facts = self.facts
+        self.sent = Sent(facts.tokens_max if facts.keeps_prefixes else 0)
+        self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
 
     @property
     def is_serving(self) -> bool:
@@ -118,13 +124,18 @@ class Worker:
         return len(self.rooms) - len(self.canaries)
 
     @property
+    def tokens(self) -> int:
+        """KV positions of its cache that are used or asked for."""
+        return self.usage.tokens
+
+    @property
     def share(self) -> float:
-        """Of its cache, what its open rooms may come to take."""
-        return self.tokens / max(self.facts.tokens_max, 1)
+        """Of its cache, that is."""
+        return self.usage.tokens / max(self.facts.tokens_max, 1)
 
     @property
     def has_place(self) -> bool:
-        """For one more client's room, now."""
+        """For one more client's room, now, if it has the space."""
         return self.state is WorkerState.READY and self.places_taken < self.facts.rooms_max
 
 
@@ -148,7 +159,7 @@ class RoomEntry:
     prompt_tokens: int
     """KV positions that it takes in prefill, beyond what was sent there before."""
     tokens: int
-    """KV positions that it may come to take in decode."""
+    """KV positions that it begins with in decode."""
     opened_ms: int
     canary: bool = False
     retry_of: RoomId | None = None

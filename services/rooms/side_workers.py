@@ -30,6 +30,9 @@ class Ranking:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __contains__(self, worker: Worker) -> bool:
+        return worker.facts.incarnation in self._entries
+
     def __iter__(self) -> Iterator[Worker]:
         return (worker for _, _, worker in self._order)
 
@@ -53,15 +56,21 @@ class SideWorkers:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
         """Each with the largest cache first."""
         self.open = Ranking()
-        """Those with a place for a client's room: the one with the smallest share of its cache spoken for
-        first, and of equals the largest."""
+        """Those where a client's room may begin now: the one with the smallest share of its cache used first,
+        and of equals the largest."""
+        self.roomy = Ranking()
+        """The same, the one with the most left first."""
+        self.short = Ranking()
+        """Those that one more may wait on, in the order of `open`."""
         self.joining: dict[Incarnation, Worker] = {}
         self.page_sizes: Counter[int] = Counter()
         """Workers by how many tokens a page of theirs holds."""
-        self._overbooked: Counter[Incarnation] = Counter()
-        self.overbooked = 0
-        """KV positions that rooms may come to take beyond what those that serve can hold."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
+
+    @property
+    def has_space(self) -> bool:
+        """For some client's request."""
+        return bool(len(self.open) or len(self.short))
 
     @property
     def tokens_max(self) -> int:
@@ -83,10 +92,9 @@ class SideWorkers:
         self.page_sizes[size] -= 1
         if not self.page_sizes[size]:
             del self.page_sizes[size]
-        for ranking in (self.known, self.ready, self.serving, self.open):
+        for ranking in (self.known, self.ready, self.serving, self.open, self.roomy, self.short):
             ranking.put(worker, None)
         self.joining.pop(incarnation, None)
-        self.overbooked -= self._overbooked.pop(incarnation, 0)
         self._forget(worker, worker.sent)
 
     def changed(self, worker: Worker) -> None:
@@ -101,12 +109,13 @@ class SideWorkers:
         self.loaded(worker)
 
     def loaded(self, worker: Worker) -> None:
-        """Its rooms, or what they may come to take."""
+        """Its rooms, or what is used of it."""
         facts = worker.facts
-        self.open.put(worker, (worker.share, -facts.tokens_max) if worker.has_place else None)
-        over = max(worker.tokens - facts.tokens_max, 0) if worker.is_serving else 0
-        self.overbooked += over - self._overbooked[facts.incarnation]
-        self._overbooked[facts.incarnation] = over
+        usage, by_share = worker.usage, (worker.share, -facts.tokens_max)
+        begins = worker.has_place and usage.left > 0 and usage.has_row
+        self.open.put(worker, by_share if begins else None)
+        self.roomy.put(worker, (-usage.left,) if begins else None)
+        self.short.put(worker, by_share if worker.has_place and usage.may_wait else None)
 
     def sent(self, worker: Worker, prompt: Sequence[Block]) -> None:
         """It gets this beginning of a prompt."""

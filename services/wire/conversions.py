@@ -441,6 +441,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         tokens_max=wire.tokens_max,
         rooms_max=wire.rooms_max,
         page_tokens=layout.block_tokens,
+        group_page_tokens=layout.page_tokens,
         topology=topology_from_wire(wire.topology),
         pid=wire.pid,
         keeps_prefixes=wire.keeps_prefixes,

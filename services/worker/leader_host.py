@@ -74,8 +74,10 @@ class Role:
     """What ends the turns when the ranks of the worker can no longer go on together."""
     break_off: Callable[[Cause], None]
     """Tells whoever waits for a room."""
-    census: Callable[[], workers_pb2.WorkerCensus] = workers_pb2.WorkerCensus
+    holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
     """What the worker holds, told with each renewal."""
+    load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
+    """By what rooms are placed on it, told where rooms ended."""
 
 
 class WorkerHost:
@@ -174,10 +176,11 @@ class WorkerHost:
             registration,
             self._departed,
             lambda holds: self._tried(holds, role.on_renewal),
-            role.census,
+            role.holds,
             lambda: progress.turn,
         )
         self._lease = lease
+        self.reporter.load = role.load
         spare_what_is_loaded()
         await self.server.start((*role.services, PRESENCE))
         await self.server.set_serving(serving=True)

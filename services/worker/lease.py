@@ -66,10 +66,10 @@ class LeaseKeeper:
         registration: workers_pb2.RegisterRequest,
         on_departed: Callable[[Sequence[Incarnation]], None],
         on_renewal: Callable[[bool], None],
-        census: Callable[[], workers_pb2.WorkerCensus] = workers_pb2.WorkerCensus,
+        holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest,
         turns: Callable[[], int] | None = None,
     ) -> None:
-        """`on_renewal`: told of each try, and whether the worker holds a lease by it. `census`: what is told
+        """`on_renewal`: told of each try, and whether the worker holds a lease by it. `holds`: what is told
         with it of what the worker holds. `turns`: how many of the worker's have ended; None for what takes
         none."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
@@ -78,7 +78,7 @@ class LeaseKeeper:
         self._credential = registration.credential
         self._on_departed = on_departed
         self._on_renewal = on_renewal
-        self._census = census
+        self._what_it_holds = holds
         self._stall = None if turns is None else Stall(turns)
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
@@ -159,11 +159,9 @@ class LeaseKeeper:
         self._sent += 1
         number = self._sent
         request = workers_pb2.RenewRequest(
-            incarnation=self._incarnation,
-            census=self._census(),
-            credential=self._credential,
-            turn_ms=self._turn_ms(),
+            incarnation=self._incarnation, credential=self._credential, turn_ms=self._turn_ms()
         )
+        request.MergeFrom(self._what_it_holds())
         reply = await _typed(self._stub.Renew(request, timeout=self._answer_s))
         self._on_renewal(True)
         if number < self._heard:

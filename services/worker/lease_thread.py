@@ -33,7 +33,7 @@ class LeaseThread:
         registration: workers_pb2.RegisterRequest,
         on_departed: Callable[[Sequence[Incarnation]], None],
         on_renewal: Callable[[bool], None],
-        census: Callable[[], workers_pb2.WorkerCensus],
+        holds: Callable[[], workers_pb2.RenewRequest],
         turns: Callable[[], int],
     ) -> None:
         """`channels`: of threads; this one's own from now on. The rest as of LeaseKeeper: all but `turns`,
@@ -42,8 +42,8 @@ class LeaseThread:
         self._worker = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._channels = channels
-        self._census = census
-        self._sample = census()
+        self._holds = holds
+        self._sample = holds()
         self._sampling = False
         """The worker's loop was asked for the next sample."""
         self._on_renewal = on_renewal
@@ -92,7 +92,7 @@ class LeaseThread:
         self._keeper.reach(self._channels.to(self._bootstrap, Party.BOOTSTRAP))
         self._notify(self._on_renewal, held)
 
-    def _sampled(self) -> workers_pb2.WorkerCensus:
+    def _sampled(self) -> workers_pb2.RenewRequest:
         """What the worker's loop sampled last. It samples for the next time."""
         if not self._sampling:
             self._sampling = True
@@ -106,7 +106,7 @@ class LeaseThread:
     # ---- in the worker's loop
 
     def _take_sample(self) -> None:
-        self._sample = self._census()
+        self._sample = self._holds()
         self._sampling = False
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -61,6 +61,8 @@ class Reporter:
         self._waiting: list[rooms_pb2.RoomReport] = []
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
+        self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
+        """By what rooms are placed on the worker; nothing of one where the bootstrap knows it by itself."""
         self.dropped = 0
         """Lines that were lost, since start."""
 
@@ -116,6 +118,7 @@ class Reporter:
                     rank=self._rank,
                     reports=batch,
                     credential=self._credential,
+                    load=self.load() if any(report.retired for report in batch) else None,
                 )
                 try:
                     await self._stub.ReportRooms(request, timeout=UNARY_S)

@@ -11,13 +11,13 @@ import grpc
 
 from services.ids import Incarnation
 from services.rooms.phases import Side
-from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire
 from services.wire.errors import Draining, errors_as_status
 from services.worker.callers import Callers
 from services.worker.mailbox import Mailbox
-from services.worker.shared_stream import Rest, SharedStream, rooms_reply
+from services.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 
@@ -29,6 +29,8 @@ class Opener(Protocol[Reply]):
 
     @property
     def draining(self) -> bool: ...
+
+    def load(self) -> rooms_pb2.WorkerLoad | None: ...
 
 
 class RoomOpeningService(ABC, Generic[Reply]):
@@ -73,7 +75,8 @@ class RoomOpeningService(ABC, Generic[Reply]):
             aclosing(shared.lines()) as messages,
         ):
             async for lines in messages:
-                yield rooms_reply(self.message(), lines)
+                load = self._opener.load() if ends_some(lines) else None
+                yield rooms_reply(self.message() if load is None else self.message(load=load), lines)
 
     def _judge(self, request: Any) -> tuple[group_pb2.Command, int]:
         check_incarnation(self._incarnation, request.incarnation)

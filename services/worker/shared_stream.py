@@ -192,6 +192,12 @@ class _RoomReplies(Generic[Reply]):
         self._stream.reply(self, reply)
 
 
+def ends_some(lines: Sequence[Line[Any]]) -> bool:
+    """A room among them ended, or was refused: the worker has other space than before."""
+    said = [each for _, each in lines if each is not None]
+    return any(isinstance(each, inference_pb2.Refused) or each.HasField("outcome") for each in said)
+
+
 def rooms_reply(message: Rooms, lines: Sequence[Line[Any]]) -> Rooms:
     """`message` with `lines`."""
     for room, said in lines:

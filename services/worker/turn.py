@@ -17,7 +17,7 @@ from services.rooms.phases import Phase, Vote
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Capacity, Roster
 from services.rooms.timeline import Moment
-from services.wire.baton.v1 import group_pb2, workers_pb2
+from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from services.wire.census import census_to_wire
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
@@ -91,11 +91,16 @@ class RankWork(ABC, Generic[Reply, Asked]):
         for room in self.roster:
             room.conclude(None if room.succeeded else room.cause or cause)
 
-    def census(self) -> workers_pb2.WorkerCensus:
-        """What is held right now, for people to look at."""
+    def load(self) -> rooms_pb2.WorkerLoad | None:
+        """By what rooms are placed here, right now; None where the bootstrap knows it by itself."""
+        return None
+
+    def holds(self) -> workers_pb2.RenewRequest:
+        """What is held right now, and for people to look at."""
         rooms = self.roster.census()
         tokens = self._computing.tokens
-        return census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
+        census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
+        return workers_pb2.RenewRequest(census=census, load=self.load())
 
     # ---- Work
 

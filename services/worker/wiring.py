@@ -209,7 +209,8 @@ class Start(Generic[Settings]):
                 on_renewal=metrics.lease_tried,
                 broken=BROKEN,
                 break_off=work.break_off,
-                census=work.census,
+                holds=work.holds,
+                load=work.load,
             )
             return await host.serve(role, shutdown)
         finally:

@@ -35,7 +35,7 @@ from services.wire.conversions import (
     worker_from_wire,
 )
 from services.wire.errors import refusal_to_wire
-from services.worker.shared_stream import rooms_reply
+from services.worker.shared_stream import ends_some, rooms_reply
 from tests.layouts import one_group
 from tests.patience import PATIENCE_S
 from tests.support.manual_clock import ManualClock
@@ -126,6 +126,8 @@ class ScriptedWorker:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     found: int | None = None
     """Which incarnation answers for it, if another does."""
+    says: rooms_pb2.WorkerLoad | None = None
+    """Of decode: its load, where a room ends."""
     mute: asyncio.Event | None = None
     """It answers nobody who asks whether it is there before this is set."""
 
@@ -251,7 +253,8 @@ class DecodeWorker(
     StreamRooms = ScriptedWorker.play_all
 
     def message(self, lines: Any) -> Any:
-        return rooms_reply(inference_pb2.StreamRoomsReply(), lines)
+        load = self.says if ends_some(lines) else None
+        return rooms_reply(inference_pb2.StreamRoomsReply(load=load), lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)

@@ -376,14 +376,15 @@ async def test_a_client_that_hangs_up_ends_all_rooms(pairs: Pairs, when: str) ->
 
 
 async def test_a_room_takes_the_pages_of_all_its_choices(at: House) -> None:
-    """Of 16 tokens a page: a prompt of 40 fills two, which are shared; each of the choices has two more."""
+    """Of 16 tokens a page: a prompt of 40 fills two, which are shared; each of the choices may have two more.
+    It begins with a page for each."""
     at.prefill.choose, at.decode.choose = (lambda _: [accepted(P)]), (lambda _: [accepted(D)])
     need = Need(40, 60, choices=3)
     assert need.on_decode(1) == 60 + 2 * (60 - 39)
     assert need.on_decode(16) == 16 * (4 + 2 * (4 - 2))
     request = Request("request-1", tuple(range(40)), 21, further_seeds=(1, 2))
     stream = await at.backend.generate(request)
-    assert at.entry().tokens == need.on_decode(1)
+    assert at.entry().tokens == need.first_on_decode(1) == 40 + 1 + 3
     await stream.hang_up(Hangup.CLIENT_GONE)
     await until(lambda: bool(at.prefill.cancels and at.decode.cancels))
     for worker in (at.prefill, at.decode):

@@ -12,6 +12,7 @@ from services.bootstrap import links
 from services.bootstrap.links import Links, WorkerStream
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.registry_records import StackFacts, WorkerFacts
 from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
@@ -80,6 +81,7 @@ class At:
     links: Links
     facts: WorkerFacts
     absent: list[tuple[int, Side]]
+    loads: list[tuple[int, WorkerLoad]]
     ears: dict[int, Ear] = field(default_factory=dict)
 
     @property
@@ -114,7 +116,14 @@ async def at() -> AsyncIterator[At]:
             "prefill-0", Side.PREFILL, Incarnation(7), address, "model", StackFacts(), 1_000, 100
         )
         absent: list[tuple[int, Side]] = []
-        made = At(worker, Links(channels, lambda *told: absent.append(told)), facts, absent)
+        loads: list[tuple[int, WorkerLoad]] = []
+        made = At(
+            worker,
+            Links(channels, lambda *told: absent.append(told), lambda *told: loads.append(told)),
+            facts,
+            absent,
+            loads,
+        )
         try:
             yield made
         finally:
@@ -269,3 +278,10 @@ async def test_authorised_writer_a_worker_lets_go_of_no_room_of_anothers(at: At)
     at.say((1, None), (2, None), (5, None), (6, None))
     await until(lambda: bool(at.absent))
     assert at.absent == [(5, Side.PREFILL)]
+
+
+async def test_what_a_prefill_worker_says_of_its_load_is_nothing(at: At) -> None:
+    at.open(1)
+    at.say((1, OVER))
+    await at.hears(1, "outcome")
+    assert at.loads == []

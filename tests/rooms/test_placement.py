@@ -160,8 +160,9 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
     assert stack.open_count() == 0
     assert not any(stack.phases.values())
     for side in stack._on.values():
-        assert not any((len(side.known), len(side.ready), len(side.serving), len(side.open)))
-        assert not any((side.joining, side.page_sizes, side.overbooked, side._overbooked, side._sent))
+        rankings = (side.known, side.ready, side.serving, side.open, side.roomy, side.short)
+        assert not any(len(each) for each in rankings)
+        assert not any((side.joining, side.page_sizes, side._sent))
     waits = (stack._untaken, stack._unended, stack._untold, stack._closing, stack._given_back)
     assert not any(len(each) for each in waits)
     assert not any((stack._leases, stack._names, stack._of_worker))
@@ -191,7 +192,7 @@ def best_of_all(
             break
     else:
         pairs = list(product(wanted[0], wanted[1]))
-    free = [pair for pair in pairs if all(each.has_place for each in pair)]
+    free = [pair for pair in pairs if all(has_space(each, need) for each in pair)]
     if not free:
         return NoCapacity
 
@@ -199,9 +200,13 @@ def best_of_all(
     return pair[0].facts.name, pair[1].facts.name
 
 
-def fullness(worker: Worker, need: Need) -> tuple[float, int, str]:
-    more = beyond(worker, need)
-    return (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
+def fullness(worker: Worker, need: Need) -> tuple[bool, float, int, str]:
+    waits, more = not worker.usage.begins(need.asked_of(worker.facts)), beyond(worker, need)
+    return waits, (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
+
+
+def has_space(worker: Worker, need: Need) -> bool:
+    return worker.has_place and (worker.usage.may_wait or worker.usage.begins(need.asked_of(worker.facts)))
 
 
 def placed(stack: Registry, need: Need, avoid: Collection[Incarnation]) -> tuple[str, str] | type[Exception]:
@@ -260,9 +265,9 @@ def test_of_many_workers_the_best_is_taken_but_for_a_beginning_that_very_many_we
     for _ in range(200):
         need = Need(700, 900, prompt(draw.randrange(30), SYSTEM[:shared], 700))
         for worker in stack.place(need):
-            best = min(fullness(each, need) for each in stack._on[worker.facts.side].open)
-            assert fullness(worker, need)[0] <= best[0] + shared / size
-            assert shared or worker.facts.name == best[2]
+            best = min(fullness(each, need) for each in stack._on[worker.facts.side].ready)
+            assert fullness(worker, need)[1] <= best[1] + shared / size
+            assert shared or worker.facts.name == best[3]
         rooms.append(send(stack, need))
         if draw.random() < 0.5:
             over(stack, rooms.pop(draw.randrange(len(rooms))))
@@ -307,4 +312,4 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     assert all(Side.DECODE not in each.waiting_for for each in entries if each.decode is gone)
     stack.expired(8)
     assert stack.exited(gone.name, gone.pid) == [7 * WORKER]
-    assert (stack.all_full, stack.overbooked(Side.DECODE), stack.unreachable()) == (False, 0, [])
+    assert (stack.all_full, stack.unreachable()) == (False, [])

@@ -167,8 +167,10 @@ class SimulatedWorker:
             self._registration(),
             self._departed,
             lambda _: None,
+            self.work.holds,
             turns=lambda: self._progress.turn,
         )
+        self.reporter.load = self.work.load
         self._server.open()
         turns = loop.create_task(self._turns(leader))
         turns.add_done_callback(self._left)

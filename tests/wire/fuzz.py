@@ -41,6 +41,7 @@ _SCALARS: Final[Mapping[int, st.SearchStrategy[Any]]] = {
     FieldDescriptor.TYPE_ENUM: st.integers(-1, 4) | signed(32),
     FieldDescriptor.TYPE_FIXED64: unsigned(64),
     FieldDescriptor.TYPE_INT64: signed(64),
+    FieldDescriptor.TYPE_SINT32: signed(32),
     FieldDescriptor.TYPE_STRING: TEXTS,
     FieldDescriptor.TYPE_UINT32: unsigned(32),
     FieldDescriptor.TYPE_UINT64: unsigned(64),

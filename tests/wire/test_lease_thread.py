@@ -109,7 +109,9 @@ async def keeping(address: str, channels: Channels | None = None) -> AsyncIterat
         workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1")),
         lambda gone: found[0].departed.extend(gone),
         lambda held: found[0].tries.append(held),
-        lambda: workers_pb2.WorkerCensus(turns=found[0].turns if found else 0),
+        lambda: workers_pb2.RenewRequest(
+            census=workers_pb2.WorkerCensus(turns=found[0].turns if found else 0)
+        ),
         lambda: found[0].turns,
     )
     found.append(LeaseHolder(lease, asyncio.create_task(lease.run())))

@@ -29,6 +29,8 @@ class Bootstrap(rooms_pb2_grpc.RoomServiceServicer):
     batches: list[list[rooms_pb2.RoomReport]] = field(default_factory=list)
     incarnations: set[int] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
+    loads: list[int | None] = field(default_factory=list)
+    """Free pages that each batch told of."""
     away: int = 0
     """Calls that end without an answer of its own."""
     refuse: int = 0
@@ -46,6 +48,7 @@ class Bootstrap(rooms_pb2_grpc.RoomServiceServicer):
         self.incarnations.add(request.incarnation)
         self.ranks.add(request.rank)
         self.batches.append(list(request.reports))
+        self.loads.append(request.load.free_pages[0] if request.HasField("load") else None)
         return rooms_pb2.ReportRoomsReply()
 
     @property
@@ -186,3 +189,15 @@ async def test_a_traced_room_is_one_span_which_is_its_leaders() -> None:
     assert span.events == ["computing", "written", "failed", "retired"]
     assert span.error == "engine_failed: prefill: the step raised"
     assert (span.ended, len(spans)) == (1, 0)
+
+
+async def test_what_is_left_on_the_worker_is_told_where_something_was_given_back(bench: Bench) -> None:
+    bootstrap, reporter = bench
+    told = iter(range(7, 10))
+    reporter.load = lambda: rooms_pb2.WorkerLoad(free_pages=[next(told)])
+    for number in (1, 2):
+        reporter.report(RoomId(number), Moment.ACCEPTED)
+        await reporter.flush()
+        reporter.retired(RoomId(number))
+        await reporter.flush()
+    assert bootstrap.loads == [None, 7, None, 8]

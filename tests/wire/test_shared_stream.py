@@ -17,7 +17,7 @@ from services.wire.errors import refusal_from_wire
 from services.worker import shared_stream
 from services.worker.callers import Callers
 from services.worker.mailbox import Mailbox
-from services.worker.shared_stream import Rest, SharedStream, rooms_reply
+from services.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
 
 MOST = 4
 MINE = Incarnation(7)
@@ -310,3 +310,17 @@ async def test_malformed_is_contained_what_a_message_asks_for_beside_rooms_ends_
         await steps()
         assert not task.done()
         assert [room for message in at.messages for room, _ in message] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        (ACCEPTED, False),
+        (FIRST, False),
+        (OVER, True),
+        (inference_pb2.Refused(code=8), True),
+        (None, False),
+    ],
+)
+def test_the_worker_has_other_space_where_a_room_ended_or_was_refused(said: Any, ends: bool) -> None:
+    assert ends_some([(RoomId(1), FIRST), (RoomId(2), said)]) is ends

@@ -99,12 +99,27 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
         "rooms_max": facts.rooms_max,
         "tokens": worker.tokens,
         "tokens_max": facts.tokens_max,
+        "load": _load(worker),
         "told_ms_ago": None if census is None else now_ms - census.at_ms,
         "tokens_s": 0.0 if census is None else round(census.tokens_s, 1),
         "queues": _ordered(told.get("queues", {})),
         "phases": told.get("rooms", {}),
         "pages": told.get("pages", {}),
         "slots": told.get("slots", {}),
+    }
+
+
+def _load(worker: Worker) -> dict[str, int] | None:
+    """What placement knows of a worker that tells its load; None of any other."""
+    usage = worker.usage
+    if usage.load is None:
+        return None
+    return {
+        "left_tokens": usage.left,
+        "running": usage.load.running,
+        "running_max": usage.load.running_max,
+        "waiting": usage.load.waiting,
+        "placed_since": usage.placed,
     }
 
 

@@ -84,9 +84,17 @@ function drawWorker(worker) {
       h("dt", {}, "KV pages"),
       h("dd", {}, worker.told_ms_ago === null ? h("p", { class: "note" }, "not told yet") : [stacked(pages, `KV pages of ${worker.name}`), legend(pages)]),
     ),
+    worker.load ? h("p", { class: "note" }, spaceOf(worker.load)) : null,
     h("ul", { class: "queues", "aria-label": "Queues" }, queues.map(([name, value]) => h("li", { class: value ? "some" : "" }, h("b", {}, count(value)), ` ${name}`))),
     h("p", { class: "note foot" }, `${count(worker.tokens_s)} tokens/s`, h("span", {}, `lease ${duration(worker.lease_left_ms)}`)),
   );
+}
+
+/** In what placement goes by. */
+function spaceOf(load) {
+  const left = load.left_tokens > 0 ? `space for ${count(load.left_tokens)} tokens` : "no space now";
+  const waiting = load.waiting + load.placed_since;
+  return `${left}${waiting ? `, ${count(waiting)} ${waiting === 1 ? "room" : "rooms"} about to begin` : ""}`;
 }
 
 function drawLost(lost) {

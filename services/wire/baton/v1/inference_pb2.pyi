@@ -729,16 +729,22 @@ class StreamRoomsReply(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     LINES_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamRoomsReply.Line]: ...
+    @_builtins.property
+    def load(self) -> _rooms_pb2.WorkerLoad:
+        """Where a room ended, or was refused."""
+
     def __init__(
         self,
         *,
         lines: _abc.Iterable[Global___StreamRoomsReply.Line] | None = ...,
+        load: _rooms_pb2.WorkerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

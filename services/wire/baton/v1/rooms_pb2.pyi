@@ -69,6 +69,57 @@ class Peer(_message.Message):
 Global___Peer: _TypeAlias = Peer  # noqa: Y015
 
 @_typing.final
+class WorkerLoad(_message.Message):
+    """What a decode worker holds, by which rooms are placed: as of one moment between two of its turns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FREE_PAGES_FIELD_NUMBER: _builtins.int
+    ASKED_PAGES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RUNNING_MAX_FIELD_NUMBER: _builtins.int
+    ENTERED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Higher with each that the process tells, whichever way it comes: what comes late is known by it."""
+    waiting: _builtins.int
+    """How many rooms those are."""
+    running: _builtins.int
+    """Sequences of granted rooms that go on, and how many a step continues at most."""
+    running_max: _builtins.int
+    entered: _builtins.int
+    """The highest id among its rooms; 0 without any. Those with a higher one have not come."""
+    @_builtins.property
+    def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group of its layout: pages that a room could be granted now. What those that run are about to take
+        is not among them.
+        """
+
+    @_builtins.property
+    def asked_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group: pages that the rooms ask for which are not granted yet."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        free_pages: _abc.Iterable[_builtins.int] | None = ...,
+        asked_pages: _abc.Iterable[_builtins.int] | None = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+        running_max: _builtins.int = ...,
+        entered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
 class Cause(_message.Message):
     """Why a room failed. `reason` is one of a closed set of snake_case words."""
 
@@ -127,7 +178,7 @@ class OpenRoomRequest(_message.Message):
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     tokens: _builtins.int
-    """Prompt plus output: what the decode worker may come to hold of one choice."""
+    """Prompt plus output: what the decode worker may come to hold of one choice. The room begins with less."""
     choices: _builtins.int
     """Sequences that are to be drawn behind the prompt; 0 for one."""
     def __init__(
@@ -274,6 +325,7 @@ class ReportRoomsRequest(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The reporting worker's; 0 for the caller of OpenRoom."""
     rank: _builtins.int
@@ -282,6 +334,10 @@ class ReportRoomsRequest(_message.Message):
     """The worker's, as it registered with it; of its other ranks, the one that is made of it for them."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomReport]: ...
+    @_builtins.property
+    def load(self) -> Global___WorkerLoad:
+        """Of a decode worker, where rooms are among the reports that gave everything back."""
+
     def __init__(
         self,
         *,
@@ -289,10 +345,11 @@ class ReportRoomsRequest(_message.Message):
         reports: _abc.Iterable[Global___RoomReport] | None = ...,
         rank: _builtins.int = ...,
         credential: _builtins.bytes = ...,
+        load: Global___WorkerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation", "rank", b"rank", "reports", b"reports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation", "load", b"load", "rank", b"rank", "reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

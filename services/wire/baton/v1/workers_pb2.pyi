@@ -245,6 +245,7 @@ class RenewRequest(_message.Message):
     CENSUS_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     TURN_MS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     credential: _builtins.bytes
     turn_ms: _builtins.int
@@ -253,6 +254,10 @@ class RenewRequest(_message.Message):
     def census(self) -> Global___WorkerCensus:
         """What the worker holds right now, for people to look at."""
 
+    @_builtins.property
+    def load(self) -> _rooms_pb2.WorkerLoad:
+        """Of a decode worker."""
+
     def __init__(
         self,
         *,
@@ -260,10 +265,11 @@ class RenewRequest(_message.Message):
         census: Global___WorkerCensus | None = ...,
         credential: _builtins.bytes = ...,
         turn_ms: _builtins.int = ...,
+        load: _rooms_pb2.WorkerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation", "turn_ms", b"turn_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["census", b"census", "credential", b"credential", "incarnation", b"incarnation", "load", b"load", "turn_ms", b"turn_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

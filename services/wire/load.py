@@ -1,0 +1,32 @@
+"""How does a worker say by what rooms are to be placed on it?"""
+
+from services.ids import RoomId
+from services.pages.layout import GROUPS_MAX
+from services.rooms.load import WorkerLoad
+from services.wire.baton.v1 import rooms_pb2
+
+
+def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
+    """`number`: higher than that of any which this process told before."""
+    return rooms_pb2.WorkerLoad(
+        number=number,
+        free_pages=load.free,
+        asked_pages=load.asked,
+        waiting=load.waiting,
+        running=load.running,
+        running_max=load.running_max,
+        entered=load.entered,
+    )
+
+
+def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
+    """Of more groups than a layout may have it is of no worker's: they are cut off."""
+    return WorkerLoad(
+        free=tuple(wire.free_pages[: GROUPS_MAX + 1]),
+        asked=tuple(wire.asked_pages[: GROUPS_MAX + 1]),
+        waiting=wire.waiting,
+        running=wire.running,
+        running_max=wire.running_max,
+        entered=RoomId(wire.entered),
+        number=wire.number,
+    )
