@@ -109,9 +109,9 @@ async def test_choices_of_a_retracted_room_that_have_different_outputs_go_on_in_
     assert await test_choices.read(await at.backend.generate(several()), 4) == WHOLE
     outputs = [each.output for each in at.decode.asked]
     assert {each[:2] for each in outputs} == {(), (7, 8), (7, 30), (40, 41)}
-    assert len(outputs) == 5
+    assert len(outputs) in (5, 6), "two that had the same may have parted, by the first token of one"
     assert failures(at) == 0
-    await at.all_at_rest(*range(2, 7))
+    await at.all_at_rest(*(entry.id for entry in at.registry.find("request-1")))
 
 
 async def test_what_a_request_had_already_cost_is_not_forgiven_and_who_was_guilty_is_avoided_still() -> None:
