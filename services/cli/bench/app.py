@@ -11,6 +11,7 @@
     baton bench router      the bootstrap on one core before workers that answer at once
     baton bench place       a placement before many workers beside few, and with many rooms open
     baton bench burst       many requests at once, and a steady flow: what was answered, what failed
+    baton bench growth      chats without an end on a cache that does not hold all, beside one that does
     baton bench serve       any OpenAI-compatible server under load: first token, time per token, goodput
     baton bench compare     Baton and other systems under the same load, in turns; writes a table and bars
 
@@ -25,6 +26,7 @@ from services.cli.bench.burst import burst
 from services.cli.bench.choices import choices
 from services.cli.bench.compare import compare
 from services.cli.bench.grammars import grammars
+from services.cli.bench.growth import growth
 from services.cli.bench.handover import handover
 from services.cli.bench.perplexity import perplexity
 from services.cli.bench.place import place
@@ -47,6 +49,7 @@ for command in (
     perplexity,
     agree,
     burst,
+    growth,
     serve,
     compare,
     router,

@@ -29,7 +29,7 @@ REFUSED: Final = 429
 WATCHED: Final = {
     "baton_rooms_failed_total": "rooms_failed",
     "baton_request_retries_total": "retries",
-    "baton_retractions_total": "retractions",
+    "baton_rooms_retracted_total": "retractions",
 }
 """Counters of a bootstrap, each by what it is told as; another server's are not there."""
 CLASS: Final = re.compile(r"(-?\d{1,9})(?:@(\d{1,5}))?", re.ASCII)

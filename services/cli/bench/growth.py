@@ -1,0 +1,64 @@
+"""What does it cost that rooms take memory as they grow, where not all of them fit to their ends?"""
+
+import json
+from typing import Annotated, Final
+
+import typer
+
+from services.cli.bench.report import AsJson
+from services.runtime.errors import StartupError
+from services.runtime.serve import tell
+from services.runtime.setting_kinds import SIZE, BadValue
+
+CACHE: Final = "1GiB"
+
+
+def growth(
+    chats: Annotated[
+        int, typer.Option(min=1, max=4096, help="Asked at once, each to the context's end.")
+    ] = 64,
+    context_length: Annotated[int, typer.Option(min=64, help="Tokens of one, prompt and answer.")] = 1024,
+    cache: Annotated[str, typer.Option(help="Memory for KV pages of the stack that is judged.")] = CACHE,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="About so many: 16-64, or 128@3,1024 (three to one).")
+    ] = "16-64",
+    dtype: Annotated[
+        str, typer.Option(help="float32: answers are equal whatever runs beside them.")
+    ] = "float32",
+    alone: Annotated[int, typer.Option(min=0, help="Chats that are asked once more, one at a time.")] = 2,
+    only: Annotated[str, typer.Option(help="Some of the caches, by commas: whole,default,quarter.")] = "",
+    flags: Annotated[str, typer.Option(help="Of `baton serve`, beside these.")] = "",
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Longest a chat may take.")] = 3600,
+    _: AsJson = True,
+) -> None:
+    """Chats without an end and without `max_tokens`, all at once, on three stacks, one after the other: with
+    --cache, with a cache that holds all of them to their ends, and with a quarter of --cache.
+
+    `ratio`: tokens a second beside those of the stack whose cache holds everything. Half of the chats are
+    greedy, half are seeded; `equal` counts the answers that are the same there, token for token.
+    """
+    from services.cli.bench.growth_stacks import GrowthPlan, measure
+    from services.cli.bench.lengths import Lengths
+
+    try:
+        plan = GrowthPlan(
+            chats=chats,
+            context_tokens=context_length,
+            cache_bytes=SIZE.parse(cache),
+            prompt_tokens=Lengths.parse(prompt_tokens),
+            dtype=dtype,
+            alone=alone,
+            only=tuple(filter(None, only.split(","))),
+            flags=flags,
+            seed=seed,
+            timeout_s=timeout_s,
+        )
+    except BadValue as error:
+        raise typer.BadParameter(f"--cache {cache} is not allowed: use {error}") from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    try:
+        print(json.dumps({"benchmark": "growth", **measure(plan, lambda text: typer.echo(text, err=True))}))
+    except StartupError as error:
+        raise typer.Exit(tell(error)) from None
