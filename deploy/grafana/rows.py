@@ -116,6 +116,17 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             most=1,
         ),
         Panel(
+            "KV used, as rooms are placed by it",
+            "The share of the caches of ready workers that is used or asked for. Near 1 on decode the"
+            " bootstrap queues for memory.",
+            {
+                "{{side}}": f"sum by (side) ({now('baton_worker_kv_tokens', state='used')})"
+                f" / sum by (side) ({now('baton_worker_kv_tokens')})"
+            },
+            unit="percentunit",
+            most=1,
+        ),
+        Panel(
             "Rooms retracted a minute",
             "Decode needed their pages for older rooms. Nothing failed: their requests go on, and their"
             " clients see a pause. Many of them say that decode has too few pages for those that run.",

@@ -177,6 +177,12 @@ class RegistryCollector(Collector):
             "Rooms that ready workers may hold, by what is there.",
             labels=["side", "state"],
         )
+        tokens = GaugeMetricFamily(
+            "baton_worker_kv_tokens",
+            "KV positions of ready workers, as rooms are placed by them: used or asked for, and left. Decode"
+            " says what it has, less what was placed since; prefill is counted by its open rooms.",
+            labels=["side", "state"],
+        )
         for side in Side:
             ready = [
                 w for w in self._registry.workers() if (w.facts.side, w.state) == (side, WorkerState.READY)
@@ -185,7 +191,11 @@ class RegistryCollector(Collector):
             free = sum(worker.facts.rooms_max - worker.places_taken for worker in ready)
             places.add_metric([side.value, "taken"], taken)
             places.add_metric([side.value, "free"], free)
+            left = sum(max(worker.usage.left, 0) for worker in ready)
+            tokens.add_metric([side.value, "used"], sum(each.facts.tokens_max for each in ready) - left)
+            tokens.add_metric([side.value, "left"], left)
         yield places
+        yield tokens
         yield GaugeMetricFamily(
             "baton_admission_queue_requests", "Requests waiting for a pair of workers.", value=self._queued()
         )

@@ -44,6 +44,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_admission_queue_requests",
         "baton_admission_refused_requests_total",
         "baton_worker_places",
+        "baton_worker_kv_tokens",
         "baton_rooms_retracted_total",
         "baton_retraction_recomputed_tokens_total",
         "baton_prefill_bootstrap_queue_requests",

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from services.bootstrap.admission import QueueFull
 from services.ids import RoomId
 from services.rooms.errors import Cause, NoSuchWorker, Reason
+from services.rooms.load import WorkerLoad
+from services.rooms.phases import Side
 from services.rooms.placement import Need
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
@@ -88,3 +91,19 @@ async def test_places_are_those_of_ready_workers_and_say_how_many_are_taken(at: 
     assert places("decode") == (0, 2)
     at.registry.drain(at.decode.incarnation)
     assert places("decode") == (0, 0)
+
+
+async def test_kv_is_used_as_decode_says_it_and_by_open_rooms_elsewhere(at: House) -> None:
+    def tokens(side: str) -> tuple[float, float]:
+        name = "baton_worker_kv_tokens"
+        return count(at, name, side=side, state="used"), count(at, name, side=side, state="left")
+
+    assert tokens("prefill") == tokens("decode") == (0, 1_000)
+    await at.admission.admit("a", 3, 5)
+    assert (tokens("prefill"), tokens("decode")) == ((3, 997), (5, 995))
+    load = WorkerLoad((100,), (0,), 0, 0, 0, RoomId(1))
+    at.registry.taken(RoomId(1), Side)
+    at.rooms.hear_load(at.decode.incarnation, load)
+    assert tokens("decode") == (900, 100)
+    at.rooms.hear_load(at.decode.incarnation, replace(load, asked=(300,), number=1))
+    assert tokens("decode") == (1_000, 0), "more is asked for than is left"

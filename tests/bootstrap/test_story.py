@@ -17,6 +17,7 @@ from services.bootstrap.story.routes import FILES, PAGE, story_router
 from services.ids import RoomId
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
+from services.rooms.load import WorkerLoad
 from services.rooms.placement import Need
 from services.rooms.registry import CANARIES_KEPT
 from services.rooms.registry_records import RoomEntry
@@ -380,6 +381,16 @@ async def test_a_client_that_hung_up_is_no_failure(at: House) -> None:
     async with client(at) as http:
         failed = (await http.get("/requests", params={"failed": "true"})).json()["requests"]
     assert failed == []
+
+
+async def test_what_placement_knows_of_a_worker_is_shown_once_it_has_said_its_load(at: House) -> None:
+    at.rooms.hear_load(at.decode.incarnation, WorkerLoad((100,), (30,), 2, 9, 64, RoomId(0)))
+    await at.admission.admit("a", 3, 5)
+    async with client(at) as http:
+        prefill, decode = (await http.get("/workers")).json()["workers"]
+    assert prefill["load"] is None
+    shown = {"left_tokens": 65, "running": 9, "running_max": 64, "waiting": 2, "placed_since": 1}
+    assert (decode["load"], decode["tokens"]) == (shown, 935)
 
 
 async def test_a_request_that_got_no_room_is_kept_with_the_reason(at: House) -> None:
