@@ -79,6 +79,11 @@ class _Asked:
     trace: TraceContext | None
     claim: Claim
 
+    @property
+    def holds_up(self) -> bool:
+        """Nobody is served before it. Where it avoids a worker others may use that."""
+        return self.retry is not None and not self.retry.is_attempt and not self.retry.avoid
+
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
@@ -241,7 +246,8 @@ class Admission:
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
-        who fits others."""
+        who fits others. One that was retracted, and fits none, holds up all behind it: they would take the
+        space that is left for it to come back to, one small room after the other."""
         looked_at = 0
         try:
             while looked_at < LOOKED_AT_MAX and (first := self._line.first()) is not None:
@@ -250,7 +256,7 @@ class Admission:
                 elif not self._serve(first):
                     self._line.pass_over(first)
                     looked_at += 1
-                    if self._registry.all_full:
+                    if self._registry.all_full or first.waiting.asked.holds_up:
                         break
         finally:
             self._line.look_again()

@@ -12,6 +12,7 @@ from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     DURATION_MS,
     FILE,
+    HEADER,
     HOST,
     HOST_NAMES,
     ORIGINS,
@@ -135,6 +136,18 @@ class BootstrapSettings(ServiceSettings):
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(
         0, "Most requests a second of one API key, or of one address without keys (0: any).", number(0, 10**6)
+    )
+    min_priority: int = setting(
+        0,
+        "Lowest priority that a request may ask for, which is served first (0: nobody comes before those that"
+        " ask for none).",
+        number(-(2**31), 0),
+    )
+    tenant_header: str = setting(
+        "",
+        "Header that names the tenant in whose share a request waits, where a gateway sets it for all of its"
+        " callers (not given: the API key is the tenant, or the address without keys).",
+        HEADER,
     )
     api_key_file: str = setting(
         "",

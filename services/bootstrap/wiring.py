@@ -127,6 +127,8 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
             responses_kept=settings.responses_kept,
             responses_kept_bytes=settings.responses_kept_bytes,
             thoughts_key=signing,
+            min_priority=settings.min_priority,
+            tenant_header=settings.tenant_header,
             isolate_keys=settings.isolate_keys,
         ),
         clock,

@@ -16,6 +16,10 @@ class ApiSettings:
     """More output tokens than fit are as many as fit."""
     trust_request_chat_template: bool = False
     """A chat may bring a template, which is a program."""
+    min_priority: int = 0
+    """The lowest class that a request may ask for, which is served first."""
+    tenant_header: str = ""
+    """In lower case; what it says tells tenants of one caller apart. Empty: no header does."""
     isolate_keys: bool = False
     """Prompts of two API keys share nothing that is computed of them."""
     log_prompts: bool = False

@@ -37,6 +37,7 @@ from services.openai.reply import Answering, StreamedReply, WholeReply
 from services.openai.salts import salt_of
 from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from services.openai.structures import Structures
+from services.openai.tenants import tenant_of
 from services.openai.transcript import Transcript
 from services.rooms.request import Grammar, GrammarKind
 from services.rooms.request import Request as Admitted
@@ -124,10 +125,21 @@ class Generating:
         """`given`: the prompts as they were sent, where that is what they are."""
         model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
         clips = asked.clips or self._settings.clip_max_tokens
-        asked = replace(asked, clips=clips, logprobs_max=self._settings.max_logprobs)
-        salt = salt_of(body.cache_salt, caller_in(request.scope) if self._settings.isolate_keys else b"")
+        settings = self._settings
+        asked = replace(
+            asked, clips=clips, logprobs_max=settings.max_logprobs, priority_min=settings.min_priority
+        )
         admitted = admit(
-            body, asked, tokens, model, limits, exchange.request_id, exchange.trace, grammar, salt=salt
+            body,
+            asked,
+            tokens,
+            model,
+            limits,
+            exchange.request_id,
+            exchange.trace,
+            grammar,
+            salt=salt_of(body.cache_salt, caller_in(request.scope) if settings.isolate_keys else b""),
+            tenant=tenant_of(request.scope, settings.tenant_header),
         )
         exchange.describe(lambda: _described(body, model, admitted))
         beginnings = await self._prompts.beginnings(request, body, [each.prompt for each in admitted], given)
@@ -138,7 +150,7 @@ class Generating:
             ChoiceAssembler(index, each, body, model.tokenizer, told_apart(), beginning)
             for index, (each, beginning) in enumerate(answers)
         ]
-        logs = self._settings.log_prompts
+        logs = settings.log_prompts
         answering = Answering(
             backend=self._backend,
             choices=choices,

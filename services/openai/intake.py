@@ -67,6 +67,8 @@ class Asked:
     """More tokens than there is room for are as many as there is room for."""
     logprobs_max: int = ALL
     """Most alternatives told of a token."""
+    priority_min: int = 0
+    """The lowest class that may be asked for."""
 
 
 def asked_in_chat(body: ChatRequest) -> Asked:
@@ -120,6 +122,7 @@ def admit(
     grammar: Grammar | None = None,
     *,
     salt: int,
+    tenant: bytes = b"",
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
     gave none: a draw depends on seed and position alone, and equal prompts may have other answers. Choice i
@@ -129,6 +132,9 @@ def admit(
     """
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
+    if body.priority < asked.priority_min:
+        why = f"'priority' is {body.priority}; the lowest that is taken here is {asked.priority_min}."
+        raise invalid("priority", why)
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
     check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
     check_ids(body.logprob_token_ids, "logprob_token_ids", model.vocabulary)
@@ -169,6 +175,8 @@ def admit(
                 salt=salt,
                 further_seeds=tuple((sampling.seed + each) % SEEDS for each in range(1, choices.drawn)),
                 prompt_logprobs=top,
+                priority=body.priority,
+                tenant=tenant,
             )
         )
     return requests

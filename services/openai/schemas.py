@@ -551,7 +551,7 @@ class Sampled(Drawing):
     ] = Field(default_factory=list)
     """Absent: all."""
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
-    """Taken; what waits is served in the order in which it came."""
+    """Its class: of what waits, the lowest is served first."""
     request_id: RequestId | None = None
     rid: RequestId | None = None
     """The same, SGLang's."""

@@ -154,7 +154,8 @@ class _Choice:
 
     def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
         """Those with space for it, the least full by then first: that a prompt's beginning was sent to it
-        before spares a worker as much. Those where it would wait come last."""
+        before spares a worker as much. Those where it would wait come last, or not at all: one that was
+        retracted would begin there as soon as what it had fits, without its margin."""
         workers = self._workers
         roomiest = next(iter(workers.roomy), None)
         if roomiest is not None and roomiest.usage.left >= self._first:
@@ -167,7 +168,8 @@ class _Choice:
                     break
                 if worker.facts.incarnation not in found and self._can_be(worker) and self._begins(worker):
                     yield self._look(worker, waits=False)
-        yield from self._by_share(workers.short, self._waits, waits=True)
+        if self._side is Side.PREFILL or not self._need.margin:
+            yield from self._by_share(workers.short, self._waits, waits=True)
 
     def _by_share(
         self, ranking: Ranking, fits: Callable[[Worker], bool], *, waits: bool

@@ -23,6 +23,7 @@ CPU_MAX: Final = 8191
 ORIGIN: Final = re.compile(
     r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]+", re.ASCII
 )
+HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 
 
@@ -144,6 +145,13 @@ def _host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _header(text: str) -> str:
+    """In lower case, as it is compared."""
+    if text and not HEADER_NAME.fullmatch(text):
+        raise BadValue
+    return text.lower()
+
+
 def _origins(text: str) -> tuple[str, ...]:
     origins = tuple(each.strip() for each in text.split(",") if each.strip())
     if not all(each == "*" or ORIGIN.fullmatch(each) for each in origins):
@@ -219,6 +227,9 @@ ORIGINS: Final = SettingKind(
     " own), separated by commas, such as https://app.example,http://localhost:3000, or *",
     _origins,
     ",".join,
+)
+HEADER: Final = SettingKind(
+    "NAME", "a name of an HTTP header, such as X-Tenant, or nothing for none", _header, str
 )
 SHARE: Final = SettingKind("SHARE", "a number from 0 to 1, such as 0.05", _share, _show_share)
 SWITCH: Final = SettingKind("true|false", "true or false", _switch, lambda value: str(value).lower())

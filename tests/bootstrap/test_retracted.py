@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from services.bootstrap.admission import Retry
 from services.bootstrap.attempts import RequestStream
+from services.ids import RoomId
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.errors import Cause, Reason
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.request import Request
@@ -34,6 +37,11 @@ def next_token(request: Request) -> Step:
     """The one behind what the request has, which is the first one that decode draws."""
     at = len(request.output)
     return tokens(at, ANSWER[at : at + 1])
+
+
+def load(free: int, number: int) -> WorkerLoad:
+    """A full batch's, with few of them waiting."""
+    return WorkerLoad((free,), (0,), 0, running=32, running_max=64, entered=RoomId(0), number=number)
 
 
 def count(at: House, name: str, **labels: str) -> float:
@@ -100,10 +108,10 @@ async def test_choices_of_a_retracted_room_that_have_different_outputs_go_on_in_
     at.decode.choose = in_turn(retracted(*begun), retracted())
     assert await test_choices.read(await at.backend.generate(several()), 4) == WHOLE
     outputs = [each.output for each in at.decode.asked]
-    assert sorted(set(outputs)) == [(), (7, 8), (7, 30), (40, 41)]
-    assert len(outputs) == 5
+    assert {each[:2] for each in outputs} == {(), (7, 8), (7, 30), (40, 41)}
+    assert len(outputs) in (5, 6), "two that had the same may have parted, by the first token of one"
     assert failures(at) == 0
-    await at.all_at_rest(*range(2, 7))
+    await at.all_at_rest(*(entry.id for entry in at.registry.find("request-1")))
 
 
 async def test_what_a_request_had_already_cost_is_not_forgiven_and_who_was_guilty_is_avoided_still() -> None:
@@ -203,6 +211,25 @@ async def test_one_that_was_retracted_is_not_turned_away_by_a_full_queue(paused:
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() -> None:
+    """It had more than they ask for, and its margin: each of them would fit before it does."""
+    async with house(places=9) as at:
+        at.rooms.hear_load(at.decode.incarnation, load(free=0, number=1))
+        retry = Retry(RoomId(1), Reason.RETRACTED, frozenset(), None, margin=200)
+        old = asyncio.ensure_future(at.admission.admit("old", 400, 900, retry))
+        await until(lambda: at.admission.queued() == 1)
+        small = asyncio.ensure_future(at.admission.admit("small", 3, 5))
+        await until(lambda: at.admission.queued() == 2)
+        for number, free in ((2, 100), (3, 600)):
+            at.rooms.hear_load(at.decode.incarnation, load(free, number))
+            at.admission.wake()
+        assert not old.done()
+        assert not small.done()
+        at.rooms.hear_load(at.decode.incarnation, load(free=700, number=4))
+        assert (await old).retry_of == 1
+        assert (await small).request_id == "small"
 
 
 async def test_a_client_that_hangs_up_in_the_pause_is_gone_and_nothing_has_failed(paused: House) -> None:

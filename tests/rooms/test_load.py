@@ -201,6 +201,15 @@ def test_a_request_that_was_retracted_begins_where_its_margin_is_free_too() -> N
     assert stack.place(NEED)
 
 
+def test_a_request_that_was_retracted_waits_in_no_workers_short_queue() -> None:
+    """There it would begin as soon as what it had fits."""
+    stack = stack_of(D)
+    stack.hear_load(D.incarnation, load(free=0, running=9))
+    with pytest.raises(NoCapacity):
+        stack.place(replace(NEED, margin=7 * PAGE))
+    assert names(stack, 1) == [D.name]
+
+
 def test_a_margin_asks_for_no_more_than_the_request_may_ever_take() -> None:
     stack = stack_of(D)
     stack.hear_load(D.incarnation, load())

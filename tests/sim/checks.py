@@ -87,6 +87,7 @@ NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
     Reason.PAGES_CORRUPT.value: "stale-never-served",
     Reason.DEADLINE.value: "room-ends",
+    Reason.RETRACTED.value: "retracted-is-no-failure",
 }
 """Reasons that nothing that happens here explains, and the invariant that was broken instead."""
 
@@ -142,6 +143,27 @@ def _passed_on(entry: RoomEntry) -> bool:
     return any(event.name == "first token passed on" for event in entry.events)
 
 
+def _is_retracted(entry: RoomEntry) -> bool:
+    return entry.cause is not None and entry.cause.reason is Reason.RETRACTED
+
+
+def mistaken(platform: "Platform") -> list[tuple[str, int]]:
+    """Retractions that are taken for failures (`retracted-is-no-failure`): a text, and the room if it is
+    one."""
+    found = [
+        (f"room {entry.id} was retracted, and is filed as failed", int(entry.id))
+        for bootstrap in platform.bootstraps
+        for entry in bootstrap.registry.rooms()
+        if _is_retracted(entry) and entry.has_failed
+    ]
+    for bootstrap in platform.bootstraps:
+        labels = {"reason": Reason.RETRACTED.value}
+        counted = bootstrap.metrics.get_sample_value("baton_rooms_failed_total", labels)
+        if counted:
+            found.append((f"{counted:g} retractions are counted as failed rooms", 0))
+    return found
+
+
 def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[tuple[str, int]]:
     """What failing rooms cost beyond good ones (`failure-adds-no-load`): a text, and the room if it is one.
     `sent`: requests of the bootstrap to workers."""
@@ -157,9 +179,9 @@ def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[t
         for entry in entries.values():
             rooms, failed = 0, entry
             while (last := entries.get(failed.retry_of or RoomId(0))) is not None and not _passed_on(last):
-                rooms, failed = rooms + 1, last
+                rooms, failed = rooms + (not _is_retracted(last)), last
             before = None if entry.retry_of is None else entries.get(entry.retry_of)
-            if before is None:
+            if before is None or _is_retracted(before):
                 continue
             paused_ms = entry.opened_ms - before.closing_ms
             if rooms >= ROOMS_MAX:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
+from services.rooms.choice_pages import longest_of
 from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request, Sampling
 from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.checks import broken_by, explained
-from tests.sim.engine import VOCABULARY, answer
+from tests.sim.engine import PAGE_TOKENS, VOCABULARY, answer
 from tests.sim.platform import Platform
 from tests.sim.profile import Profile
 from tests.sim.rank import World
@@ -206,18 +207,27 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
             branch = draw.randrange(3)
             stem = tuple(range(branch, branch + draw.choice((4, 8, 12, 16, 20))))
             prompt = (*prompt[:8], *stem, *prompt[8:])[: draw.choice((longest, len(prompt)))]
-    max_tokens = draw.choice((1, 1, 2, 3, 5, 8))
+    max_tokens = draw.choice(shape.outputs)
     name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
     asked = Request(
         name, prompt, max_tokens, ignore_eos=True, sampling=Sampling(temperature=0.0, seed=number + 1)
     )
-    return _several(draw, asked) if shape.several and draw.random() < shape.several else asked
+    if shape.several and draw.random() < shape.several:
+        return _several(draw, asked, shape)
+    return _that_fits(asked, shape)
 
 
-def _several(draw: random.Random, asked: Request) -> Request:
+def _that_fits(asked: Request, shape: Profile) -> Request:
+    """Of as many tokens as the cache of a decode worker holds of it, if nothing else is there."""
+    prompt_tokens = len(asked.prompt)
+    longest = longest_of(prompt_tokens, asked.choices, shape.pages * PAGE_TOKENS, shape.decode_page_tokens)
+    return replace(asked, max_tokens=min(asked.max_tokens, longest - prompt_tokens + 1))
+
+
+def _several(draw: random.Random, asked: Request, shape: Profile) -> Request:
     """Several choices of it, of which one or another is stopped by a token of its own."""
     seeds = tuple(draw.getrandbits(64) for _ in range(draw.choice((1, 2, 3))))
     sampling = replace(asked.sampling, temperature=1.0)
-    asked = replace(asked, sampling=sampling, further_seeds=seeds)
+    asked = _that_fits(replace(asked, sampling=sampling, further_seeds=seeds), shape)
     output = answer(asked.choice(draw.randrange(asked.choices)))
     return replace(asked, stop_token_ids=(draw.choice(output),))

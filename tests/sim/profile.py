@@ -89,6 +89,8 @@ class Profile:
     """Of prompts: begin as others do."""
     several: float = 0.0
     """Of requests: ask for several choices."""
+    outputs: tuple[int, ...] = (1, 1, 2, 3, 5, 8)
+    """Tokens that requests ask for."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
     slow: float = 1.0
@@ -124,6 +126,7 @@ NAMES: Final = (
     "renewals",
     "stalls",
     "choices",
+    "growth",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -158,6 +161,20 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "hangup_share": (0.2, 0.5),
         "drains": (0, 0, 1),
     },
+    # Caches that a few answers fill: rooms are retracted, and while their requests wait, workers die.
+    "growth": {
+        "crashes": (0, 0, 1, 2),
+        "told_share": (0.0, 1.0),
+        "rank_crashes": (0, 0, 1),
+        "rank_aborts": (0, 0, 10),
+        "cuts": (0, 0, 1),
+        "silences": (0, 0, 0, 1),
+        "drains": (0, 0, 1),
+        "step_failure_share": (0.0, 0.0, 0.005),
+        "slow_ranks": (0, 1),
+        "hangup_share": (0.0, 0.2),
+        "cancel_share": (0.0, 0.0, 0.1),
+    },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """What each kind of seed draws from."""
@@ -176,6 +193,22 @@ GROUPS: Final = (
 """The toy has two KV heads and three layers: four ranks hold each head twice, two stages are uneven."""
 STAGELESS: Final = (ONE, Topology(2), Topology(4))
 """A decode worker has no stages, by which the sums of its pages would have to be told apart."""
+SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "choices": {"several": (0.5, 0.9)},
+    "growth": {
+        "pages": (16, 20, 28),
+        "outputs": ((1, 8, 24, 40),),
+        "several": (0.0, 0.0, 0.4),
+        "decodes": (
+            (ONE,),
+            (ONE, ONE),
+            (Topology(2),),
+            (Topology(2), Topology(pipeline=2)),
+            (Topology(2, 2),),
+        ),
+    },
+}
+"""What some kinds of seed draw from beside."""
 SIX_HEADS: Final = (1, 2, 4, 7, 8, 9)
 THIRDS: Final = (ONE, Topology(2), Topology(3), Topology(3), Topology(3, 2), Topology(6))
 """Of six KV heads: what a half of them holds and what a third does overlap in one or two."""
@@ -265,10 +298,9 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
             decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
             shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
-        case "choices":
-            shape = replace(shape, several=draw.choice((0.5, 0.9)))
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))
+    shape = replace(shape, **{key: draw.choice(values) for key, values in SIZES.get(name, {}).items()})
     choices = {key: draw.choice(values) for key, values in TROUBLES[name].items()}
     return replace(shape, troubles=replace(shape.troubles, **choices))

@@ -57,6 +57,7 @@ from tests.sim.engine import (
     SimulatedThread,
 )
 from tests.sim.fabric import Bank, WatchedFabric
+from tests.sim.growth import WorkerGrowth
 from tests.sim.loop import SimulatedProcess, VirtualLoop
 from tests.sim.network import Network
 from tests.sim.profile import Profile
@@ -88,6 +89,8 @@ class World:
     step_failure_share: float = 0.0
     workers: "dict[Incarnation, SimulatedWorker]" = field(default_factory=dict)
     """Every one that ever was."""
+    grown: dict[Incarnation, WorkerGrowth] = field(default_factory=dict)
+    """Of decode workers."""
     model: SimulatedModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +100,14 @@ class World:
     def whole(self) -> KvLayout:
         """What a worker holds, but for the size of its pages."""
         return changed(WHOLE, heads=self.shape.kv_heads)
+
+    def growth(self, worker: Incarnation, ranks: int, name: str) -> WorkerGrowth:
+        """Of this decode worker, the same for all its ranks."""
+
+        def violate(invariant: str, text: str, room: RoomId) -> None:
+            self.trace.violate(self.loop.time(), invariant, f"{name}: {text}", room)
+
+        return self.grown.setdefault(worker, WorkerGrowth(ranks, violate))
 
     def incarnation(self) -> Incarnation:
         return Incarnation(self.rng.getrandbits(63) | 1)
@@ -179,9 +190,18 @@ class SilentReporter(Reporter):
 
 
 class WatchedDecode(DecodeWork):
-    """Reads what has landed before anything else does."""
+    """Reads what has landed before anything else does, and has it looked at how its rooms grow."""
 
     landed: SimulatedEngine
+    rank: int
+    growth: WorkerGrowth
+
+    def compute(self) -> bool:
+        revokes = self._receiving.revoking
+        again = super().compute()
+        if not revokes:
+            self.growth.look(self.rank, self._receiving, computes=not self._computing.free)
+        return again
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
         if effect is ReceiverEffect.ADMIT:
@@ -288,7 +308,8 @@ def make_rank(
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
         )
-        work.landed = engine
+        work.landed, work.rank = engine, group.rank
+        work.growth = world.growth(worker, group.size, process.name)
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
 
 

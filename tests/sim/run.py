@@ -15,7 +15,7 @@ from services.openai.backend import Hangup, RoomFailed
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry_records import Worker
-from tests.sim.checks import QUIET, amplified, deaf, dirty, unexplained, unrest
+from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import StepFault, answer
 from tests.sim.fabric import WatchedFabric
@@ -135,6 +135,7 @@ class _Scene:
             done["revocation"] += int(sample or 0)
             reused = worker.leader.registry.get_sample_value("baton_prefix_reused_tokens_total")
             done[f"tokens reused by {worker.side.value}"] += int(reused or 0)
+        done["retraction"] = sum(each.retractions for each in self._world.grown.values())
         for bootstrap in self._platform.bootstraps:
             for entry in bootstrap.registry.rooms():
                 if entry.cause is not None:
@@ -159,6 +160,8 @@ class _Scene:
         sent = sum(self._world.network.sent[method] for method in ("RunRooms", "StreamRooms"))
         for text, room in amplified(self._platform, self._world.trace.faults, sent):
             self._violate("failure-adds-no-load", text, room)
+        for text, room in mistaken(self._platform):
+            self._violate("retracted-is-no-failure", text, room)
         for text in dirty(self._platform):
             self._violate("slot-zero", text)
 

@@ -12,6 +12,8 @@ from tests.sim.run import run
 
 ROOMS = 30
 ROUNDS = 2
+UNTROUBLED = 38
+"""A seed of the profile "growth" in which nothing goes wrong."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,6 +40,15 @@ KEPT = {
 def test_what_a_seed_has_found_stays_mended(seed: int, name: str, rooms: int) -> None:
     report = run(seed, rooms, name)
     assert not report.violations, report.violations[0]
+
+
+def test_where_caches_are_small_rooms_are_retracted_and_every_request_has_its_answer() -> None:
+    """Without any trouble beside. What its clients get is compared token for token as it comes."""
+    report = run(UNTROUBLED, 2 * ROOMS, "growth")
+    assert not report.violations, report.violations[0]
+    assert not report.faults
+    assert report.outcomes == {"answered": 2 * ROOMS}
+    assert report.deeds["retraction"] >= ROOMS // 2
 
 
 def test_one_seed_is_one_run_in_every_process_whatever_its_hashes() -> None:

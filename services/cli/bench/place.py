@@ -18,7 +18,8 @@ def place(
     """The registry alone, before many workers beside few, and with many rooms beside as many as its runs.
 
     `place`: a pair for a prompt that begins as others do, and its room. `register`: all workers, in seconds.
-    `look`: what is asked of the registry at each look at the time, at each scrape and by each renewal.
+    `load`: a decode worker's word of what is used of it. `look`: what is asked of the registry at each look
+    at the time, at each scrape and by each renewal.
     """
     from services.cli.bench.place_stack import measure
 

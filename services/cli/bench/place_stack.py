@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from services.cli.bench.report import seconds_of
-from services.ids import Incarnation
+from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, Block, blocks
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry
-from services.rooms.registry_records import StackFacts, WorkerFacts
+from services.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
 
 LEASE_MS: Final = 3_000
 TOKENS_MAX: Final = 1_000_000
@@ -20,6 +21,8 @@ SHARED: Final = 2 * BLOCK_TOKENS
 TURNS: Final = 4
 """Requests that begin as one another did, each longer than the last."""
 NEED_TOKENS: Final = PROMPT + 256
+ROOM_TOKENS: Final = 16
+"""What a room is told to use: so little that any number of rooms may be open."""
 
 
 class Stack:
@@ -28,6 +31,7 @@ class Stack:
     def __init__(self, workers: int, rooms_max: int) -> None:
         self.registry = Registry("model", 1, LEASE_MS, 1024, 1024)
         self._numbers = iter(range(1_000_000_000))
+        self._workers = workers
         facts = [
             WorkerFacts(
                 f"{side.value}-{number}",
@@ -48,15 +52,34 @@ class Stack:
         for facts in workers:
             self.registry.register(facts, 0)
             self.registry.proven(facts.incarnation)
+            if facts.side is Side.DECODE:
+                self._tell(facts.incarnation, 0)
+
+    def _tell(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
+        """A decode worker says what so many rooms leave of it, up to the last that it entered."""
+        free, number = TOKENS_MAX - ROOM_TOKENS * rooms, next(self._numbers)
+        self.registry.hear_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number))
 
     def place(self) -> float:
-        """Seconds of one placement; its room stays open."""
+        """Seconds of one placement; its room stays open, and its decode worker says so."""
         need = Need(PROMPT, NEED_TOKENS, _prompt(next(self._numbers)))
 
         def work() -> None:
-            self.registry.open_room("request", self.registry.place(need), need, 0)
+            entries.append(self.registry.open_room("request", self.registry.place(need), need, 0))
 
-        return seconds_of(work)
+        entries: list[RoomEntry] = []
+        taken_s = seconds_of(work)
+        (entry,) = entries
+        self.registry.taken(entry.id, Side)
+        worker = self.registry.worker(entry.decode.incarnation)
+        self._tell(worker.facts.incarnation, len(worker.rooms), entry.id)
+        return taken_s
+
+    def load(self) -> float:
+        """Seconds of what a decode worker says of its load."""
+        number = next(self._numbers)
+        decode = Incarnation(2 * (number % self._workers) + 2)
+        return seconds_of(lambda: self._tell(decode, number % 1_000))
 
     def look(self) -> float:
         """Seconds of all that is asked without a request."""
@@ -83,6 +106,7 @@ def measure(runs: int, workers: int, few: int, rooms: int) -> dict[str, Any]:
         full.place()
     opened = [(idle.place(), full.place()) for _ in range(runs)]
     looks = [(idle.look(), full.look()) for _ in range(runs)]
+    loads = [(small.load(), large.load()) for _ in range(runs)]
     return {
         "runs": runs,
         "workers": [few, workers],
@@ -91,6 +115,7 @@ def measure(runs: int, workers: int, few: int, rooms: int) -> dict[str, Any]:
         "place": _beside(places),
         "place_with_rooms": _beside(opened),
         "look_with_rooms": _beside(looks),
+        "load": _beside(loads),
         "ratio": _beside(places)["ratio"],
         "ratio_of": ["many", "few"],
     }
