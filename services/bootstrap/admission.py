@@ -16,7 +16,7 @@ from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import blocks
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
-from services.rooms.pace import Pace
+from services.rooms.pace import LinePace
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.plurals import counted
@@ -106,14 +106,18 @@ class Admission:
         metrics: BootstrapMetrics,
         max_queue: int,
         queue_timeout_ms: int,
+        max_wait_ms: int | None = None,
     ) -> None:
+        """`max_wait_ms`: a request that is expected to wait longer is turned away at once; None: as
+        `queue_timeout_ms`, which ends its wait in any case."""
         self._registry = registry
         self._clock = clock
         self._timelines = timelines
         self._metrics = metrics
         self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
-        self._opened = Pace()
+        self._may_wait_ms = min(queue_timeout_ms, queue_timeout_ms if max_wait_ms is None else max_wait_ms)
+        self._pace = LinePace()
         """How fast those in the queue get rooms."""
         self._line: WaitingLine[_WaitingRequest] = WaitingLine()
         self._hoping = 0
@@ -196,12 +200,12 @@ class Admission:
         self._serve_queue()
         self._look()
 
-    def retry_after_s(self) -> int:
-        """When a request that is turned away now may find a place, as far as that is known."""
-        ahead_ms, one_ms = self._opened.wait_ms(self.queued() + 1), self._opened.wait_ms(1)
-        if ahead_ms is None or one_ms is None:
-            return 1
-        return min(max(-(-max(ahead_ms - self._queue_timeout_ms, one_ms) // 1000), 1), RETRY_AFTER_S_MAX)
+    def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
+        """When a request of this class that is turned away now is to come back, to find a place. To be asked
+        once for each: those that are turned away together do not come back together."""
+        ahead = self._ahead(Claim(priority, tenant))
+        away_ms = self._pace.come_back_ms(self._clock.now_ms(), ahead, priority, self._may_wait_ms)
+        return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
         """Open no room any more. Whoever waits for one is told why."""
@@ -224,7 +228,12 @@ class Admission:
     # ---- inside
 
     def _look(self) -> None:
-        self._opened.look(self._clock.now_ms(), waits=len(self._line) > 0)
+        self._pace.look(self._clock.now_ms(), len(self._line), self._line.in_class)
+
+    def _ahead(self, claim: Claim) -> Ahead:
+        """Of a newcomer."""
+        of_all, in_class = self._line.ahead(claim)
+        return Ahead(of_all + self._hoping, in_class)
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
@@ -273,7 +282,7 @@ class Admission:
             waiting.opened.set_exception(error)
             return True
         self._line.take(one)
-        self._opened.done()
+        self._pace.done(None if one.claim.had_room else one.claim.priority)
         if waiting.queued is not None:
             self._registry.record(entry.id, waiting.queued)
         waiting.opened.set_result(entry)
@@ -286,7 +295,7 @@ class Admission:
                 return self._open(asked)
             except NoCapacity:
                 pass
-        ahead = self._line.ahead(asked.claim)
+        ahead = self._ahead(asked.claim)
         waiting = _WaitingRequest(asked, asyncio.get_running_loop().create_future())
         one = self._line.enter(waiting, asked.claim)
         try:
@@ -295,6 +304,8 @@ class Admission:
                 self._check_may_wait(asked, ahead)
                 told = f"class {asked.claim.priority}, {ahead.all} before it"
                 waiting.queued = self._timelines.line(Moment.QUEUED, told)
+                if asked.retry is None:
+                    self._pace.waits(asked.claim.priority)
                 self._look()
             return await self._turn(waiting)
         finally:
@@ -313,11 +324,10 @@ class Admission:
         if is_full:
             raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
         self._look()
-        before = ahead.all + hoping
-        wait_ms = None if claim.had_room else self._opened.wait_ms(before + 1)
-        if wait_ms is not None and wait_ms > self._queue_timeout_ms:
-            told = f"{counted(before, 'request')} before it"
-            raise NotInTime(f"it would wait {wait_ms // 1000} s for workers: {told}")
+        wait_ms = None if claim.had_room else self._pace.wait_ms(ahead, claim.priority)
+        if wait_ms is not None and wait_ms > self._may_wait_ms:
+            told = f"{counted(ahead.all, 'request')} before it"
+            raise NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")
 
     async def _turn(self, waiting: _WaitingRequest) -> RoomEntry:
         opened, may_wait = waiting.opened, waiting.asked.retry is None

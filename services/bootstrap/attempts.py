@@ -373,7 +373,8 @@ class RoomBackend:
             raise none from error
         except (QueueFull, TimeoutError) as error:
             full = str(error) or "no pair of workers had space in time"
-            busy = Overloaded(f"every worker is busy: {full}", self._rooms.admission.retry_after_s())
+            after_s = self._rooms.admission.retry_after_s(request.priority, request.tenant)
+            busy = Overloaded(f"every worker is busy: {full}", after_s)
             self._note_refused(request, full, from_backend(busy).status, since_ms)
             raise busy from error
         return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)

@@ -54,6 +54,7 @@ class Rooms:
         queue_timeout_ms: int,
         spans: RoomSpans | None = None,
         presence: PresenceAsker | None = None,
+        max_wait_ms: int | None = None,
     ) -> None:
         """`presence`: asks workers whether they are there; None: by `channels`."""
         self._presence = presence or PresenceAsker(channels)
@@ -63,7 +64,9 @@ class Rooms:
         self.links = Links(channels, self.side_retired, self.hear_load)
         self.notebook = Notebook()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
-        self.admission = Admission(registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms)
+        self.admission = Admission(
+            registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms, max_wait_ms
+        )
         self._metrics = metrics
         self._failures = Failures(clock)
         self._on_end: dict[RoomId, Callable[[Cause], None]] = {}

@@ -100,6 +100,12 @@ class BootstrapSettings(ServiceSettings):
         "Longest wait of a request for a pair of workers. One whose room failed may wait for all its time.",
         DURATION_MS,
     )
+    max_wait_ms: int | None = setting(
+        None,
+        "Turn away at once, with a 429, a request that would wait longer for a pair of workers, by how fast"
+        " its class was served lately (not given: longer than --queue-timeout-ms).",
+        DURATION_MS_OR_NONE,
+    )
     request_timeout_ms: int = setting(
         600_000, "Longest that one request may take once it has its workers.", DURATION_MS
     )

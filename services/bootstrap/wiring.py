@@ -93,6 +93,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         settings.max_queue,
         settings.queue_timeout_ms,
         RoomSpans(tracer, "room"),
+        max_wait_ms=settings.max_wait_ms,
     )
     name_rooms(partial(_ids, registry))
     metrics_registry.register(RegistryCollector(registry, rooms.admission.queued))

@@ -289,6 +289,7 @@ class House:
         wait_s: float | None = None,
         timeout_s: float = 20.0,
         places: int = 2,
+        max_wait_ms: int | None = None,
     ) -> None:
         """`rooms_max`: for one request; `wait_s`: for a worker, where a side has none; `places`: rooms at a
         time on each worker."""
@@ -303,6 +304,7 @@ class House:
             BootstrapMetrics(self.metrics),
             max_queue,
             queue_timeout_ms,
+            max_wait_ms=max_wait_ms,
         )
         self.admission = self.rooms.admission
         self.metrics.register(RegistryCollector(self.registry, self.admission.queued))

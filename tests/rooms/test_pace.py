@@ -1,6 +1,9 @@
 """Is what waits judged by what was done while something waited, and by nothing else?"""
 
-from services.rooms.pace import BUSY_MS_MIN, DONE_MIN, WINDOW_MS, Pace
+from itertools import pairwise
+
+from services.rooms.pace import BUSY_MS_MIN, CLASSES_MAX, DONE_MIN, SPREAD_MS, WINDOW_MS, LinePace, Pace
+from services.rooms.waiting_line import Ahead
 
 
 def measured(busy_ms: int, done: int, units: int = 1) -> Pace:
@@ -49,3 +52,43 @@ def test_it_keeps_no_more_than_its_window_however_often_it_is_asked() -> None:
         pace.done()
     assert len(pace._spans) <= WINDOW_MS / 250 + 2
     assert pace.wait_ms(1_000) in range(6_990, 7_011)
+
+
+def served_by_class(*rounds: int) -> LinePace:
+    """A room each 100 ms, of these classes in turn, all of which wait all the time."""
+    pace = LinePace()
+    for priority in {*rounds}:
+        pace.waits(priority)
+    pace.look(0, 1, lambda _: 1)
+    for number in range(200):
+        pace.look(100 * number, 1, lambda _: 1)
+        pace.done(rounds[number % len(rounds)])
+    return pace
+
+
+def test_a_class_is_judged_by_how_fast_it_was_served_itself() -> None:
+    pace = served_by_class(0, 0, 0, 0, 1)
+    assert pace.wait_ms(Ahead(9, 9), 0) in range(1_200, 1_300)
+    assert pace.wait_ms(Ahead(10, 0), 1) in range(1_050, 1_150), "by how many wait"
+    assert pace.wait_ms(Ahead(10, 9), 1) in range(4_900, 5_100), "by how few of it were served"
+    assert pace.wait_ms(Ahead(10, 0), 2) in range(1_050, 1_150), "of a class that is not known all is known"
+
+
+def test_those_that_are_turned_away_come_back_one_by_one_and_all_of_them_soon() -> None:
+    pace = served_by_class(0)
+    told = [pace.come_back_ms(20_000, Ahead(50, 50), 0, 4_000) for _ in range(1_000)]
+    assert all(each is not None for each in told)
+    away = [each for each in told if each is not None]
+    assert away[0] in range(1_000, 1_200), "by then it waits 4 s"
+    steps = [later - sooner for sooner, later in pairwise(away)]
+    assert {*steps[:500]} == {99}, "a place after the other"
+    assert away[-1] == away[0] + SPREAD_MS
+    assert pace.come_back_ms(20_000 + 2 * SPREAD_MS, Ahead(9, 9), 0, 4_000) in range(99, 102), "all have come"
+
+
+def test_of_classes_without_number_the_last_are_known() -> None:
+    pace = LinePace()
+    for priority in range(10 * CLASSES_MAX):
+        pace.waits(priority)
+        pace.look(priority, 1, lambda _: 1)
+    assert len(pace._classes) == CLASSES_MAX
