@@ -209,8 +209,12 @@ async def test_one_that_was_retracted_is_not_turned_away_by_a_full_queue(paused:
     at.retired(2)
     assert await reading == ([7, 8, 9], "length")
     assert not waiting.done()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    again = Retry(RoomId(2), Reason.RETRACTED, frozenset(), None)
+    more = [asyncio.ensure_future(at.admission.admit(f"{each}", 3, 5, again)) for each in range(5)]
+    await until(lambda: at.admission.queued() == 6)
+    for each in (waiting, *more):
+        each.cancel()
+    await asyncio.gather(waiting, *more, return_exceptions=True)
 
 
 async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() -> None:
