@@ -1,6 +1,6 @@
 """What does a decode worker count?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -46,6 +46,22 @@ class DecodeMetrics(WorkerMetrics):
             registry=registry,
         )
 
+        self._grown = Counter(
+            "baton_decode_pages_grown_total",
+            "KV pages that running rooms took as they drew.",
+            registry=registry,
+        )
+        self._retracted = Counter(
+            "baton_decode_rooms_retracted_total",
+            "Rooms whose pages were needed by older ones, and whose requests went on in other rooms.",
+            registry=registry,
+        )
+        self._given_up = Counter(
+            "baton_decode_retracted_tokens_total",
+            "Tokens of these whose KV was there: computed again, as far as it is not cached by then.",
+            registry=registry,
+        )
+
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         super().record_queues(queues)
         running = queues[RoomQueue.RUNNING]
@@ -53,6 +69,14 @@ class DecodeMetrics(WorkerMetrics):
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)
+
+    def grew(self, pages: int, retracted: Sequence[int]) -> None:
+        """Running rooms took so many pages. Of each that was retracted: tokens whose KV it had."""
+        if pages:
+            self._grown.inc(pages)
+        if retracted:
+            self._retracted.inc(len(retracted))
+            self._given_up.inc(sum(retracted))
 
     def revoked(self) -> None:
         self._revocations.inc()

@@ -35,12 +35,20 @@ class DecodeStepping(Stepping[ChoiceStep]):
     def start(self) -> tuple[bool, bool]:
         """Whether there is a next step, which is started, and whether rooms are retracted for it. Only while
         `free`."""
-        batch = next_batch(self._receiving.roster, self._max_running)
-        rows = [(room, choice.place, choice.sequence.length) for room, choice in batch]
-        space = self._receiving.space_for(rows)
-        step = batch if len(space.computed) == len(batch) else [batch[at] for at in space.computed]
-        started = self._start(step, [choice.row(room.tables(choice.place)) for room, choice in step])
-        return started, space.retracts
+        step = next_batch(self._receiving.roster, self._max_running)
+        rows = [choice.row(room.pages[choice.place]) for room, choice in step]
+        lacking = [at for at, (room, choice) in enumerate(step) if rows[at].stop > room.covered[choice.place]]
+        wants = [(step[at].room, step[at].choice.place, rows[at].stop) for at in lacking]
+        space = self._receiving.space_for(wants)
+        for at in (lacking[place] for place in space.computed):
+            room, choice = step[at]
+            rows[at] = choice.row(room.pages[choice.place])
+        if len(space.computed) < len(lacking) or space.retracted:
+            dry = set(lacking).difference(lacking[place] for place in space.computed)
+            computed = [at for at, part in enumerate(step) if at not in dry and part.room.runs]
+            step, rows = [step[at] for at in computed], [rows[at] for at in computed]
+        self._metrics.grew(space.given, [room.kv_tokens for room in space.retracted])
+        return self._start(step, rows), bool(space.retracted)
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""

@@ -60,6 +60,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         ranks=settings.topology.ranks,
         vocabulary=rank.engine.vocab_size,
         checksum=rank.checksum,
+        running_max=settings.max_running,
     )
     work = DecodeWork(
         receiving,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from operator import add, gt
-from typing import Final, NamedTuple, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
+from services.handover.growing import Growing, Space
 from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import (
     Close,
@@ -24,7 +25,7 @@ from services.handover.requests import (
     SumPages,
 )
 from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageCounts, PageTables, RoomId
+from services.ids import Generation, Incarnation, PageCounts, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.errors import RecordCorrupt, RecordForeign, added
 from services.pages.holdings import Holdings
@@ -34,28 +35,17 @@ from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
 from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.growth import RunningRoom, Want, growth
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.plurals import counted
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.reasons import REASONS, Fault
 from services.rooms.request import FinishReason, Request
-from services.rooms.roster import NOTHING, Capacity
+from services.rooms.roster import NOTHING, ROWS_MAX, Capacity
 from services.rooms.timeline import Moment
 
 NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""
-
-
-class Space(NamedTuple):
-    """For the next step."""
-
-    computed: Sequence[int]
-    """Places of the rows that have all their pages."""
-    retracts: bool
-    """Rooms are to end for it: in the next turn, which is due at once."""
-
 
 R = TypeVar("R", bound=ReceivingRoom)
 
@@ -80,9 +70,11 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         vocabulary: int,
         checksum: KvChecksum = KvChecksum.RECORD,
         near_s: float = NEAR_S,
+        running_max: int = ROWS_MAX,
     ) -> None:
         """`exposure`: of this rank's memory. `ranks`: of this worker. `vocabulary`: token ids that the model
-        has. `near_s`: for how long a seal is near once its record is there."""
+        has. `near_s`: for how long a seal is near once its record is there. `running_max`: sequences that a
+        step continues."""
         super().__init__(make, places, holdings, layout, deadlines)
         self.revoking = False
         """Agreed, and to be carried out as soon as no step runs: see `revoked`."""
@@ -94,6 +86,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self._granting: list[Grant] = []
         """Exposed here, and not yet known to be so on every rank."""
         self._asked_to_revoke = False
+        self._growing = Growing(self.roster, holdings, layout, running_max)
 
     # ---- commands, the same on every rank
 
@@ -250,7 +243,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         """Whether the leader is to ask for a revocation now; said once. `shut_out`: a sender that a room is
         for sees no end of what it wrote by a way that broke."""
         if not self._asked_to_revoke:
-            due = revocation_due(self.roster, now_ms, self.holdings.sizes)
+            due = revocation_due(self.roster, now_ms, self.holdings.sizes, lacking=self._growing.lacks)
             self._asked_to_revoke = shut_out or due
             return self._asked_to_revoke
         return False
@@ -268,40 +261,20 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Nothing while a revocation is agreed: it would be exposed, and taken back at once. A page of each
-        group is left for each choice that may still grow: those that run are not to make space at once for
-        one that begins."""
+        """Nothing while a revocation is agreed: it would be exposed, and taken back at once."""
         if self.revoking:
             return NOTHING
-        holding = (room for room in self.roster if room.phase in (Phase.TRANSFERRING, Phase.SUCCESS))
-        return replace(super().capacity(), margin=sum(room.growing for room in holding))
+        return replace(super().capacity(), margin=self._growing.margin, rows=self._growing.rows)
 
-    def space_for(self, rows: Sequence[tuple[R, int, int]]) -> "Space":
-        """Give choices the pages that their rows of the next step write to. Only while no step runs on any
-        rank: then all ranks have the same outputs, pages and counts, and decide alike (`growth-is-agreed`).
-        `rows`: (room, choice, positions that it reaches to) of each."""
-        lacking = [place for place, (room, choice, stop) in enumerate(rows) if stop > room.covered[choice]]
-        if not lacking:
-            return Space(range(len(rows)), retracts=False)
-        wants = [Want(rows[place][0].age, self._lacking(*rows[place])) for place in lacking]
-        coming: PageCounts = (0,) * len(self.holdings.pools)
-        running: list[RunningRoom] = []
-        for room in self.roster:
-            if room.phase is not Phase.SUCCESS:
-                continue
-            pages = self.holdings.returning(room.id)
-            if room.runs:
-                running.append(RunningRoom(room.age, pages))
-            else:
-                coming = tuple(map(add, coming, pages))
-        grown, retracted = growth(wants, running, self.holdings.available, coming)
-        for each in retracted:
-            self._retract(self.roster.get(each), sum(sum(want.pages) for want in wants))
-        for place in grown:
-            self._grow(*rows[lacking[place]], wants[place].pages)
-        dry = set(lacking).difference(lacking[place] for place in grown)
-        computed = [at for at, (room, _, _) in enumerate(rows) if at not in dry and not room.retracting]
-        return Space(computed, retracts=bool(retracted))
+    def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
+        """Give choices the pages that their rows of the next step write to; where there are none, rooms end,
+        in the next turn, which is due at once. Only while no step runs on any rank: then all ranks have the
+        same outputs, pages and counts, and decide alike (`growth-is-agreed`). `rows`: (room, choice,
+        positions that it reaches to) of each, of those at least that lack pages."""
+        space = self._growing.space_for(rows)
+        for room in space.retracted:
+            self._retract(room, space.wanted)
+        return space
 
     def load(self, running_max: int) -> WorkerLoad:
         """By what rooms are placed here. `running_max`: sequences that a step continues at most."""
@@ -314,8 +287,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             elif room.phase is Phase.TRANSFERRING or room.runs:
                 running += len(room.ends.going_on)
         entered = max((room.id for room in self.roster), default=RoomId(0))
-        capacity = self.capacity()
-        free = tuple(max(count - capacity.margin, 0) for count in capacity.pages) or nothing
+        free = self.capacity().free or nothing
         return WorkerLoad(free, asked, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
@@ -352,9 +324,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
-        room.holding = holding
-        begun = room.division.shared_tokens
-        room.covered = [self._positions(holding.pages), *[begun] * (room.request.choices - 1)]
+        self._growing.granted(room)
         room.prefix_tokens = holding.shared_tokens
         grant = Grant(
             room.id,
@@ -381,28 +351,12 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             raise AssertionError(f"room {room.id} was admitted without its record")
         self.holdings.commit(room.id)
         self.holdings.keep(room.id, room.request.tokens)
+        self._growing.begins(room)
         self._report(room, Moment.ADMITTED)
         if room.request.choices > 1:
             further = counted(room.request.choices - 1, "further choice")
             self._report(room, Moment.FORKED, further)
         self._ask(Join(room.id))
-
-    def _lacking(self, room: R, choice: int, stop: int) -> PageCounts:
-        """Pages that a choice needs for so many positions beyond those that it has."""
-        has = map(len, room.tables(choice))
-        return tuple(
-            max(needed - held, 0) for needed, held in zip(self.layout.pages_for(stop), has, strict=True)
-        )
-
-    def _grow(self, room: R, choice: int, stop: int, pages: PageCounts) -> None:
-        self.holdings.grow(room.id, pages, choice)
-        room.covered[choice] = self._positions(room.tables(choice))
-        if room.covered[choice] < stop:
-            raise AssertionError(f"room {room.id}: {room.covered[choice]} of {stop} positions have pages")
-
-    def _positions(self, tables: PageTables) -> int:
-        """That so many pages of each group are there for."""
-        return min(len(table) * size for table, size in zip(tables, self.layout.page_tokens, strict=True))
 
     def _retract(self, room: R, wanted: int) -> None:
         """No failure (`retracted-is-no-failure`): its request goes on elsewhere, behind what was drawn."""
@@ -440,6 +394,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     def _fence(self, room: R) -> None:
         self._end_early(room)
+        self._growing.over(room)
         if not self.holdings.quarantine(room.id):
             room.note(Fenced(Proof.UNEXPOSED))
         elif room.generation is not None and room.proof is not Proof.DEAD:
@@ -455,6 +410,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             # Of one that was stopped or cut, the ranks need not have seen the same steps end. One that was
             # retracted no rank was computing.
             self.holdings.keep(room.id, room.computed)
+        self._growing.over(room)
         self._release(room, now_ms)
 
     # ---- what landed

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.ids import PageTables, RoomId
-from services.pages.holdings import Holding
+from services.ids import PageCounts, PageTables, RoomId
 from services.pages.record import MetadataRecord
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
@@ -21,10 +20,10 @@ class ReceivingRoom(Receiver):
     peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
     """Of its pages, among the choices."""
-    holding: Holding | None = field(default=None, init=False)
-    """Once it was granted."""
-    covered: list[int] = field(default_factory=list, init=False)
-    """Of each choice, once it was granted: leading positions that its pages are there for."""
+    pages: list[PageTables] = field(default_factory=list, init=False)
+    """Of each choice, once it was granted: its page tables, by group."""
+    covered: list[int] = field(init=False)
+    """Of each choice: leading positions that its pages are there for, once it was granted."""
     retracting: bool = field(default=False, init=False)
     """Every rank takes its pages for others, from its next turn on: no row of it is computed any more."""
     prefix_tokens: int = field(default=0, init=False)
@@ -41,6 +40,7 @@ class ReceivingRoom(Receiver):
     def __post_init__(self) -> None:
         self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
         self.ends = Choices(self.request.choices)
+        self.covered = self.division.begun
 
     @property
     def computed(self) -> tuple[int, ...]:
@@ -73,11 +73,27 @@ class ReceivingRoom(Receiver):
 
     def tables(self, choice: int) -> PageTables:
         """The page tables of one choice, by group."""
-        if self.holding is None:
-            raise AssertionError(f"room {self.id} has no pages")
-        return self.holding.table(choice, self.division.shared)
+        return self.pages[choice]
 
     @property
     def growing(self) -> int:
-        """Choices that have no pages yet for all that they may come to hold."""
+        """Choices that have no pages for all that they may come to hold, once it was granted."""
         return sum(covered < self.division.tokens_max for covered in self.covered)
+
+    @property
+    def margin(self) -> PageCounts:
+        """A block for each choice that grows."""
+        growing = self.growing
+        return tuple([growing * count for count in self.division.block])
+
+    @property
+    def rows(self) -> int:
+        return self.request.choices
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV its pages hold, once it was admitted: what all choices begin with, and what was
+        drawn of each but the last."""
+        begun = len(self.request.output)
+        drawn = sum(max(len(output) - begun - 1, 0) for output in self.outputs)
+        return self.request.prefill_tokens + drawn

@@ -47,20 +47,13 @@ class Holding:
     exposed: PageTables = ()
     """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
     standing: Standing = Standing.HELD
-    further: list[PageTables] = field(default_factory=list)
+    further: dict[int, PageTables] = field(default_factory=dict)
     """Of each choice beside the first, once it has some: the pages behind those that it reads of `pages`."""
 
     @property
     def own(self) -> PageTables:
         """The pages that it does not share."""
         return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
-
-    def table(self, choice: int, begin: PageCounts) -> PageTables:
-        """The page tables of one choice, from 0 on. `begin`: leading pages that all choices read."""
-        if choice == 0:
-            return self.pages
-        lead = tuple([table[:count] for table, count in zip(self.pages, begin, strict=True)])
-        return lead if len(self.further) < choice else tuple(map(add, lead, self.further[choice - 1]))
 
 
 class Holdings:
@@ -150,10 +143,9 @@ class Holdings:
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
 
-    def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> None:
-        """So many more pages of its own for one choice of a room whose memory is its own for good. What all
-        choices read they share: a further one takes what is behind that. Raises OutOfPages and takes
-        nothing."""
+    def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> PageTables:
+        """So many more pages of its own for one choice of a room whose memory is its own for good, behind
+        those that it has. Raises OutOfPages and takes nothing."""
         holding = self._in(room, Standing.COMMITTED)
         if not all(map(le, pages, self.available)):
             told, available, sizes = map(added, (pages, self.available, self.sizes))
@@ -162,10 +154,10 @@ class Holdings:
         self._all(PagePool.commit, fresh)
         if choice == 0:
             holding.pages = tuple(map(add, holding.pages, fresh))
-            return
-        while len(holding.further) < choice:
-            holding.further.append(((),) * len(fresh))
-        holding.further[choice - 1] = tuple(map(add, holding.further[choice - 1], fresh))
+        else:
+            before = holding.further.get(choice)
+            holding.further[choice] = fresh if before is None else tuple(map(add, before, fresh))
+        return fresh
 
     def returning(self, room: RoomId) -> PageCounts:
         """Pages that could be taken once the room gave everything back: its own, and those that it alone
@@ -175,7 +167,7 @@ class Holdings:
             prefixes.users(block) == 1 for block in prefixes.way(holding.pages, self._blocks(holding))
         )
         counts = tuple(map(add, map(len, holding.own), prefixes.counts(alone)))
-        for tables in holding.further:
+        for tables in holding.further.values():
             counts = tuple(map(add, counts, map(len, tables)))
         return counts
 
@@ -240,7 +232,7 @@ class Holdings:
             raise IllegalPageMove(f"room {room}: exposed memory must be committed or quarantined first")
         self._unpin(holding)
         self._all(PagePool.release, holding.pages)
-        for tables in holding.further:
+        for tables in holding.further.values():
             self._all(PagePool.release, tables)
         self.slots.release(holding.slot)
         del self._held[room]

@@ -54,6 +54,21 @@ class ChoicePages:
         tokens = min(self.known_tokens + lcm(*self.page_tokens), self.tokens_max)
         return self.pages_for(tokens)
 
+    @property
+    def begun(self) -> list[int]:
+        """Of each choice: leading positions that pages are there for once the room was granted."""
+        begun = self.shared_tokens
+        return [self.positions(self.first), *[begun] * (self.choices - 1)]
+
+    @property
+    def block(self) -> PageCounts:
+        """Pages of one block: no row of a step takes more of its own."""
+        return self.pages_for(lcm(*self.page_tokens))
+
+    def positions(self, pages: PageCounts) -> int:
+        """Leading positions that so many pages of each group are there for."""
+        return min(count * size for count, size in zip(pages, self.page_tokens, strict=True))
+
     def pages_for(self, tokens: int) -> PageCounts:
         """Of one choice, for so many tokens."""
         return tuple(-(-tokens // size) for size in self.page_tokens)

@@ -34,6 +34,15 @@ class Growth(NamedTuple):
     """Places among the wants of those that get what they lack."""
     retracted: Sequence[RoomId]
     """In the order in which they were chosen."""
+    lacks: bool
+    """What is about to be given back does not do, and nobody is left to be retracted: the rest is held by
+    rooms that do not run yet, or kept from everybody."""
+
+
+def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
+    """Whether there are pages for all: most often there are."""
+    wanted = zip(*(want.pages for want in wants), strict=True)
+    return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
 def growth(
@@ -50,7 +59,7 @@ def growth(
             retracted.append(room.age[1])
             coming = tuple(map(add, coming, room.pages))
             grown, short = _served(wants, free, retracted)
-    return Growth(grown, retracted)
+    return Growth(grown, retracted, not all(map(le, short, coming)))
 
 
 def _served(

@@ -15,7 +15,8 @@ from services.rooms.receiver import Receiver
 
 SHARE: Final = 0.5
 HURRY: Final = 10
-"""How many times sooner it is done when the quarantine has passed SHARE of all pages."""
+"""How many times sooner it is done when the quarantine has passed SHARE of all pages, or the oldest room that
+runs lacks pages which nobody is left to make space for."""
 
 
 def in_quarantine(room: Receiver) -> bool:
@@ -23,9 +24,11 @@ def in_quarantine(room: Receiver) -> bool:
     return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
 
 
-def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: PageCounts) -> bool:
+def revocation_due(
+    rooms: Iterable[Receiver], now_ms: int, pages: PageCounts, *, lacking: bool = False
+) -> bool:
     """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of each group's
-    pool.
+    pool. `lacking`: somebody who runs waits for pages.
 
     Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
     none, so that its room stays (`room-ends`)."""
@@ -35,7 +38,7 @@ def revocation_due(rooms: Iterable[Receiver], now_ms: int, pages: PageCounts) ->
         return False
     oldest = min(quarantined, key=lambda room: room.entered_ms)
     held = map(sum, zip(*(room.pages_expected for room in quarantined), strict=True))
-    pressed = any(count > SHARE * of for count, of in zip(held, pages, strict=True))
+    pressed = lacking or any(count > SHARE * of for count, of in zip(held, pages, strict=True))
     patience_ms = oldest.deadlines.fence_ms // (HURRY if pressed else 1)
     return now_ms >= oldest.entered_ms + patience_ms
 

@@ -143,6 +143,16 @@ class Room(ABC):
         """Among the rooms that wait for capacity: the least is served first."""
         return 0, 0, self.id
 
+    @property
+    def margin(self) -> PageCounts:
+        """Pages of each group that are left free beside those that it needs: it may ask for more."""
+        return (0,) * len(self.pages_needed)
+
+    @property
+    def rows(self) -> int:
+        """Most sequences that a step computes for it."""
+        return 1
+
     def progressed(self, now_ms: int) -> None:
         """The phase's work went on, here or in the queue ahead: its deadline starts anew."""
         self.progress_ms = now_ms

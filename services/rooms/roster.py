@@ -11,22 +11,25 @@ which is remembered for a while in case its room is still on its way (`cancel-re
 
 import heapq
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import attrgetter, le, sub
+from operator import attrgetter, le
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 from services.ids import Incarnation, PageCounts, RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
 from services.rooms.evidence import Evidence, Failed
-from services.rooms.phases import Phase, Vote
+from services.rooms.phases import Effect, Phase, Vote
 from services.rooms.room import Room
 
 TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
+ROWS_MAX: Final = 2**62
+"""More than there ever are."""
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
 _place: Final = attrgetter("place")
@@ -55,8 +58,17 @@ class Capacity:
     slots: int
     prefixes: int = 0
     """Digest of which pages are known by which tokens."""
-    margin: int = 0
-    """Of each group's pages, what is left for rooms that grow."""
+    margin: PageCounts = ()
+    """Of each group: pages that are left for rooms that grow; () where none does."""
+    rows: int = ROWS_MAX
+    """Sequences of rooms that may begin: no room does once there is none left."""
+
+    @property
+    def free(self) -> PageCounts:
+        """Pages for rooms that begin."""
+        if not self.margin:
+            return self.pages
+        return tuple(max(count - left, 0) for count, left in zip(self.pages, self.margin, strict=True))
 
 
 NOTHING: Final = Capacity((), 0)
@@ -69,6 +81,8 @@ class Roster(Generic[R]):
         self.places = places
         self._free = list(range(places))
         self._rooms: dict[RoomId, R] = {}
+        self._waiting: list[R] = []
+        """For capacity, in the order of their urgency."""
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
         """Rooms that have not come, each by the peer that gave it up: as many again."""
@@ -158,15 +172,18 @@ class Roster(Generic[R]):
         return votes
 
     def _fitting(self, capacity: Capacity) -> Set[RoomId]:
-        """Waiting rooms that there is capacity for, all of them together."""
-        waits = Phase.WAITING_FOR_INPUT
-        waiting = [room for room in self._rooms.values() if room.phase is waits and room.cause is None]
+        """Waiting rooms that there is capacity for, all of them together: what each leaves for its own growth
+        is nobody else's."""
         fitting: set[RoomId] = set()
-        pages = tuple(max(count - capacity.margin, 0) for count in capacity.pages)
-        for room in sorted(waiting, key=_urgency):
-            if len(fitting) == capacity.slots or not all(map(le, room.pages_needed, pages)):
+        pages, rows = capacity.free, capacity.rows
+        for room in self._waiting:
+            if room.cause is not None:
+                continue
+            if len(fitting) == capacity.slots or rows <= 0 or not all(map(le, room.pages_needed, pages)):
                 break
-            pages = tuple(map(sub, pages, room.pages_needed))
+            taken = zip(pages, room.pages_needed, room.margin, strict=True)
+            pages = tuple(count - needed - left for count, needed, left in taken)
+            rows -= room.rows
             fitting.add(room.id)
         return fitting
 
@@ -192,6 +209,7 @@ class Roster(Generic[R]):
             effect = room.settle(verdicts[room.place], now_ms, reasons.get(room.place))
             if effect is not None:
                 effects.append((room, effect))
+                self._queue(room, waits=effect is Effect.QUEUE)
         return effects
 
     def retire(self, room: RoomId, now_ms: int) -> bool:
@@ -199,6 +217,7 @@ class Roster(Generic[R]):
         gone = self._rooms.pop(room, None)
         if gone is None:
             return False
+        self._queue(gone, waits=False)
         heapq.heappush(self._free, gone.place)
         self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, None))
         return True
@@ -218,10 +237,19 @@ class Roster(Generic[R]):
     def digest(self, capacity: Capacity = NOTHING) -> int:
         """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
         in what they could reserve or reuse."""
-        words = [*capacity.pages, capacity.slots, capacity.prefixes, capacity.margin]
+        words = [*capacity.pages, capacity.slots, capacity.prefixes, *capacity.margin, capacity.rows]
         for room in sorted(self._rooms.values(), key=_place):
             words += (room.place, room.id, _NUMBERS[room.phase], room.stopping)
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
+
+    def _queue(self, room: R, *, waits: bool) -> None:
+        """A room moved: it waits for capacity from now on, or not any more."""
+        if waits:
+            insort(self._waiting, room, key=_urgency)
+            return
+        at = bisect_left(self._waiting, room.urgency, key=_urgency)
+        if at < len(self._waiting) and self._waiting[at] is room:
+            del self._waiting[at]
 
     def _bury(self, room: RoomId, grave: Tombstone) -> None:
         _bury(self._tombstones, room, grave)

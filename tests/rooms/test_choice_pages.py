@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from math import lcm
+from operator import add
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,14 +35,17 @@ def grown(division: ChoicePages) -> list[PageTables]:
     """The tables of a room's choices when each is as long as it may get: no page is left."""
     memory = bytearray(SLOT_BYTES)
     holdings = Holdings(list(map(PagePool, division.needed)), SlotPool(memoryview(memory)))
-    holding = holdings.take(ROOM, division.first)
+    first = holdings.take(ROOM, division.first).pages
     holdings.expose(ROOM, division.pages_for(division.known_tokens))
     holdings.commit(ROOM)
-    for choice in range(division.choices):
-        lacking = zip(division.each, holding.table(choice, division.shared), strict=True)
-        holdings.grow(ROOM, tuple(each - len(table) for each, table in lacking), choice)
+    lead = tuple(table[:count] for table, count in zip(first, division.shared, strict=True))
+    tables = [first, *[lead] * (division.choices - 1)]
+    assert division.begun == [division.positions(tuple(map(len, table))) for table in tables]
+    for choice, table in enumerate(tables):
+        lacking = tuple(each - len(has) for each, has in zip(division.each, table, strict=True))
+        tables[choice] = tuple(map(add, table, holdings.grow(ROOM, lacking, choice)))
     assert not any(holdings.available)
-    return [holding.table(choice, division.shared) for choice in range(division.choices)]
+    return tables
 
 
 @given(divisions())

@@ -27,7 +27,7 @@ def test_oldest_goes_on_and_the_youngest_make_space(
     case: tuple[list[Want], list[RunningRoom], PageCounts, PageCounts],
 ) -> None:
     wants, running, free, coming = case
-    grown, retracted = growth(wants, running, free, coming)
+    grown, retracted, _ = growth(wants, running, free, coming)
     youngest_first = [room.age[1] for room in sorted(running, reverse=True)]
     assert list(retracted) == youngest_first[: len(retracted)]
     assert youngest_first[-1] not in retracted
@@ -61,8 +61,8 @@ def test_no_more_rooms_make_space_than_must(
 
 def test_what_is_about_to_be_given_back_is_waited_for() -> None:
     running = [RunningRoom(age(1, 1), (3,)), RunningRoom(age(2, 2), (3,))]
-    assert growth([Want(age(1, 1), (1,))], running, (0,), (1,)) == ([], [])
-    assert growth([Want(age(1, 1), (1,))], running, (0,), (0,)) == ([], [2])
+    assert growth([Want(age(1, 1), (1,))], running, (0,), (1,)) == ([], [], False)
+    assert growth([Want(age(1, 1), (1,))], running, (0,), (0,)) == ([], [2], False)
 
 
 def test_age_is_when_the_request_came_and_not_when_its_room_was_opened() -> None:

@@ -22,7 +22,9 @@ def opened(roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int 
 def waiting(roster: Roster[Receiver], room: int, needed: int) -> Receiver:
     held = opened(roster, room, needed=needed)
     held.note(Connected())
-    held.settle(Vote.ADVANCE, 0)
+    verdicts = [Vote.STAY] * roster.places
+    verdicts[held.place] = Vote.ADVANCE
+    roster.settle(verdicts, 0)
     return held
 
 

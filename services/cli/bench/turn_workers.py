@@ -24,6 +24,7 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart
+from services.handover.growing import AHEAD
 from services.handover.receiving import Receiving
 from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
@@ -170,7 +171,7 @@ class _Endless(MemoryTransfer):
 
 
 class _TurnWorker(ABC):
-    """`places`: for rooms. `fitting`: that pages suffice for."""
+    """`places`: for rooms. `fitting`: that may be granted."""
 
     side: str
 
@@ -267,6 +268,7 @@ class _Decode(_TurnWorker):
     def __init__(self, places: int, fitting: int) -> None:
         super().__init__(places, fitting)
         pages = max(fitting * GROUP.pages_for(PROMPT + GROWS), GROUP.pages_for(CONTEXT))
+        running_max = max(places if fitting == places else fitting // AHEAD, 1)
         memory = HostMemory(pages * GROUP.page_bytes)
         ids = count(DECODE)
         self._held = self._holdings(pages)
@@ -283,6 +285,7 @@ class _Decode(_TurnWorker):
             Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
             exposure=exposure.id,
             vocabulary=VOCABULARY,
+            running_max=running_max,
         )
         self.work = DecodeWork(
             receiving,
@@ -291,8 +294,8 @@ class _Decode(_TurnWorker):
             exposure=exposure,
             slots=self._slots,
             peers=FollowerPeers(),
-            metrics=DecodeMetrics(CollectorRegistry(), max(places, 1)),
-            max_running=max(places, 1),
+            metrics=DecodeMetrics(CollectorRegistry(), running_max),
+            max_running=running_max,
         )
         self.work.gathered([self.work.to_gather() or b""])
 
