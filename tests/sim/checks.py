@@ -83,6 +83,9 @@ SENT_PER_BREAK: Final = 4
 SENT_BESIDE: Final = 40
 BREAKS: Final = TROUBLE - {"slow message"}
 
+THERE: Final = ("free", "cached", "left")
+"""States of what nobody uses."""
+
 NAMED: Final = {
     Reason.RECORD_CORRUPT.value: "slot-owner",
     Reason.PAGES_CORRUPT.value: "stale-never-served",
@@ -281,5 +284,5 @@ def _gauges(who: str, registry: CollectorRegistry, but: tuple[str, ...]) -> list
     return [
         f"{who}: gauge {sample.name}{sample.labels or ''} is {sample.value:g}"
         for sample in samples
-        if sample.value and sample.labels.get("state") not in ("free", "cached")
+        if sample.value and sample.labels.get("state") not in THERE
     ]
