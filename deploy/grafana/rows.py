@@ -105,6 +105,22 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             stacked=True,
         ),
         Panel(
+            "Requests that wait, by class",
+            "For a pair of workers. A class is a request's priority: above is below zero, default is who asks"
+            " for none.",
+            {
+                "{{class}}": f"sum by (class) ({now('baton_admission_queue_requests')})",
+            },
+            stacked=True,
+        ),
+        Panel(
+            "Wait for workers, by class",
+            "Of a hundred requests that got a pair of workers, the one that waited longest. The classes above"
+            " wait least.",
+            {"{{class}}": quantile(0.99, "baton_admission_wait_seconds", "class")},
+            unit="s",
+        ),
+        Panel(
             "Places taken",
             "The share of the rooms that ready workers may hold. At 1 the bootstrap queues, for the side"
             " that is there.",
@@ -285,7 +301,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Requests without workers",
-            "queue_full and too_late are answered 429, no_worker 503.",
+            "queue_full, too_late and not_in_time are answered 429, no_worker 503.",
             {"{{why}}": f"sum by (why) ({per_second('baton_admission_refused_requests_total')})"},
             stacked=True,
         ),

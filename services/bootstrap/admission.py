@@ -120,8 +120,8 @@ class Admission:
         self._pace = LinePace()
         """How fast those in the queue get rooms."""
         self._line: WaitingLine[_WaitingRequest] = WaitingLine()
-        self._hoping = 0
-        """Requests that had a room, and wait for a side to have a ready worker again."""
+        self._hoping: Counter[int] = Counter()
+        """Requests that had a room, and wait for a side to have a ready worker again, by class."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
         self._news = asyncio.Event()
@@ -174,7 +174,7 @@ class Admission:
         except TimeoutError:
             self._metrics.refused(RefusalReason.TOO_LATE)
             raise
-        self._metrics.admitted(loop.time() - asked_s)
+        self._metrics.admitted(priority, loop.time() - asked_s)
         return entry
 
     def open_on(self, request_id: str, pair: tuple[Worker, Worker], need: Need) -> RoomEntry:
@@ -214,7 +214,10 @@ class Admission:
 
     def queued(self) -> int:
         """Requests that wait for a pair of workers."""
-        return len(self._line) + self._hoping
+        return len(self._line) + self._hoping.total()
+
+    def queued_by_class(self) -> Counter[int]:
+        return self._line.by_class() + self._hoping
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
         """Ids of those that wait in the queue, class by class and the oldest first, each with the line that
@@ -233,7 +236,7 @@ class Admission:
     def _ahead(self, claim: Claim) -> Ahead:
         """Of a newcomer."""
         of_all, in_class = self._line.ahead(claim)
-        return Ahead(of_all + self._hoping, in_class)
+        return Ahead(of_all + self._hoping.total(), in_class)
 
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
@@ -246,7 +249,7 @@ class Admission:
                     return await self._open_in_turn(asked)
                 except NoSuchWorker as error:
                     hopeless = isinstance(error, TooLarge) and not retry.fits
-                    if hopeless or self._ending or not await self._worker_news(until_s):
+                    if hopeless or self._ending or not await self._worker_news(asked, until_s):
                         raise
         finally:
             self.retrying[retry.room] -= 1
@@ -313,7 +316,7 @@ class Admission:
 
     def _check_may_wait(self, asked: _Asked, ahead: Ahead) -> None:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
-        line, hoping, claim = self._line, self._hoping, asked.claim
+        line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
             others = line.up_to(claim.priority) - 1 + hoping
             is_full = others >= self._max_queue or len(line) + hoping > 2 * self._max_queue
@@ -343,11 +346,11 @@ class Admission:
                 self.discard(opened.result(), QUEUED_GONE)
             raise
 
-    async def _worker_news(self, until_s: float | None) -> bool:
+    async def _worker_news(self, asked: _Asked, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
-        if self._line.again + self._hoping >= self._max_queue:
+        if self._line.again + self._hoping.total() >= self._max_queue:
             return False
-        self._hoping += 1
+        self._hoping[asked.claim.priority] += 1
         try:
             async with asyncio.timeout_at(until_s):
                 await self._news.wait()
@@ -356,7 +359,7 @@ class Admission:
         else:
             return True
         finally:
-            self._hoping -= 1
+            self._hoping -= Counter({asked.claim.priority: 1})
 
     def _open(self, asked: _Asked) -> RoomEntry:
         if self._ending is not None:

@@ -1,7 +1,7 @@
 """What does the bootstrap count? Gauges are read from the registry when they are scraped: none can drift."""
 
 from collections import Counter as Count
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.openai.metrics import Tally
+from services.openai.metrics import LabelledTally
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
@@ -33,6 +33,22 @@ class RefusalReason(Enum):
     """What is ahead of it would take longer than it may wait, judged by what was served lately."""
     NO_WORKER = "no_worker"
     """No worker of a side is ready, or none could ever hold it."""
+
+
+class ClassBand(Enum):
+    """Classes (`priority`) as metrics tell them, since there are any number of them."""
+
+    ABOVE = "above"
+    """Below zero: served before all who ask for none."""
+    DEFAULT = "default"
+    """Of who asks for none."""
+    BELOW = "below"
+
+    @classmethod
+    def of(cls, priority: int) -> "ClassBand":
+        if not priority:
+            return cls.DEFAULT
+        return cls.ABOVE if priority < 0 else cls.BELOW
 
 
 class Loss(Enum):
@@ -81,10 +97,12 @@ class BootstrapMetrics:
         )
         for found in NOT_GONE:
             self._not_believed.labels(found.value)
-        self._waited = Tally(
+        self._waited = LabelledTally(
             "baton_admission_wait_seconds",
-            "From a request's asking for a pair of workers until its room was opened.",
+            "From a request's asking for a pair of workers until its room was opened, by its class.",
             _WAIT_SECONDS,
+            "class",
+            (each.value for each in ClassBand),
         )
         registry.register(self._waited)
         self._refused = Counter(
@@ -149,14 +167,15 @@ class BootstrapMetrics:
     def refused(self, why: RefusalReason) -> None:
         self._refused.labels(why.value).inc()
 
-    def admitted(self, waited_s: float) -> None:
-        self._waited.observe(waited_s)
+    def admitted(self, priority: int, waited_s: float) -> None:
+        self._waited.observe(ClassBand.of(priority).value, waited_s)
 
 
 class RegistryCollector(Collector):
     """The registry's state at the moment of a scrape."""
 
-    def __init__(self, registry: Registry, queued: Callable[[], int]) -> None:
+    def __init__(self, registry: Registry, queued: Callable[[], Mapping[int, int]]) -> None:
+        """`queued`: how many wait, by their class."""
         self._registry = registry
         self._queued = queued
 
@@ -196,6 +215,14 @@ class RegistryCollector(Collector):
             tokens.add_metric([side.value, "left"], left)
         yield places
         yield tokens
-        yield GaugeMetricFamily(
-            "baton_admission_queue_requests", "Requests waiting for a pair of workers.", value=self._queued()
+        queue = GaugeMetricFamily(
+            "baton_admission_queue_requests",
+            "Requests waiting for a pair of workers, by their class.",
+            labels=["class"],
         )
+        waiting = Count[ClassBand]()
+        for priority, count in self._queued().items():
+            waiting[ClassBand.of(priority)] += count
+        for band in ClassBand:
+            queue.add_metric([band.value], waiting[band])
+        yield queue

@@ -96,7 +96,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         max_wait_ms=settings.max_wait_ms,
     )
     name_rooms(partial(_ids, registry))
-    metrics_registry.register(RegistryCollector(registry, rooms.admission.queued))
+    metrics_registry.register(RegistryCollector(registry, rooms.admission.queued_by_class))
     backend = RoomBackend(
         rooms,
         facts.context_length,

@@ -150,7 +150,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
     BootstrapMetrics(bootstrap)
-    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), lambda: 0))
+    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), dict))
     HttpMetrics(bootstrap)
     Connections(bootstrap)
     yield BOOTSTRAP, bootstrap

@@ -156,10 +156,34 @@ class Tally(Collector):
         self._sum += value * times
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text)
+        self.add_to(family)
+        yield family
+
+    def add_to(self, family: HistogramMetricFamily, *labels: str) -> None:
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         counts = [float(count) for count in accumulate(self._counts)]
-        family = HistogramMetricFamily(self._name, self._text)
-        family.add_metric([], list(zip(names, counts, strict=True)), self._sum)
+        family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
+
+
+class LabelledTally(Collector):
+    """Several, told apart by a label with these values."""
+
+    def __init__(
+        self, name: str, text: str, buckets_s: Sequence[float], label: str, values: Iterable[str]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self._tallies = {value: Tally(name, text, buckets_s) for value in values}
+
+    def observe(self, label: str, value: float) -> None:
+        self._tallies[label].observe(value)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
+        for label, tally in self._tallies.items():
+            tally.add_to(family, label)
         yield family
 
 

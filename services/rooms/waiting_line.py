@@ -12,7 +12,7 @@ nobody can pay are not walked: each tenant is ranked by the lap in which it can.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -267,6 +267,11 @@ class WaitingLine(Generic[T]):
         """How many wait that had a room before, or are of this class or of one that is served sooner."""
         sooner = takewhile(lambda each: each <= priority, self._order)
         return self.again + sum(self._classes[each].count for each in sooner)
+
+    def by_class(self) -> Counter[int]:
+        """How many wait of each class, those included that had a room. Costs more the more those are."""
+        waiting = Counter(one.claim.priority for _, one in self._again)
+        return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 
     def in_class(self, priority: int) -> int:
         """How many of a class wait that had no room."""

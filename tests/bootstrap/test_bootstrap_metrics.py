@@ -45,7 +45,31 @@ async def test_a_full_queue_and_a_side_without_worker_are_counted_apart(at: Hous
         for why in ("queue_full", "too_late", "no_worker")
     }
     assert refused == {"queue_full": 1, "too_late": 0, "no_worker": 1}
-    assert count(at, "baton_admission_wait_seconds_count") == 2, "those that got a room"
+    waited = count(at, "baton_admission_wait_seconds_count", **{"class": "default"})
+    assert waited == 2, "those that got a room"
+
+
+async def test_who_waits_and_for_how_long_is_told_by_class() -> None:
+    async with house(max_queue=9) as at:
+        for each in ("a", "b"):
+            await at.admission.admit(each, 3, 5)
+        classes = (-7, 0, 0, 3, 4)
+        waiting = [asyncio.ensure_future(at.admission.admit("c", 3, 5, priority=each)) for each in classes]
+        await until(lambda: at.admission.queued() == len(classes))
+
+        def by_class(name: str) -> list[float]:
+            return [count(at, name, **{"class": each}) for each in ("above", "default", "below")]
+
+        assert by_class("baton_admission_queue_requests") == [1, 2, 2]
+        at.rooms.answered(RoomId(1))
+        at.retired(1)
+        await waiting[0]
+        assert by_class("baton_admission_queue_requests") == [0, 2, 2]
+        assert by_class("baton_admission_wait_seconds_count") == [1, 2, 0]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert by_class("baton_admission_queue_requests") == [0, 0, 0]
 
 
 async def test_a_canarys_room_that_fails_is_counted_apart(at: House) -> None:

@@ -103,4 +103,4 @@ async def test_gauges_follow_the_registry_back_to_zero(at: House) -> None:
     assert await gauge('baton_rooms{phase="closing"}') == 1
     at.retired(1)
     assert await gauge('baton_rooms{phase="open"}') == await gauge('baton_rooms{phase="closing"}') == 0
-    assert await gauge("baton_admission_queue_requests") == 0
+    assert await gauge('baton_admission_queue_requests{class="default"}') == 0
