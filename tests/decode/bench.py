@@ -224,6 +224,7 @@ class DecodeBench:
             ranks=self.group.size,
             vocabulary=toy.VOCABULARY,
             checksum=checksum,
+            running_max=max_running,
         )
         self.work = DecodeWork(
             self.receiving,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
-from tests.prefill.bench import DEADLINE_MS
+from tests.prefill.bench import DEADLINE_MS, PAGES
 from tests.support.loopback import Loopback
 from tests.wire.servers import serving
 
@@ -35,11 +36,11 @@ RANKS = 2
 class Group:
     """Two ranks that hold the same, and keep prefixes, beside a sender that plays a script."""
 
-    def __init__(self, sender: Sender, address: str) -> None:
+    def __init__(self, sender: Sender, address: str, pages: int) -> None:
         self.sender = sender
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
         self.ranks = [
-            DecodeBench(sender, address, fabric=self.fabric, group=group, reuse=True)
+            DecodeBench(sender, address, pages=pages, fabric=self.fabric, group=group, reuse=True)
             for group in Loopback(RANKS).groups()
         ]
         self.leader, self.follower = self.ranks
@@ -86,8 +87,8 @@ class Group:
         return [[each.incarnation for each in connect.endpoints] for connect in self.sender.connects]
 
 
-@pytest.fixture
-async def group() -> AsyncIterator[Group]:
+@asynccontextmanager
+async def grouped(pages: int = PAGES) -> AsyncIterator[Group]:
     sender = Sender()
     sender.may_connect.set()
 
@@ -95,13 +96,19 @@ async def group() -> AsyncIterator[Group]:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
 
     async with serving(add) as address:
-        made = Group(sender, address)
+        made = Group(sender, address, pages)
         tell(made.ranks)
         try:
             yield made
         finally:
             for each in made.ranks:
                 await each.close()
+
+
+@pytest.fixture
+async def group() -> AsyncIterator[Group]:
+    async with grouped() as made:
+        yield made
 
 
 async def test_the_sender_is_told_where_the_memory_of_every_rank_is(group: Group) -> None:

@@ -1,6 +1,6 @@
 """Does every room get back all that it held, however it ends, and is nothing free under a write?"""
 
-from operator import ge, gt
+from operator import add, ge, gt, sub
 
 import pytest
 from hypothesis import settings
@@ -378,6 +378,31 @@ class HoldingsMachine(RuleBasedStateMachine):
             self.fill(room)
             del self.writable[room]
 
+    @rule(
+        room=st.sampled_from(EVERY_ROOM),
+        pages=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        choice=st.integers(0, 2),
+    )
+    def grow(self, room: RoomId, pages: PageCounts, choice: int) -> None:
+        if room not in self.holdings:
+            return
+        holding, before = self.holdings.get(room), self.holdings.available
+        if holding.standing is not Standing.COMMITTED:
+            with pytest.raises(IllegalPageMove):
+                self.holdings.grow(room, pages, choice)
+        elif any(map(gt, pages, before)):
+            with pytest.raises(OutOfPages):
+                self.holdings.grow(room, pages, choice)
+        else:
+            had = holding.pages
+            fresh = self.holdings.grow(room, pages, choice)
+            assert tuple(map(len, fresh)) == pages
+            assert {each for group in states(self.holdings, fresh) for each in group} <= {PageState.COMMITTED}
+            assert holding.pages == (had if choice else tuple(map(add, had, fresh)))
+            before = tuple(map(sub, before, pages))
+            self.fill(room)
+        assert self.holdings.available == before, "no more is taken than is asked for"
+
     @rule(room=st.sampled_from(EVERY_ROOM))
     def distrust(self, room: RoomId) -> None:
         if room in self.holdings and self.holdings.get(room).standing is Standing.QUARANTINED:
@@ -404,8 +429,10 @@ class HoldingsMachine(RuleBasedStateMachine):
             if not proof:
                 return
             del self.writable[room]
-        held = room in self.holdings
+        held, before = room in self.holdings, self.holdings.available
+        back = self.holdings.returning(room) if held else of(0)
         assert self.holdings.give_back(room) == held
+        assert tuple(map(sub, self.holdings.available, before)) == back
         assert room not in self.holdings
 
     @invariant()
@@ -414,6 +441,9 @@ class HoldingsMachine(RuleBasedStateMachine):
         known = of(len(self.holdings.prefixes))
         for group, pool in enumerate(self.holdings.pools):
             held = [page for holding in rooms for page in holding.own[group]]
+            held += [
+                page for holding in rooms for tables in holding.further.values() for page in tables[group]
+            ]
             assert len(held) == len(set(held))
             assert len(held) + known[group] + pool.free == len(pool)
         assert len(self.holdings) + self.holdings.slots.free == SLOTS

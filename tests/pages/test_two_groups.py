@@ -95,18 +95,26 @@ def sending(theirs: Memory) -> Sending[SendingRoom]:
     return Sending(SendingRoom, 2, theirs.holdings, THEIRS, deadlines(), elected=True)
 
 
-def granted(receiving: Receiving[ReceivingRoom], room: int) -> tuple[ReceivingRoom, Grant]:
-    receiver = receiving.open(RoomId(room), Request(f"request-{room}", PROMPT, 6), SENDER, 0)
+def granted(
+    receiving: Receiving[ReceivingRoom], room: int, max_tokens: int = 6, further_seeds: tuple[int, ...] = ()
+) -> tuple[ReceivingRoom, Grant]:
+    request = Request(f"request-{room}", PROMPT, max_tokens, further_seeds=further_seeds)
+    receiver = receiving.open(RoomId(room), request, SENDER, 0)
     receiver.note(Connected())
     turn(receiving, receiver)
     return receiver, asked(turn(receiving, receiver), Grant)
 
 
 def hand_over(
-    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+    receiving: Receiving[ReceivingRoom],
+    sending: Sending[SendingRoom],
+    ours: Memory,
+    theirs: Memory,
+    max_tokens: int = 6,
+    further_seeds: tuple[int, ...] = (),
 ) -> tuple[Grant, MetadataRecord]:
     """From its opening to its admission. What was granted, and the record."""
-    receiver, grant = granted(receiving, ROOM)
+    receiver, grant = granted(receiving, ROOM, max_tokens, further_seeds)
     sender = sending.open(ROOM, receiver.request, RECEIVER, 0)
     between = plan_hand_over([THEIRS], [OURS]).between(0, 0)
     route = Route(RECEIVER, OURS.page_tokens, (Target(RECEIVER, between, OURS.heads),))
@@ -158,6 +166,22 @@ def test_what_begins_alike_is_held_in_every_group_and_the_rest_alone_is_granted(
     assert [table[:count] for table, count in zip(second.tables(0), (4, 2), strict=True)] == [
         table[:count] for table, count in zip(first.pages, (4, 2), strict=True)
     ]
+
+
+def test_memory_as_used_a_room_grows_in_each_group_by_the_pages_that_it_lacks_there(
+    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+) -> None:
+    """Pages of 2 tokens, and of 4. A block is of 4, and a further choice begins behind two."""
+    hand_over(receiving, sending, ours, theirs, max_tokens=12, further_seeds=(5,))
+    room = receiving.roster.get(ROOM)
+    held = [tuple(map(len, room.tables(choice))) for choice in range(2)]
+    assert (held, room.covered) == ([(8, 4), (4, 2)], [16, 8])
+    assert receiving.capacity().margin == (4, 2), "a block for each choice"
+    assert receiving.space_for([(room, 0, 16), (room, 1, 11)]).given == 2 + 1
+    assert receiving.space_for([(room, 0, 17), (room, 1, 12)]).given == 1 + 1, "the other one has its pages"
+    assert receiving.space_for([(room, 0, 19)]).given == 1, "of one group alone"
+    assert [tuple(map(len, room.tables(choice))) for choice in range(2)] == [(10, 5), (6, 3)]
+    assert room.covered == [20, 12]
 
 
 def test_a_room_waits_until_every_group_has_pages_for_it(receiving: Receiving[ReceivingRoom]) -> None:
