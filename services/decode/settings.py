@@ -46,7 +46,8 @@ class DecodeSettings(WorkerSettings):
     revoke_after_ms: int = setting(
         60_000,
         "How long a sender that does not answer keeps the pages of a failed room before all exposed memory"
-        " is taken back; a tenth of it when half of all pages are kept so.",
+        " is taken back; a tenth of it when half of all pages are kept so, or the oldest room that runs lacks"
+        " pages.",
         DURATION_MS,
     )
 
