@@ -230,6 +230,9 @@ async def test_a_request_that_ends_while_it_is_paused_ends_as_the_bootstrap_says
     told = await story(at, "request-1")
     assert (told["state"], told["cause"] and told["cause"]["reason"]) == (state, cause)
     assert told["headline"].endswith("Paused 300 ms: the worker needed its pages.")
+    async with client(at) as http:
+        [listed] = (await http.get("/requests")).json()["requests"]
+    assert (listed["state"], listed["reason"]) == (state, cause or "")
     if state == "failed":
         assert told["headline"].startswith("Failed after 460 ms: no pair of workers had space in time.")
         assert "in its time no pair" in told["cause"]["meaning"]

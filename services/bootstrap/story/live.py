@@ -13,7 +13,7 @@ from services.bootstrap.rooms import Rooms
 from services.bootstrap.story.chains import Chain, RetryChains
 from services.bootstrap.story.parts import OVER, State
 from services.bootstrap.story.picture import last_word
-from services.bootstrap.story.tell import state_of
+from services.bootstrap.story.tell import cause_of, state_of
 from services.openai.errors import CLIENT_GONE
 from services.rooms.phases import Side
 from services.rooms.queues import RoomQueue
@@ -146,7 +146,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
     begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
     first = next((event.wall_ms for event in own if event.name == Moment.FIRST_TOKEN_PASSED_ON), None)
     end = last_word(event for event in last.events if event.source == BOOTSTRAP) if state in OVER else None
-    cause = None if state in (State.ANSWERED, State.PAUSED) else last.cause
+    cause = None if state is State.PAUSED else cause_of(state, last)
     return Summary(
         request_id=last.request_id,
         room=str(last.id),
@@ -157,7 +157,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
         first_token_ms=None if first is None else first - begun,
         prefill=last.prefill.name,
         decode=last.decode.name,
-        reason="" if cause is None else cause.reason.value,
+        reason="" if cause is None else cause.reason,
         cause="" if cause is None else cause.text,
     )
 

@@ -45,7 +45,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
             _detail(lines, Moment.NOT_RETRIED),
             pauses,
         ),
-        cause=_cause(state, rooms[-1], _detail(lines, Moment.NOT_RETRIED)),
+        cause=cause_of(state, rooms[-1]),
         begun_wall_ms=clock.begun_wall_ms,
         total_ms=round(total_ms, 3),
         first_token_ms=first_ms,
@@ -123,14 +123,14 @@ UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment
 """By its last word: how a request ended whose last room was retracted."""
 
 
-def _cause(state: State, last: RoomEntry, not_retried: str) -> Why | None:
+def cause_of(state: State, last: RoomEntry) -> Why | None:
     """Why the request is not answered, if it is not."""
     if state is State.ANSWERED:
         return None
     if state is State.FAILED and was_retracted(last):
         return Why(
             Moment.NOT_RETRIED.value,
-            not_retried,
+            _detail(last.events, Moment.NOT_RETRIED),
             "Its decode worker needed its pages, and in its time no pair of workers had space for it to go"
             " on. Look at the workers, and at the queue.",
         )
@@ -167,7 +167,7 @@ def _passed_on(lines: Sequence[Line]) -> str:
     return _detail(lines, Moment.ANSWERED) or _detail(lines, Moment.BROKEN_OFF)
 
 
-def _detail(lines: Sequence[Line], name: Moment) -> str:
+def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
     """Of the last line of that name that says something."""
     return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
 
