@@ -261,7 +261,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Nothing while a revocation is agreed: it would be exposed, and taken back at once."""
+        """Nothing while a revocation is agreed: it would be exposed, and taken back at once. Else what those
+        that grow leave (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
         return replace(super().capacity(), margin=self._growing.margin, rows=self._growing.rows)
@@ -360,9 +361,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     def _retract(self, room: R, wanted: int) -> None:
         """No failure (`retracted-is-no-failure`): its request goes on elsewhere, behind what was drawn."""
-        room.retracting = True
         text = f"decode: its pages are needed by rooms that are older: {counted(wanted, 'page')} wanted"
-        self.fail(room, Reason.RETRACTED, text)
+        room.retracting = Cause(Reason.RETRACTED, text)
         drawn = counted(sum(map(len, room.outputs)), "token")
         self._report(room, Moment.RETRACTED, f"{drawn}, {counted(wanted, 'page')} wanted by those that run")
 

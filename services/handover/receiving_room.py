@@ -6,6 +6,7 @@ from services.ids import PageCounts, PageTables, RoomId
 from services.pages.record import MetadataRecord
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.choices import Choices
+from services.rooms.errors import Cause
 from services.rooms.growth import Age
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
@@ -24,8 +25,9 @@ class ReceivingRoom(Receiver):
     """Of each choice, once it was granted: its page tables, by group."""
     covered: list[int] = field(init=False)
     """Of each choice: leading positions that its pages are there for, once it was granted."""
-    retracting: bool = field(default=False, init=False)
-    """Every rank takes its pages for others, from its next turn on: no row of it is computed any more."""
+    retracting: Cause | None = field(default=None, init=False)
+    """Why every rank takes its pages for others, from its next turn on: no row of it is computed any more.
+    Whatever else ends it by then is more (`retracted-is-no-failure`)."""
     prefix_tokens: int = field(default=0, init=False)
     """Leading tokens whose pages were held when it was granted."""
     record: MetadataRecord | None = field(default=None, init=False)
@@ -50,8 +52,11 @@ class ReceivingRoom(Receiver):
     @property
     def runs(self) -> bool:
         """Its choices that go on have their next tokens drawn."""
-        over = self.finished or self.stopping or self.retracting
+        over = self.finished or self.stopping or self.retracting is not None
         return self.phase is Phase.SUCCESS and not over
+
+    def ending(self, now_ms: int) -> Cause | None:
+        return Receiver.ending(self, now_ms) or self.retracting
 
     @property
     def urgency(self) -> tuple[int, int, RoomId]:

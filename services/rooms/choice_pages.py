@@ -50,7 +50,7 @@ class ChoicePages:
 
     @property
     def first(self) -> PageCounts:
-        """What a grant takes: those of what is known, and of a block more."""
+        """What a grant takes: those of what is known, and of a block more (`memory-as-used`)."""
         tokens = min(self.known_tokens + lcm(*self.page_tokens), self.tokens_max)
         return self.pages_for(tokens)
 

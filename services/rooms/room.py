@@ -125,7 +125,11 @@ class Room(ABC):
         if (self.phase, verdict) not in self.MOVES:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
         if verdict is Vote.ABORT:
-            self.cause = self.ending(now_ms) or self._agreed_cause(reason)
+            own = self.ending(now_ms)
+            retracted = self.cause is None and own is not None and own.reason is Reason.RETRACTED
+            # A retraction is no failure: what another rank saw fail is why the room ends.
+            yields = retracted and reason not in (None, Reason.RETRACTED)
+            self.cause = self._agreed_cause(reason) if own is None or yields else own
             self.ended_for = self.ended_for or reason
         elif self.phase in GATED and not self._ready():
             raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")

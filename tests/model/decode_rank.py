@@ -9,12 +9,13 @@ from typing import Any
 
 from services.handover.receiving import Receiving
 from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import Close, Grant, Join, SumPages
+from services.handover.requests import Close, Grant, Join, Outcome, SumPages
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
 from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from services.pages.slots import SlotPool
 from services.rooms.ballot import Verdict
@@ -38,10 +39,11 @@ from tests.model.shapes import (
     strips,
     told_sum,
 )
+from tests.model.space import BeforeStep, free, growing, pages_of
 from tests.model.standing import Place, Standing
 
-_DRAWN, _DRAWN_MAX = 200, 8
-"""What is drawn, at most so many tokens of each choice, says this and more, and no prompt does."""
+_DRAWN, _CHOICES_MAX, _DRAWN_MAX = 128, 3, 8
+"""What is drawn, of so many choices a room and tokens of each, says this and more, and no prompt does."""
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
 
@@ -63,6 +65,7 @@ class DecodeRank(Rank[WatchedRoom]):
 
     def __init__(self, scope: Scope, incarnation: Incarnation, rank: int) -> None:
         super().__init__()
+        self._ends_ms = FAR.success_ms if scope.timed else None
         ranks = layouts(scope, 1)
         self._scope = scope
         self._strips = strips(ranks[rank])
@@ -82,7 +85,11 @@ class DecodeRank(Rank[WatchedRoom]):
         self.side: Receiving[WatchedRoom] = Receiving(
             WatchedRoom,
             scope.rooms,
-            Holdings([PagePool(scope.pages)], SlotPool(memoryview(self._slot_memory))),
+            Holdings(
+                [PagePool(scope.pages)],
+                SlotPool(memoryview(self._slot_memory)),
+                PrefixTree((1,)) if scope.cached else None,
+            ),
             reserving(scope, ranks[rank]),
             FAR,
             exposure=self._exposure,
@@ -168,7 +175,7 @@ class DecodeRank(Rank[WatchedRoom]):
         for room, choice in step:
             held = self._roster.get(room)
             held.busy = False
-            if self._scope.choices > 1:
+            if self._scope.grows:
                 self._read(held, choice)
                 self._write(held, choice)
             if choice in held.ends.going_on and not held.stopping:
@@ -196,6 +203,10 @@ class DecodeRank(Rank[WatchedRoom]):
                 return [(room, ("close", generation, doubtful))]
             case SumPages(room):
                 self.side.summed(self._roster.get(room), self._sum)
+            case Outcome(room, cause) if cause is not None and cause.reason is Reason.RETRACTED:
+                if (ended_for := self._roster.get(room).ended_for) is not cause.reason:
+                    text = f"room {room} ends for {ended_for}, and its caller hears of a retraction"
+                    raise Broken(Law.RETRACTED_IS_NO_FAILURE, text)
             case Join(room):
                 held = self._roster.get(room)
                 if 0 in held.ends.going_on:
@@ -210,8 +221,12 @@ class DecodeRank(Rank[WatchedRoom]):
         if effect is Effect.RELEASE:
             self._check_release(room)
             self._blank(room)
+        if effect is Effect.FENCE and self._scope.timed:
+            self._check_wait(room)
+        grew = growing(self._roster)
         self.side.perform(room, effect, 0)
         if effect is ReceiverEffect.GRANT:
+            self._check_margin(room, grew)
             self._blank(room)
             room.told = self._exposure
             slot = self._holdings.get(room.id).slot
@@ -224,7 +239,7 @@ class DecodeRank(Rank[WatchedRoom]):
         if room.id not in self._holdings:
             return
         holding, size = self._holdings.get(room.id), len(self._strips)
-        for page in holding.pages[0]:
+        for page in pages_of(self._holdings, room):
             self._kv[page * size : (page + 1) * size] = bytes(size)
         self._slot_writers.pop(holding.slot.index, None)
 
@@ -243,6 +258,17 @@ class DecodeRank(Rank[WatchedRoom]):
         self._exposure = exposed_anew(self._exposure)
         self._reached_by.add(self._exposure)
 
+    def _check_margin(self, room: WatchedRoom, grew: int) -> None:
+        """A new room does not drive out those that were there before it."""
+        if self._scope.grows and free(self._holdings, self._roster) < grew:
+            raise Broken(Law.MEMORY_AS_USED, f"room {room.id} is granted what those that run may need next")
+
+    def _check_wait(self, room: WatchedRoom) -> None:
+        """It ends before it was granted: not because it waited for that."""
+        late = room.cause is not None and room.cause.reason is Reason.DEADLINE
+        if late and room.generation is None and Phase.WAITING_FOR_INPUT in room.phase_ms:
+            raise Broken(Law.WAITING_HAS_NO_DEADLINE, f"room {room.id} waited, and ends for that")
+
     def _check_release(self, room: WatchedRoom) -> None:
         if room.cause is not None and room.proof is None:
             raise Broken(Law.PROOF_NOT_TIME, f"room {room.id} gives its memory back without a proof")
@@ -255,17 +281,26 @@ class DecodeRank(Rank[WatchedRoom]):
         if self.side.revoking:
             self._take_memory_back()
             return
-        for room in self._roster:
-            if room.runs:
-                room.busy = True
-                self._step += [(room.id, choice) for choice in room.ends.going_on]
-        if self._scope.choices > 1:
-            for each, choice in self._step:
-                self._begin(self._roster.get(each), choice)
+        rows = [
+            (room, choice, self._position(room, choice) + 1)
+            for room in self._roster
+            if room.runs
+            for choice in room.ends.going_on
+        ]
+        before = BeforeStep(self.side, rows)
+        space = self.side.space_for(rows)
+        self._carry_out()
+        for room, choice, _ in [rows[at] for at in space.computed]:
+            room.busy = True
+            self._step.append((room.id, choice))
+            if self._scope.grows:
+                self._begin(room, choice)
+        if self._scope.grows:
+            before.check(space)
         if not (self._scope.steps or self._scope.receiver_steps):
             self.step_ends()
 
-    # ---- choices, of rooms that have several
+    # ---- what steps read and write
 
     def _begin(self, room: WatchedRoom, choice: int) -> None:
         """A step computes the choice's next token."""
@@ -294,7 +329,8 @@ class DecodeRank(Rank[WatchedRoom]):
                 there = self._kv[table[position] * size + strip]
                 if there != self._drawn(room, choice, position, strip):
                     text = f"choice {choice} of room {room.id} reads another's token {position}"
-                    raise Broken(Law.CHOICES_APART, text)
+                    prompt = position < self._scope.prompt_pages
+                    raise Broken(Law.STALE_NEVER_SERVED if prompt else Law.CHOICES_APART, text)
 
     def _write(self, room: WatchedRoom, choice: int) -> None:
         position, size = self._position(room, choice), len(self._strips)
@@ -306,7 +342,8 @@ class DecodeRank(Rank[WatchedRoom]):
         """What a strip of a token says: choices differ in what they have drawn."""
         if position < self._scope.prompt_pages:
             return self._expected(room.id, position, strip)
-        return _DRAWN + choice * _DRAWN_MAX + position - self._scope.prompt_pages
+        sequence = (room.id - 1) * _CHOICES_MAX + choice
+        return _DRAWN + sequence * _DRAWN_MAX + position - self._scope.prompt_pages
 
     def _check_ends(self, room: WatchedRoom) -> None:
         """The room is answered."""
@@ -329,7 +366,7 @@ class DecodeRank(Rank[WatchedRoom]):
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
             (exposed,) = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
             generation = holding.slot.generation
-            for page in holding.pages[0]:
+            for page in pages_of(self._holdings, room):
                 held[PAGE, page] = (room.id, generation, open_to_peer and page in exposed)
             held[SLOT, holding.slot.index] = (room.id, generation, open_to_peer)
             if self._seal_there(room.id, holding.slot.index, generation):
@@ -340,8 +377,10 @@ class DecodeRank(Rank[WatchedRoom]):
                 text = f"room {room.id} waits for writes by an exposure that was taken back"
                 raise Broken(Law.EXPOSURE_ON_PAGE, text)
         self._check_memory(held, landed)
+        tables = [(room.id, pages_of(self._holdings, room), room.retracting is not None) for room in rooms]
         return replace(
             told,
+            tables=tables,
             exposure=self._exposure,
             reached_by=frozenset(self._reached_by),
             revoking=self.side.revoking,

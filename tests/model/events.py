@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from services.ids import RoomId
+from services.rooms.phases import Phase
 from services.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
@@ -54,6 +55,22 @@ def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken]]:
             yield label, broken
         else:
             yield label, following
+
+
+def begin(world: World) -> State:
+    """Where the search begins: the first rooms of the scope run, and nothing else has happened."""
+    state, begun = world.start(), world.scope.begun
+    later = [("issue", RoomId(room + 1)) for room in range(begun, world.scope.rooms)]
+    while any(
+        (at := standing.at(RoomId(room + 1))) is None or at.phase is not Phase.SUCCESS
+        for standing in world.standings(state, DECODE)
+        for room in range(begun)
+    ):
+        steps = list(flying(world, state))
+        steps += [step for find in (moving, turning) for side in BOTH for step in find(world, state, side)]
+        calm = (make(state) for label, make in steps if label not in later and label[0] != "step ends")
+        state = next(following for following in calm if following != state)
+    return state
 
 
 def is_motion(label: Label) -> bool:

@@ -43,6 +43,8 @@ class Rank(ABC, Generic[R]):
     """Of its worker's hand-overs."""
 
     def __init__(self) -> None:
+        self._ends_ms: int | None = None
+        """When a request's time is over, where that is told."""
         self._step: list[Any] = []
         """What its engine computes."""
         self._left = False
@@ -66,7 +68,7 @@ class Rank(ABC, Generic[R]):
     def open(self, room: RoomId, peer: Incarnation, *about: Any) -> str:
         """Not empty: why it was refused, as in all commands. `about`: what else this side is told."""
         try:
-            opened = self.side.open(room, self._asked(room), peer, 0)
+            opened = self.side.open(room, self._asked(room), peer, 0, ends_ms=self._ends_ms)
         except Refusal as error:
             return type(error).__name__
         if room in self._cancelled and opened.cause is None:
@@ -133,10 +135,11 @@ class Rank(ABC, Generic[R]):
     def _ballot(self) -> Ballot:
         self._observe()
         self._carry_out()
-        roster, side = self._roster, self.side
-        votes = roster.votes(0, side.capacity())
+        roster, side, capacity = self._roster, self.side, self.side.capacity()
+        votes = roster.votes(0, capacity)
         reasons = roster.reasons(0, votes)
-        return Ballot(0, roster.digest(), not self._step, side.may_leave(), votes, reasons, self._connects())
+        digest, free, connects = roster.digest(capacity), not self._step, self._connects()
+        return Ballot(0, digest, free, side.may_leave(), votes, reasons, connects)
 
     @contextmanager
     def _expired(self, room: RoomId | None) -> Iterator[None]:
@@ -190,7 +193,7 @@ class Rank(ABC, Generic[R]):
         pages, slots = holdings.census(), holdings.slots.census()
         return (
             len(self._roster) == len(holdings) == 0
-            and pages[PageState.FREE] == sum(holdings.sizes)
+            and pages[PageState.FREE] + pages[PageState.CACHED] == sum(holdings.sizes)
             and slots[PageState.FREE] == len(holdings.slots) == holdings.slots.free
         )
 

@@ -72,8 +72,11 @@ class Scope:
     rooms: int = 2
     prompt_pages: int = 1
     """Pages of a prompt: what is pushed. 0: the receiver holds them all already."""
-    more_pages: int = 0
-    """Pages that the receiver reserves beside them, for tokens still to be drawn."""
+    grows: bool = False
+    """What is drawn has a token a page at the receiver, too, where every step's reading and writing is looked
+    at. False: it lies in the prompt's last page."""
+    timed: bool = False
+    """The receiver is told when a request's time is over, which is never."""
     pages: int = 1
     """Of each receiver rank."""
     slots: int = 1
@@ -81,6 +84,12 @@ class Scope:
     sender_pages: int = 2
     sums: bool = False
     """The receiver's ranks are told different checksums, so that each gets a record of its own."""
+    begun: int = 0
+    """Rooms that decode from the start on."""
+    aged: bool = False
+    """Each room's request is older than those of the rooms before it. False: equally old."""
+    cached: bool = False
+    """The receiver keeps what rooms computed, of prompts that differ."""
     overlap: bool = False
     """Rooms run beside each other. False: each is issued when the outcome of the one before is known, as
     its retry, while the workers may still hold what that one held."""

@@ -8,6 +8,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
+from tests.model.events import begin
 from tests.model.following import Following
 from tests.model.laws import Broken, Law
 from tests.model.packing import Packing
@@ -71,7 +72,7 @@ class Search:
         return found
 
     def _explore(self, found: Found, states_max: int | None) -> None:
-        self._reach(self._packing.pack(self.world.start()), -1, 0)
+        self._reach(self._packing.pack(begin(self.world)), -1, 0)
         numbers, starts, ends = self._numbers, self._from, self._to
         number = 0
         while number < len(self._states):

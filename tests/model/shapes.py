@@ -50,17 +50,18 @@ def asked(scope: Scope, room: RoomId) -> Request:
     """For a token a page of its prompt; each choice is drawn until STOP_TOKEN."""
     return Request(
         f"request-{room}",
-        (1,) * scope.prompt_pages,
+        (room if scope.cached else 1,) * scope.prompt_pages,
         scope.tokens + 1,
         stop_token_ids=(STOP_TOKEN,),
         further_seeds=(0,) * (scope.choices - 1),
+        arrived_ms=scope.rooms - room if scope.aged else 0,
     )
 
 
 @cache
 def reserving(scope: Scope, layout: KvLayout) -> KvLayout:
     """By which a receiver counts the pages of a prompt and its answer."""
-    return layout if scope.more_pages else changed(layout, page_tokens=1 + _ANSWER_TOKENS)
+    return layout if scope.grows else changed(layout, page_tokens=1 + _ANSWER_TOKENS)
 
 
 @cache

@@ -4,7 +4,7 @@ Taken once of every distinct rank: where its rooms are, whether what it holds fi
 memory truly says. What two ranks or two moments must have in common is compared with these.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,6 +50,8 @@ class Standing:
     """Receiver: some room's memory waits for a proof, so that in time it is taken back."""
     held: Mapping[Place, tuple[RoomId, int, bool]] = field(default_factory=dict)
     """Receiver: each held place's room and generation, and whether a peer may write there."""
+    tables: Sequence[tuple[RoomId, Sequence[int], bool]] = ()
+    """Receiver: each room's pages, and whether it is retracted."""
     sealed: frozenset[RoomId] = frozenset()
     """Receiver: rooms whose seal is there, as the memory itself says."""
     landed: frozenset[RoomId] = frozenset()

@@ -139,10 +139,8 @@ def _message(scope: Scope, message: Message) -> str:
         case "open" if side == PREFILL:
             return f"open prefill room={about[0]} needed={scope.prompt_pages}"
         case "open":
-            division = ChoicePages(
-                scope.prompt_pages, scope.prompt_pages + scope.more_pages, scope.choices, page_tokens=(1,)
-            )
-            (needed,) = division.needed
+            longest = scope.prompt_pages + scope.grows * scope.tokens
+            (needed,) = ChoicePages(scope.prompt_pages, longest, scope.choices, page_tokens=(1,)).needed
             room = about[0]
             return (
                 f"open decode room={room} needed={needed} expected={scope.prompt_pages}; connect room={room}"

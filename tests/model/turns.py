@@ -16,6 +16,7 @@ from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.rank import Done
 from tests.model.registry import CALLED_OFF, RUNNING, answered, gave_back, over
+from tests.model.standing import Standing
 from tests.model.world import (
     BOOTSTRAP,
     DECODE,
@@ -100,9 +101,7 @@ def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, Room
         done = [each[1][0] for each in after]
         _check_alike(side, done)
         if side == DECODE:
-            exposures = [world.standing(DECODE, each[0]).exposure for each in after]
-            if len({leaders(each) for each in exposures if each is not None}) > 1:
-                raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
+            _check_memory_alike([world.standing(DECODE, each[0]) for each in after])
         known = world.turns[key] = [each[0] for each in after], done, after[0][1][1], agreed
     return known
 
@@ -111,11 +110,11 @@ def lag(world: World, state: State, side: int, rank: int) -> State:
     """A turn, in which all ranks but one do what was agreed. That one does it at any later time, before the
     next."""
     ranks, done, _, agreed = agree(world, side, state.ranks(side), None)
-    if not done[0] or world.standing(side, ranks[0]).left:
+    if world.standing(side, ranks[0]).left or not (done[0] or world.scope.grows):
         return state  # nothing that anyone could notice
     if side == DECODE and _moved(world, state, with_ranks(state, side, ranks)):
         return state  # no rank is ahead: such a turn ends when all have told where their memory is
-    if all(effect is Effect.QUEUE for _, effect, _ in done[0]):
+    if done[0] and all(effect is Effect.QUEUE for _, effect, _ in done[0]):
         return lag(world, with_ranks(state, side, ranks), side, rank)
     following = _did(world, state, side, ranks, done)
     acted = list(following.ranks(side))
@@ -226,6 +225,15 @@ def _check_alike(side: int, done: Sequence[tuple[Done, ...]]) -> None:
         for rank, each in enumerate(moves)
     )
     raise Broken(law, f"{SIDES[side]} ranks differ in one turn: {did}")
+
+
+def _check_memory_alike(ranks: Sequence[Standing]) -> None:
+    """Every rank's memory is known by the same exposure, and divided among rooms in the same way."""
+    if len({leaders(each.exposure) for each in ranks if each.exposure is not None}) > 1:
+        raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
+    if any(each.tables != ranks[0].tables for each in ranks):
+        told = "; ".join(f"r{rank} {list(each.tables)}" for rank, each in enumerate(ranks))
+        raise Broken(Law.GROWTH_IS_AGREED, f"of (room, its pages, whether retracted) ranks differ: {told}")
 
 
 def _check_gate(world: World, before: State, after: State, room: RoomId) -> None:

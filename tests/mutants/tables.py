@@ -18,7 +18,9 @@ from typing import Final
 from tests.mutants.mutant import Check, Mutant, Report
 
 HERE: Final = Path(__file__).parent
-_TABLES: Final = "field core memory prefixes workers groups bootstrap wire trust grammars choices scores"
+_TABLES: Final = """
+field core memory prefixes workers groups growth bootstrap wire trust grammars choices scores
+"""
 TABLES: Final = tuple(_TABLES.split())
 
 

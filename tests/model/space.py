@@ -1,0 +1,128 @@
+"""Are pages taken as tokens are drawn, and are the right rooms retracted for them?
+
+Counted from the pages that rooms truly hold, by one rank, before and after its hand-over makes space for a
+step. A page has one token here.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from services.handover.growing import Space
+from services.handover.receiving import Receiving
+from services.handover.receiving_room import ReceivingRoom
+from services.ids import PageId
+from services.pages.holdings import Holdings
+from services.rooms.errors import Reason
+from services.rooms.phases import Phase
+from services.rooms.reasons import REASONS
+from tests.model.laws import Broken, Law
+
+HOLDS: Final = (Phase.TRANSFERRING, Phase.SUCCESS)
+
+Row = tuple[Any, int, int]
+"""(room, choice, how many positions the choice has when this row is computed)."""
+
+
+def pages_of(holdings: Holdings, room: ReceivingRoom) -> list[PageId]:
+    """All that the room holds, of whichever choice."""
+    if room.id not in holdings:
+        return []
+    holding = holdings.get(room.id)
+    return [page for tables in (holding.pages, *holding.further.values()) for page in tables[0]]
+
+
+def free(holdings: Holdings, rooms: Iterable[ReceivingRoom]) -> int:
+    """Pages that no room holds."""
+    return sum(holdings.sizes) - sum(len(pages_of(holdings, room)) for room in rooms)
+
+
+def growing(rooms: Iterable[ReceivingRoom]) -> int:
+    """Choices that may still come to need a page."""
+    return sum(
+        choice in room.ends.going_on and len(room.tables(choice)[0]) < room.division.tokens_max
+        for room in rooms
+        if room.phase in HOLDS and room.pages and room.cause is None and not room.finished
+        for choice in range(room.request.choices)
+    )
+
+
+def _age(room: ReceivingRoom) -> tuple[int, int]:
+    """The least is the oldest."""
+    return room.request.arrived_ms, room.id
+
+
+class BeforeStep:
+    """One rank, before space is made for its next step."""
+
+    def __init__(self, receiving: Receiving[Any], rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._holdings = receiving.holdings
+        self._rooms = list(receiving.roster)
+        self._running = sorted((room for room in self._rooms if room.runs), key=_age)
+        self._failed = {room.id for room in self._rooms if room.cause is not None}
+        self._free = free(self._holdings, self._rooms)
+        self._held = {room.id: len(pages_of(self._holdings, room)) for room in self._rooms}
+        self._tables = {(room.id, choice): len(room.tables(choice)[0]) for room, choice, _ in rows}
+        self._coming = sum(
+            self._held[room.id] for room in self._rooms if room.phase is Phase.SUCCESS and not room.runs
+        )
+
+    def check(self, space: Space[Any]) -> None:
+        """What was decided. Raises Broken."""
+        retracted = [room for room in self._running if room.retracting is not None]
+        for room, choice, stop in self._rows:
+            had, has = self._tables[room.id, choice], len(room.tables(choice)[0])
+            if has > max(had, stop):
+                text = f"choice {choice} of room {room.id} takes {has} pages for {stop} tokens"
+                raise Broken(Law.MEMORY_AS_USED, text)
+        self._check_order(retracted)
+        self._check_count(retracted)
+        self._check_step(space, retracted)
+        for room in retracted:
+            self._check_reason(room)
+
+    def _check_order(self, retracted: Sequence[ReceivingRoom]) -> None:
+        kept = [room for room in self._running if room not in retracted]
+        if retracted and (not kept or _age(kept[-1]) > _age(retracted[0])):
+            text = f"room {retracted[0].id} is retracted, and is older than all or one of those that go on"
+            raise Broken(Law.OLDEST_GOES_ON, text)
+
+    def _check_count(self, retracted: Sequence[ReceivingRoom]) -> None:
+        """No more than it takes, with what is about to be given back anyway; and no fewer, while there are
+        others than the oldest."""
+        if retracted and self._suffices(retracted[1:]):
+            text = f"room {retracted[0].id} is retracted, and there are pages enough without"
+            raise Broken(Law.OLDEST_GOES_ON, text)
+        if len(self._running) - len(retracted) > 1 and not self._suffices(retracted):
+            raise Broken(Law.OLDEST_GOES_ON, "pages lack, and nobody makes space")
+
+    def _suffices(self, retracted: Sequence[ReceivingRoom]) -> bool:
+        lacking = sum(self._lacks(row) for row in self._rows if row[0] not in retracted)
+        coming = self._coming + sum(self._held[room.id] for room in retracted)
+        return lacking <= self._free or lacking - self._free <= coming
+
+    def _lacks(self, row: Row) -> int:
+        room, choice, stop = row
+        return max(stop - self._tables[room.id, choice], 0)
+
+    def _check_step(self, space: Space[Any], retracted: Sequence[ReceivingRoom]) -> None:
+        computed = {self._rows[at][:2] for at in space.computed}
+        left = self._free
+        for row in sorted(self._rows, key=lambda row: _age(row[0])):
+            room, choice, _ = row
+            left -= 0 if room in retracted else self._lacks(row)
+            if room not in retracted and left >= 0 and (room, choice) not in computed:
+                text = f"choice {choice} of room {room.id} sits out, and there are pages for it"
+                raise Broken(Law.OLDEST_GOES_ON, text)
+        others = any(self._held[room.id] for room in self._rooms if room not in self._running)
+        if self._rows and not (computed or retracted or others):
+            raise Broken(Law.OLDEST_GOES_ON, "rooms run, and none of them goes on")
+
+    def _check_reason(self, room: ReceivingRoom) -> None:
+        cause = room.ending(0)
+        reason = None if cause is None else cause.reason
+        if room.id in self._failed:
+            return
+        if reason is not Reason.RETRACTED or REASONS[reason].is_failure:
+            text = f"room {room.id} is retracted, and is told that it failed: {reason}"
+            raise Broken(Law.RETRACTED_IS_NO_FAILURE, text)
