@@ -1,9 +1,14 @@
 """Which token comes next, given the logits?
 
-A draw inverts the cumulative distribution, in the order of token ids, at a number that belongs to (seed,
-output position) alone: what else is in the batch does not change it. Of equally likely tokens the one of the
-lower id comes first, wherever one is told from another: `top_k` 1 and a vanishing `top_p` are greedy, and a
-later attempt draws the same on another device (`fresh-attempt`).
+A draw is a race: every token has a waiting time that belongs to (seed, output position, its id) alone, and
+is the shorter the likelier the token is. The first to come is drawn, whatever else is in the batch. Logits
+that differ by a rounding, as another attempt's may, change it only where two come at the same time up to that
+rounding. (Were a cumulative distribution inverted, each token's share would move the borders of all behind
+it: in float32 one draw of 140 at temperature 1 was another token where a prompt's chunk was computed for what
+had been computed token by token.)
+
+Of equally likely tokens the one of the lower id comes first, wherever one is told from another: `top_k` 1 and
+a vanishing `top_p` are greedy, and a later attempt draws the same on another device (`fresh-attempt`).
 """
 
 import math
@@ -12,7 +17,7 @@ from typing import Final
 
 import torch
 
-from services.engine.draws import uniform
+from services.engine.draws import numbers
 from services.engine.held import allowed_by_grammars, hold
 from services.engine.interface import Drawn, NotANumber, NotHeld, Sequence
 from services.engine.penalties import adjust, changes_scores
@@ -24,7 +29,8 @@ PART_MIN, PART_MAX = 16, 512
 NUCLEUS_FIRST_LOOK: Final = 256
 """How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
 
-
+RACES: Final = 8
+"""Rows that are drawn for together: what they need stays in a core's cache."""
 WHOLE: Final = 2**52
 """Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
 
@@ -89,13 +95,19 @@ def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tens
     top_p = [each.top_p for each in asked]
     if min(top_k) < vocabulary or min(top_p) < 1.0:
         scores = _cut(scores, temperature, top_k, top_p)
-    weights = torch.softmax(scores / temperature, dim=-1)
+    scores = scores / temperature
     if any(each.min_p > 0.0 for each in asked):
-        weights = weights.masked_fill(weights < min_p * weights.max(dim=-1, keepdim=True).values, 0.0)
-    steps = _units(weights, WHOLE).cumsum(dim=-1)
-    points = [[uniform(each.request.sampling.seed, len(each.output))] for each in sequences]
-    target = torch.tensor(points, dtype=torch.float64, device=scores.device) * steps[:, -1:]
-    return torch.searchsorted(steps, target, right=True)[:, 0]
+        scores = scores.masked_fill(scores.exp() < min_p, float("-inf"))
+    places = [(each.request.sampling.seed, len(each.output)) for each in sequences]
+    parts = range(0, len(places), RACES)
+    return torch.cat([_race(scores[part : part + RACES], places[part : part + RACES]) for part in parts])
+
+
+def _race(scores: torch.Tensor, places: abc.Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Who comes first in each row. An exponential waiting time goes with e**score: its logarithm is taken, so
+    that no weight is too small."""
+    waits = numbers(places, scores.shape[1], scores.device).neg_().log1p_().neg_().log_()
+    return torch.sub(scores, waits, out=waits).argmax(dim=-1)
 
 
 def _units(shares: torch.Tensor, of_one: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from services.engine.draws import uniform
+from services.engine.draws import numbers
 from services.engine.interface import Drawn, NotANumber, Sequence
 from services.engine.sampler import sample
 from services.rooms.request import Request, Sampling, Token
@@ -327,26 +327,61 @@ def test_nobody_samples() -> None:
     assert sample(torch.empty(0, VOCABULARY), []) == []
 
 
-@pytest.mark.parametrize("along", ["seeds", "positions"])
-def test_numbers_are_even_over_seeds_and_positions(along: str) -> None:
+@pytest.mark.parametrize("kind", ["small", "wide"])
+def test_a_rounding_of_the_logits_changes_no_draw(kind: str) -> None:
+    """Another attempt computes in one chunk what was computed token by token: float32 differs in its last
+    bits, and all tokens' shares with it."""
+    vocabulary, draws = (256, 4000) if kind == "small" else (8192, 1000)
+    scores = logits(vocabulary=vocabulary) * 0.5
+    off = torch.linspace(0, math.pi, vocabulary).sin() * 2e-5
+    asked = [sequence(Sampling(seed=seed)) for seed in range(draws)]
+    drawn, again = (ids(sample(each.expand(draws, -1), asked)) for each in (scores, scores + off))
+    assert drawn == again
+    assert len(set(drawn)) > 100
+
+
+def draw(places: list[tuple[int, int]], vocabulary: int = 1) -> list[float]:
+    told: list[float] = numbers(places, vocabulary, torch.device("cpu")).flatten().tolist()
+    return told
+
+
+@pytest.mark.parametrize("along", ["seeds", "positions", "ids"])
+def test_numbers_are_even_over_seeds_positions_and_ids(along: str) -> None:
     """In a hundred cells, and for neighbouring pairs in a grid of ten by ten."""
-    numbers = [uniform(place, 0) if along == "seeds" else uniform(0, place) for place in range(DRAWS)]
-    assert min(numbers) >= 0
-    assert max(numbers) < 1
+    places = [(0, 0)] if along == "ids" else [(each, 0) for each in range(DRAWS)]
+    places = [place[::-1] for place in places] if along == "positions" else places
+    told = draw(places, DRAWS if along == "ids" else 1)
+    assert min(told) > 0
+    assert max(told) < 1
     even = torch.full((100,), 0.01)
-    assert_drawn_from(Counter(int(number * 100) for number in numbers), even)
-    assert_drawn_from(Counter(int(a * 10) * 10 + int(b * 10) for a, b in pairwise([*numbers, 0.5])), even)
+    assert_drawn_from(Counter(int(number * 100) for number in told), even)
+    assert_drawn_from(Counter(int(a * 10) * 10 + int(b * 10) for a, b in pairwise([*told, 0.5])), even)
+
+
+@pytest.mark.parametrize("ids_apart", [1, 2, 1024])
+def test_what_two_ids_get_does_not_hang_together(ids_apart: int) -> None:
+    """Over seeds, in a grid of ten by ten."""
+    told = numbers([(seed, 3) for seed in range(DRAWS)], ids_apart + 1, torch.device("cpu"))
+    pairs = zip(told[:, 0].tolist(), told[:, ids_apart].tolist(), strict=True)
+    cells = Counter(int(a * 10) * 10 + int(b * 10) for a, b in pairs)
+    assert_drawn_from(cells, torch.full((100,), 0.01))
 
 
 def test_numbers_are_not_shared_between_neighbouring_seeds() -> None:
-    """Seed s at position i + 1 is not seed s + 1 at position i."""
-    numbers = {uniform(seed, place) for seed in range(200) for place in range(200)}
-    assert len(numbers) == 200 * 200
+    """Seed s at position i + 1 is not seed s + 1 at position i. Of 40,000 numbers of 32 bits no ten are equal
+    by chance."""
+    told = draw([(seed, place) for seed in range(200) for place in range(200)])
+    assert len(set(told)) > 200 * 200 - 60
 
 
 def test_numbers_stay_what_they_are() -> None:
     """Workers of different versions continue each other's sequences: a change here breaks them."""
-    assert [uniform(*pair) for pair in GOLDEN] == list(GOLDEN.values())
+    found = numbers(list(GOLDEN), 50_000, torch.device("cpu"))[:, [0, 1, 49_999]].tolist()
+    assert found == [pytest.approx(each, rel=1e-7) for each in GOLDEN.values()]
 
 
-GOLDEN = {(0, 0): 0.7012121095215251, (1, 0): 0.9435642308648544, (2**64 - 1, 4095): 0.8442366324399446}
+GOLDEN = {
+    (0, 0): [0.39825519919395447, 0.3589390516281128, 0.42375797033309937],
+    (1, 0): [0.6433464884757996, 0.5335935354232788, 0.8586251735687256],
+    (2**64 - 1, 4095): [0.7265197038650513, 0.1591905951499939, 0.1517842411994934],
+}
