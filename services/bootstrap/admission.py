@@ -7,7 +7,7 @@ is said by `services.rooms.waiting_line`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -218,6 +218,20 @@ class Admission:
 
     def queued_by_class(self) -> Counter[int]:
         return self._line.by_class() + self._hoping
+
+    def queued_by_side(self) -> Mapping[Side, int]:
+        """The same, counted on the side that has no space for whoever is first, if it is one alone."""
+        first = self._line.first()
+        if first is None:
+            return {}
+        asked = first.waiting.asked
+        try:
+            self._registry.place(asked.need, frozenset() if asked.retry is None else asked.retry.avoid)
+        except (NoCapacity, NoneReady) as error:
+            return {} if error.side is None else {error.side: len(self._line)}
+        except NoSuchWorker:
+            return {}
+        return {}
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
         """Ids of those that wait in the queue, class by class and the oldest first, each with the line that

@@ -174,10 +174,16 @@ class BootstrapMetrics:
 class RegistryCollector(Collector):
     """The registry's state at the moment of a scrape."""
 
-    def __init__(self, registry: Registry, queued: Callable[[], Mapping[int, int]]) -> None:
-        """`queued`: how many wait, by their class."""
+    def __init__(
+        self,
+        registry: Registry,
+        queued: Callable[[], Mapping[int, int]],
+        lacking: Callable[[], Mapping[Side, int]],
+    ) -> None:
+        """`queued`: how many wait, by their class; `lacking`: by the side that has no space for them."""
         self._registry = registry
         self._queued = queued
+        self._lacking = lacking
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
@@ -226,3 +232,12 @@ class RegistryCollector(Collector):
         for band in ClassBand:
             queue.add_metric([band.value], waiting[band])
         yield queue
+        sides = GaugeMetricFamily(
+            "baton_side_queue_requests",
+            "Requests waiting for a pair of workers, on the side that has no space for whoever is first.",
+            labels=["side"],
+        )
+        lacking = self._lacking()
+        for side in Side:
+            sides.add_metric([side.value], lacking.get(side, 0))
+        yield sides

@@ -96,7 +96,8 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         max_wait_ms=settings.max_wait_ms,
     )
     name_rooms(partial(_ids, registry))
-    metrics_registry.register(RegistryCollector(registry, rooms.admission.queued_by_class))
+    queued = rooms.admission.queued_by_class, rooms.admission.queued_by_side
+    metrics_registry.register(RegistryCollector(registry, *queued))
     backend = RoomBackend(
         rooms,
         facts.context_length,

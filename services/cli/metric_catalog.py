@@ -42,6 +42,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Which side is the bottleneck, and of which is more needed?": (
         "baton_admission_queue_requests",
+        "baton_side_queue_requests",
         "baton_admission_refused_requests_total",
         "baton_worker_places",
         "baton_worker_kv_tokens",
@@ -150,7 +151,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
     BootstrapMetrics(bootstrap)
-    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), dict))
+    bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), dict, dict))
     HttpMetrics(bootstrap)
     Connections(bootstrap)
     yield BOOTSTRAP, bootstrap

@@ -9,7 +9,7 @@ this very class.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from operator import add, gt
+from operator import gt
 from typing import Final, TypeVar, assert_never
 
 from services.handover.growing import Growing, Space
@@ -284,7 +284,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         for room in self.roster:
             if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 waiting += 1
-                asked = tuple(map(add, asked, room.pages_needed))
+                asked = tuple(map(sum, zip(asked, room.pages_needed, room.margin, strict=True)))
             elif room.phase is Phase.TRANSFERRING or room.runs:
                 running += len(room.ends.going_on)
         entered = max((room.id for room in self.roster), default=RoomId(0))

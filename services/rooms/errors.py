@@ -123,7 +123,12 @@ class NameInUse(Refusal):
 
 
 class NoCapacity(Refusal):
-    """Workers of the role exist, but none has a free place now. Waiting can help."""
+    """Workers of the role exist, but none has space now. Waiting can help."""
+
+    def __init__(self, text: str, side: Side | None = None) -> None:
+        """`side`: the one that has none, where it is one alone."""
+        super().__init__(text)
+        self.side = side
 
 
 class NoSuchWorker(Refusal):

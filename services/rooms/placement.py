@@ -147,10 +147,11 @@ class _Choice:
         found = next(self.in_order(), None)
         if found is not None:
             return found[1]
-        side = self._side.value
+        side, told = self._side.value, self._need.told(self._side)
+        text = f"every {side} worker is full: none has space for {told} now"
         if not self._is_ready:
-            raise NoCapacity(f"a stream to every {side} worker broke: waiting for one to renew its lease")
-        raise NoCapacity(f"every {side} worker is full: none has space for {self._need.told(self._side)} now")
+            text = f"a stream to every {side} worker broke: waiting for one to renew its lease"
+        raise NoCapacity(text, self._side)
 
     def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
         """Those with space for it, the least full by then first: that a prompt's beginning was sent to it

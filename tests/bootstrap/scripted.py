@@ -307,7 +307,8 @@ class House:
             max_wait_ms=max_wait_ms,
         )
         self.admission = self.rooms.admission
-        self.metrics.register(RegistryCollector(self.registry, self.admission.queued_by_class))
+        queued = self.admission.queued_by_class, self.admission.queued_by_side
+        self.metrics.register(RegistryCollector(self.registry, *queued))
         self.backend = RoomBackend(self.rooms, 500, timeout_s, RetryBounds(rooms_max, wait_s))
         self.prefill = PrefillWorker("prefill-0", P, Incarnation(11), rooms_max=places, pid=111)
         self.decode = DecodeWorker("decode-0", D, Incarnation(22), rooms_max=places, pid=222)

@@ -131,3 +131,18 @@ async def test_kv_is_used_as_decode_says_it_and_by_open_rooms_elsewhere(at: Hous
     assert tokens("decode") == (900, 100)
     at.rooms.hear_load(at.decode.incarnation, replace(load, asked=(300,), number=1))
     assert tokens("decode") == (1_000, 0), "more is asked for than is left"
+
+
+async def test_those_who_wait_are_counted_on_the_side_that_has_no_space_for_the_first(at: House) -> None:
+    def sides() -> tuple[float, float]:
+        prefill, decode = (count(at, "baton_side_queue_requests", side=side.value) for side in Side)
+        return prefill, decode
+
+    assert sides() == (0, 0)
+    at.rooms.hear_load(at.decode.incarnation, WorkerLoad((0,), (0,), 9, 0, 0, RoomId(0)))
+    waiting = asyncio.ensure_future(at.admission.admit("a", 3, 5))
+    await until(lambda: at.admission.queued() == 1)
+    assert sides() == (0, 1)
+    at.rooms.hear_load(at.decode.incarnation, WorkerLoad((100,), (0,), 0, 0, 0, RoomId(0), 1))
+    await waiting
+    assert sides() == (0, 0)

@@ -298,7 +298,7 @@ def _metrics_asked_for(case: str) -> set[str]:
         for trigger in each["spec"]["triggers"]:
             asked |= set(re.findall(r"baton_\w+", trigger["metadata"]["query"]))
     for each in of_kind(case, "HorizontalPodAutoscaler"):
-        asked |= {metric["pods"]["metric"]["name"] for metric in each["spec"]["metrics"]}
+        asked |= {metric[metric["type"].lower()]["metric"]["name"] for metric in each["spec"]["metrics"]}
     return asked
 
 
@@ -316,6 +316,7 @@ def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
         "baton_decode_prealloc_queue_requests",
         "baton_decode_waiting_requests",
         "baton_decode_running_requests",
+        "baton_side_queue_requests",
     }
     assert {name for name in asked if "prefill" in name} <= prefill
     assert {name for name in asked if "decode" in name} <= decode

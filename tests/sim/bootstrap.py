@@ -86,7 +86,8 @@ class SimulatedBootstrap:
             presence=PresenceAsker(self._channels, partial(world.network.is_listening, self.process.host)),
         )
         self.rooms.tell_world = world
-        self.metrics.register(RegistryCollector(self.registry, self.rooms.admission.queued_by_class))
+        queued = self.rooms.admission.queued_by_class, self.rooms.admission.queued_by_side
+        self.metrics.register(RegistryCollector(self.registry, *queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend, canary_request(SimulatedDefaults(), CONTEXT))
         self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
