@@ -163,10 +163,9 @@ class Holdings:
         """Pages that could be taken once the room gave everything back: its own, and those that it alone
         reads."""
         holding, prefixes = self._held[room], self.prefixes
-        alone = sum(
-            prefixes.users(block) == 1 for block in prefixes.way(holding.pages, self._blocks(holding))
-        )
-        counts = tuple(map(add, map(len, holding.own), prefixes.counts(alone)))
+        alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
+        held = zip(holding.pages, holding.shared, alone, strict=True)
+        counts = tuple([len(table) - shared + more for table, shared, more in held])
         for tables in holding.further.values():
             counts = tuple(map(add, counts, map(len, tables)))
         return counts

@@ -15,6 +15,7 @@ Deterministic: no clock and no order but that of the calls. Ranks that make the 
 page for page, and `digest` tells them when they do not.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,13 @@ class PrefixTree:
     def users(self, block: PageId) -> int:
         """How many rooms use a block of the tree."""
         return self._blocks[block].users
+
+    def alone(self, pages: PageTables, pinned: int) -> int:
+        """How many of a room's leading blocks, all of which it has pinned, no other room uses: the last ones,
+        since a block is used as often, at least, as what lies below it."""
+        table, each = pages[0], self._each[0]
+        shared = bisect_left(range(pinned), True, key=lambda place: self.users(table[place * each]) == 1)
+        return pinned - shared
 
     def pages(self, blocks: Sequence[PageId]) -> PageTables:
         """Those that blocks of the tree have."""
