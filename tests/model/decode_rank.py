@@ -98,6 +98,8 @@ class DecodeRank(Rank[WatchedRoom]):
             vocabulary=VOCABULARY,
             checksum=KvChecksum.PAGES if scope.sums else KvChecksum.RECORD,
         )
+        self._at_first = self.side.capacity()
+        """What rooms may take of it."""
         self._gone: set[Incarnation] = set()
         """Prefill workers known to be gone: nobody connects to them any more."""
 
@@ -353,6 +355,12 @@ class DecodeRank(Rank[WatchedRoom]):
                 raise Broken(Law.CHOICES_END_ALONE, text)
 
     # ---- what it is
+
+    def _nothing_held(self) -> bool:
+        """And nothing is left for rooms that are gone."""
+        now = self.side.capacity()
+        kept = (now.margin, now.rows) == (self._at_first.margin, self._at_first.rows)
+        return super()._nothing_held() and (kept or self.side.revoking)
 
     def standing(self) -> Standing:
         rooms, told = list(self._roster), super().standing()

@@ -72,7 +72,11 @@ class Search:
         return found
 
     def _explore(self, found: Found, states_max: int | None) -> None:
-        self._reach(self._packing.pack(begin(self.world)), -1, 0)
+        try:
+            self._reach(self._packing.pack(begin(self.world)), -1, 0)
+        except Broken as broken:
+            found.violations.append(Violation(broken.law, broken.text, "# before the search begins"))
+            return
         numbers, starts, ends = self._numbers, self._from, self._to
         number = 0
         while number < len(self._states):
