@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from services.decode.turn import DecodeWork
+from services.handover.growing import AHEAD
 from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
 from services.prefill.turn import PrefillWork
@@ -247,6 +248,10 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         )
         if isinstance(work, PrefillWork):
             found += _held(name, "grants that wait for their rooms", len(work.early))
+        else:
+            growing = work._receiving._growing
+            found += _held(name, "pages left for those that grow", sum(growing.margin))
+            found += _held(name, "sequences granted", AHEAD * work._max_running - growing.rows)
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
         found += _held(name, "steps", int(not rank.stepper.free))
         found += _held(

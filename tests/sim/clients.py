@@ -21,6 +21,8 @@ from tests.sim.rank import World
 END_S: Final = 75.0
 """In which every client has its end, whatever happens: the queue's time, the request's, and some."""
 TRIES: Final = 8
+TENANTS: Final = (b"one", b"one", b"another")
+"""In whose shares requests wait."""
 TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
 
 
@@ -210,7 +212,13 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
     max_tokens = draw.choice(shape.outputs)
     name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
     asked = Request(
-        name, prompt, max_tokens, ignore_eos=True, sampling=Sampling(temperature=0.0, seed=number + 1)
+        name,
+        prompt,
+        max_tokens,
+        ignore_eos=True,
+        sampling=Sampling(temperature=0.0, seed=number + 1),
+        priority=shape.classes[number % len(shape.classes)],
+        tenant=TENANTS[number % len(TENANTS)],
     )
     if shape.several and draw.random() < shape.several:
         return _several(draw, asked, shape)

@@ -9,7 +9,6 @@ from typing import Final, TypeAlias
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.ids import PageCounts, RoomId
-from services.rooms.errors import Reason
 from services.rooms.phases import Phase
 
 Violate: TypeAlias = Callable[[str, str, RoomId], None]
@@ -52,7 +51,7 @@ class WorkerGrowth:
 
     def _look_at_retractions(self, rank: int, receiving: Receiving[DecodeRoom]) -> None:
         known = self._retracted[rank]
-        retracted = [room for room in receiving.roster if _is_retracted(room)]
+        retracted = [room for room in receiving.roster if room.retracting is not None]
         for room in [each for each in retracted if each.id not in known]:
             self.retractions += rank == 0
             older = [each.id for each in receiving.roster if each.runs and each.age < room.age]
@@ -68,10 +67,6 @@ class WorkerGrowth:
         if holding and all(room.runs and room.cause is None for room in holding):
             oldest = min(holding, key=lambda room: room.age)
             self._violate("oldest-goes-on", f"no room computes, and room {oldest.id} runs", oldest.id)
-
-
-def _is_retracted(room: DecodeRoom) -> bool:
-    return room.cause is not None and room.cause.reason is Reason.RETRACTED
 
 
 def _held(receiving: Receiving[DecodeRoom]) -> Iterator[tuple[RoomId, Phase, PageCounts]]:

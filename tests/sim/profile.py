@@ -91,6 +91,8 @@ class Profile:
     """Of requests: ask for several choices."""
     outputs: tuple[int, ...] = (1, 1, 2, 3, 5, 8)
     """Tokens that requests ask for."""
+    classes: tuple[int, ...] = (0,)
+    """Of requests: the lowest is served first."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
     slow: float = 1.0
@@ -198,6 +200,7 @@ SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "growth": {
         "pages": (16, 20, 28),
         "outputs": ((1, 8, 24, 40),),
+        "classes": ((0,), (-1, 0, 0, 1)),
         "several": (0.0, 0.0, 0.4),
         "decodes": (
             (ONE,),

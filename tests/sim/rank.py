@@ -297,6 +297,7 @@ def make_rank(
             vocabulary=VOCABULARY,
             checksum=shape.checksum,
             near_s=0.0,  # time stands still for who looks without a pause
+            running_max=shape.max_running,
         )
         work = WatchedDecode(
             receiving,
