@@ -1,12 +1,16 @@
 """Does a decode worker say what a room could be granted, and what those ask for that wait?"""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from services.decode.rpc import DecodeService
+from services.wire.baton.v1 import inference_pb2
 from services.wire.load import load_from_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
+from tests.prefill.bench import DECODE
 
 PAGES = 12
 PROMPT = tuple(range(200, 206))
@@ -66,3 +70,15 @@ async def test_it_is_told_with_each_renewal(bench: DecodeBench) -> None:
     renewal = bench.work.holds()
     assert renewal.HasField("load")
     assert renewal.census.pages["free"] == PAGES
+
+
+async def test_it_is_told_with_the_message_in_which_a_room_is_refused_or_ends(bench: DecodeBench) -> None:
+    async def asked() -> AsyncIterator[inference_pb2.StreamRoomsRequest]:
+        stranger = inference_pb2.StreamRoomRequest(room=1, incarnation=DECODE + 1)
+        yield inference_pb2.StreamRoomsRequest(open=[stranger])
+
+    nobody: Any = None
+    service = DecodeService(bench.work, bench.mailbox, DECODE)
+    [message] = [each async for each in service.rooms(asked(), nobody)]
+    assert message.lines[0].HasField("refused")
+    assert load_from_wire(message.load).free == (PAGES,)

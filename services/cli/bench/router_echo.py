@@ -19,6 +19,7 @@ import uvloop
 
 from services.ids import Incarnation, RoomId
 from services.pages.layout import KvLayout, full_group
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.request import FinishReason, Request, Token
 from services.rooms.timeline import Moment
@@ -35,9 +36,10 @@ from services.wire.conversions import (
     side_to_wire,
     token_to_wire,
 )
+from services.wire.load import load_to_wire
 from services.worker.lease import LeaseKeeper
 from services.worker.reporter import Reporter
-from services.worker.shared_stream import rooms_reply
+from services.worker.shared_stream import ends_some, rooms_reply
 
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512
@@ -68,6 +70,10 @@ class Echo:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+
+    def holds(self) -> workers_pb2.RenewRequest:
+        """What is told with each renewal."""
+        return workers_pb2.RenewRequest()
 
     def _report(self, room: RoomId, lines: Sequence[Moment]) -> None:
         for line in lines:
@@ -102,11 +108,26 @@ class EchoPrefill(Echo, inference_pb2_grpc.PrefillServiceServicer):
 
 
 class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__(reporter)
+        self._running: dict[RoomId, Iterator[list[inference_pb2.StreamRoomReply]]] = {}
+        self._loads = 0
+        reporter.load = self._load
+
+    def holds(self) -> workers_pb2.RenewRequest:
+        return workers_pb2.RenewRequest(load=self._load())
+
+    def _load(self) -> rooms_pb2.WorkerLoad:
+        """As a worker's own, but for its cache, which is never full."""
+        self._loads += 1
+        entered = max(self._running, default=RoomId(0))
+        load = WorkerLoad((TOKENS_MAX // GROUP.page_tokens,), (0,), 0, len(self._running), 0, entered)
+        return load_to_wire(load, self._loads)
+
     async def StreamRooms(  # noqa: N802
         self, request_iterator: AsyncIterator[inference_pb2.StreamRoomsRequest], _: Any
     ) -> AsyncIterator[inference_pb2.StreamRoomsReply]:
-        running: dict[RoomId, Iterator[list[inference_pb2.StreamRoomReply]]] = {}
-        news = asyncio.Event()
+        running, news = self._running, asyncio.Event()
 
         async def read() -> None:
             async for asked in request_iterator:
@@ -123,7 +144,8 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
                 news.clear()
                 while running:
                     lines = [(room, reply) for room, steps in running.items() for reply in next(steps)]
-                    yield rooms_reply(inference_pb2.StreamRoomsReply(), lines)
+                    load = self._load() if ends_some(lines) else None
+                    yield rooms_reply(inference_pb2.StreamRoomsReply(load=load), lines)
                     for room, reply in lines:
                         if reply.HasField("outcome"):
                             running.pop(room, None)
@@ -171,10 +193,13 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
             own, name = credential.draw(), f"echo-{side.value}"
             reporter = Reporter(at_bootstrap, incarnation, name, SystemClock(), credential=own)
             server = Server()
+            echo: EchoPrefill | EchoDecode
             if side is Side.PREFILL:
-                inference_pb2_grpc.add_PrefillServiceServicer_to_server(EchoPrefill(reporter), server.grpc)
+                echo = EchoPrefill(reporter)
+                inference_pb2_grpc.add_PrefillServiceServicer_to_server(echo, server.grpc)
             else:
-                inference_pb2_grpc.add_DecodeServiceServicer_to_server(EchoDecode(reporter), server.grpc)
+                echo = EchoDecode(reporter)
+                inference_pb2_grpc.add_DecodeServiceServicer_to_server(echo, server.grpc)
             address = f"{HOST}:{server.bind(HOST, 0)}"
             await server.start(())
             stack.push_async_callback(server.stop, 0)
@@ -189,7 +214,7 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
                 pid=os.getpid(),
                 credential=own,
             )
-            lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None)
+            lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None, echo.holds)
             for work in (lease.run(), reporter.run()):
                 task = asyncio.create_task(work)
                 stack.callback(task.cancel)
