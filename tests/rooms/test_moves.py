@@ -2,7 +2,9 @@
 
 import pytest
 
+from services.handover.receiving_room import ReceivingRoom
 from services.ids import Generation, RoomId
+from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import (
     Connected,
@@ -18,10 +20,11 @@ from services.rooms.evidence import (
 )
 from services.rooms.phases import GATED, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
 from services.rooms.receiver import Receiver
+from services.rooms.request import Request
 from services.rooms.room import Room
 from services.rooms.sender import Sender
 from tests.pages.ids import page_ids
-from tests.rooms.group import LIVE, receiver, sender
+from tests.rooms.group import LIVE, PEER, deadlines, receiver, sender
 
 ROOM = RoomId(7)
 GEN = Generation(3)
@@ -259,3 +262,22 @@ def test_time_is_kept_by_phase() -> None:
     room.settle(Vote.ADVANCE, 15)
     room.settle(Vote.ADVANCE, 22)
     assert room.phase_ms == {Phase.BOOTSTRAPPING: 5, Phase.WAITING_FOR_INPUT: 7}
+
+
+@pytest.mark.parametrize("seen", [None, FIRST], ids=["nothing else here", "a failure here"])
+@pytest.mark.parametrize("agreed", [Reason.RETRACTED, Reason.ENGINE_FAILED])
+def test_retracted_is_no_failure_and_gives_way_to_whatever_else_ended_the_room(
+    seen: Cause | None, agreed: Reason
+) -> None:
+    request = Request("request-7", (1,), 9)
+    parts = (ROOM, request.request_id, PEER, 0, (1,), deadlines(), 0)
+    room = ReceivingRoom(*parts, request=request, division=ChoicePages(1, 9, 1, (4,)), pages_expected=(1,))
+    room.phase = Phase.SUCCESS
+    room.retracting = Cause(Reason.RETRACTED, "its pages are needed")
+    if seen is not None:
+        room.note(Failed(seen))
+    assert room.vote(0, has_capacity=False) is Vote.ABORT
+    room.settle(Vote.ABORT, 0, agreed)
+    assert room.cause is not None
+    assert room.cause.reason is (agreed if seen is None else seen.reason)
+    assert room.ended_for is agreed
