@@ -41,7 +41,8 @@ def test_every_stack_differs_by_its_cache_alone() -> None:
     words = plan().flags_of(4096).split()
     assert words == [
         *("--context-length", "128", "--dtype", "float32"),
-        *("--kv-cache-memory", "4096", "--decode", "2"),
+        *("--kv-cache-memory", "4096"),
+        *("--queue-timeout-ms", "60s", "--request-timeout-ms", "60s", "--decode", "2"),
     ]
 
 

@@ -92,8 +92,10 @@ class GrowthPlan:
         return bodies
 
     def flags_of(self, cache_bytes: int) -> str:
-        ours = f"--context-length {self.context_tokens} --dtype {self.dtype} --kv-cache-memory {cache_bytes}"
-        return f"{ours} {self.flags}"
+        """Who waits for longer than a queue may last has no answer to compare: here all of them wait."""
+        sizes = f"--context-length {self.context_tokens} --dtype {self.dtype} --kv-cache-memory {cache_bytes}"
+        waits = f"--queue-timeout-ms {self.timeout_s:.0f}s --request-timeout-ms {self.timeout_s:.0f}s"
+        return f"{sizes} {waits} {self.flags}"
 
 
 @dataclass(slots=True)
