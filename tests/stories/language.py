@@ -11,7 +11,8 @@ instead: `>> command`, and under it what the stage says and each request of a ra
                                              or one rank alone, which is a bug: rank=1; deadline=… of each
                                              phase in ms, waiting=… of waiting for pages, ends=… when its
                                              request's time is over, choices=… that it has, like=… for a
-                                             prompt of whole pages that others of that number share
+                                             prompt of whole pages that others of that number share,
+                                             arrived=… when its request came
     connect room=7                           decode is connected to the sender
     grant room=7                             decode's destination, the same on its ranks, reaches the
                                              sender's; [by=… another receiver, pages=… so many, prefix=…
@@ -29,7 +30,9 @@ instead: `>> command`, and under it what the stage says and each request of a ra
     sealed room=7                            the sender's elected rank saw the seals DONE
     land room=7 rank=0 pages=3 [sealed=1]    decode notes pages, and a seal, without having read a record
     sum room=7 right=1                       what landed in decode's pages is summed
-    draw / cut room=7 [choice=1 token=9]     a token is drawn / a choice's reader has all it wants
+    draw / cut room=7 [choice=1 token=9]     a token is drawn [times=3] / a choice's reader has all it
+                                             wants
+    space decode                             the next step's rows get their pages: which are computed
     fail decode room=7 rank=1 reason=…       one rank alone sees a failure
     cancel decode room=7 reason=…            every rank is told to end the room
     close room=7 / quiet room=7              decode asks the sender to be quiet / notes that it is;
@@ -118,6 +121,7 @@ class Play:
         room, needed, ms = _room(words), int(words["needed"]), int(words.get("deadline", DEADLINE_MS))
         choices, like = int(words.get("choices", 1)), int(words.get("like", 0))
         asked = request(room, needed, int(words.get("expected", needed)), choices=choices, like=like)
+        asked = replace(asked, arrived_ms=int(words.get("arrived", 0)))
         ends_ms = int(words["ends"]) if "ends" in words else None
 
         def act(_: int, rank: Any) -> None:
@@ -188,7 +192,17 @@ class Play:
 
     def do_draw(self, side: str, words: Words) -> list[str]:
         token, choice = int(words["token"]), int(words.get("choice", 0))
-        return self._each("decode", words, lambda n, _: self._decode.draw(n, _room(words), choice, token))
+        times = int(words.get("times", 1))
+
+        def act(number: int, _: Any) -> None:
+            for _time in range(times):
+                self._decode.draw(number, _room(words), choice, token)
+
+        return self._each("decode", words, act)
+
+    def do_space(self, side: str, words: Words) -> list[str]:
+        said = [self._decode.space(number) for number, _ in self._ranks("decode", words)]
+        return list(dict.fromkeys(said))
 
     def do_cut(self, side: str, words: Words) -> list[str]:
         return self._each("decode", words, lambda _, rank: rank.cut(_room(words), int(words["choice"])))

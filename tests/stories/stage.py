@@ -205,6 +205,22 @@ class DecodeStage(Stage[Receiving[ReceivingRoom]]):
         held.outputs[choice].append(token)
         self.ranks[rank].drawn(held, choice)
 
+    def space(self, rank: int) -> str:
+        """Before a step: each choice that goes on is to be computed up to its last token. Which are."""
+        receiving = self.ranks[rank]
+        rows = [
+            (room, choice, len(room.request.prompt) + len(room.outputs[choice]))
+            for room in receiving.roster
+            if room.runs
+            for choice in room.ends.going_on
+        ]
+        computed = receiving.space_for(rows).computed
+        told = [
+            f"{room.id}/{choice} {'' if at in computed else 'not '}computed"
+            for at, (room, choice, _) in enumerate(rows)
+        ]
+        return ", ".join(told) or "nothing to compute"
+
     def finish(self, rank: int, room: RoomId) -> None:
         """The sequences that go on have ended."""
         roster = self.ranks[rank].roster
