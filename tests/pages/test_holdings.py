@@ -268,6 +268,16 @@ def test_the_pages_of_two_rooms_that_hold_the_same_are_given_back() -> None:
     assert len(holdings.prefixes) == 2
 
 
+def test_oldest_goes_on_what_a_room_would_give_back_is_what_nobody_else_reads() -> None:
+    holdings = holdings_of()
+    received(holdings, RoomId(6))
+    assert holdings.returning(RoomId(6)) == of(4)
+    holdings.take(RoomId(7), of(4), TOKENS)
+    assert [holdings.returning(room) for room in (RoomId(6), RoomId(7))] == [of(2)] * 2
+    holdings.give_back(RoomId(6))
+    assert holdings.returning(RoomId(7)) == of(4)
+
+
 def test_same_root_only_a_room_shares_with_those_of_its_salt() -> None:
     holdings = holdings_of(blocks=12)
     rooms = [(RoomId(salt + 1), salt) for salt in (0, 1, 2)]
