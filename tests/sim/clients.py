@@ -22,7 +22,7 @@ END_S: Final = 75.0
 """In which every client has its end, whatever happens: the queue's time, the request's, and some."""
 TRIES: Final = 8
 TENANTS: Final = (b"one", b"one", b"another")
-"""In whose shares requests wait."""
+"""In whose shares requests of several classes wait."""
 TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
 
 
@@ -218,7 +218,7 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
         ignore_eos=True,
         sampling=Sampling(temperature=0.0, seed=number + 1),
         priority=shape.classes[number % len(shape.classes)],
-        tenant=TENANTS[number % len(TENANTS)],
+        tenant=TENANTS[number % len(TENANTS)] if len(shape.classes) > 1 else b"",
     )
     if shape.several and draw.random() < shape.several:
         return _several(draw, asked, shape)
