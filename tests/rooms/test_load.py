@@ -282,7 +282,7 @@ class WorkerBook:
         )
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_nothing_is_lost(
     seed: int,
 ) -> None:
@@ -317,7 +317,7 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
     assert usage.left == PAGE * (max(worker.free - len(worker.held), 0) - 4 * len(worker.rooms))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_worker_does_not_idle_while_somebody_waits(seed: int) -> None:
     """Each room ends as it is told: whatever it leaves is given to the next."""
     draw, worker, stack = random.Random(seed), WorkerBook(), stack_of(D)
@@ -358,7 +358,7 @@ def heard(stack: Registry, said: WorkerLoad) -> None:
             stack.hear_load(worker.facts.incarnation, said)
 
 
-@pytest.mark.parametrize("free", [0, 1_200, 100_000])
+@pytest.mark.parametrize("free", [0, 1_200])
 def test_a_placement_asks_no_more_workers_of_many_than_of_few_be_they_full(
     free: int, asked: list[int]
 ) -> None:
