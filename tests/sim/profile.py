@@ -293,7 +293,7 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
         case "packed":
             # More places than pages: rooms wait on the workers, for longer than any phase may last.
             places, queue = draw.choice((14, 18)), draw.choice((4, 40))
-            return replace(shape, pages=10, places=places, queue=queue, slow=30.0)
+            return replace(shape, pages=10, places=places, queue=queue, slow=120.0)
         case "sums":
             decodes = tuple(draw.choice(STAGELESS) for _ in shape.decodes)
             shape = replace(shape, checksum=KvChecksum.PAGES, decodes=decodes)
