@@ -13,6 +13,7 @@ MEMORY: Final = "give --kv-cache-memory, in bytes for each rank"
 RANKS: Final = "give --tp (of baton serve --prefill-tp and --decode-tp)"
 STAGES: Final = "give --pp to prefill (of baton serve --prefill-pp)"
 SIDES: Final = "run baton prefill and baton decode, or baton serve for both"
+PRIORITY: Final = "leave it out: who waits is served by priority, low values first"
 MACHINES: Final = "give --machines, --machine and --rendezvous"
 
 INSTEAD: Final[Mapping[str, str]] = {
@@ -28,6 +29,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--dist-init-addr": MACHINES,
     "--enable-cache-report": "leave it out: cached tokens are always told",
     "--enable-metrics": "leave it out: metrics are always served",
+    "--enable-priority-scheduling": PRIORITY,
     "--enable-trace": "give --otlp-endpoint",
     "--enforce-eager": "give --cuda-graphs 0, which is the default",
     "--gpu-memory-utilization": MEMORY,
@@ -49,6 +51,8 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--pipeline-parallel-size": STAGES,
     "--pp-size": STAGES,
     "--sampling-defaults": "give --generation-config none, or auto, which is the default",
+    "--schedule-low-priority-values-first": PRIORITY,
+    "--scheduling-policy": PRIORITY,
     "--ssl-certfile": "give --http-tls-cert",
     "--ssl-keyfile": "give --http-tls-key",
     "--tensor-parallel-size": RANKS,
