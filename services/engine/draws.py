@@ -14,6 +14,9 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 SPREAD: Final = -0x61C88647
 """Of 32 bits, as the next two: signed, since a product keeps its lower bits alone."""
 FIRST, SECOND = 0x7FEB352D, -0x7B935975
+LEAST: Final = 2.0**-27
+"""The lowest 2**-26 of all numbers are 0 in float32: this is the middle of them. Were it a smaller one, ids
+would come first that often, however unlikely their tokens are."""
 BELOW_ONE: Final = 1 - 2**-24
 """The largest number of float32 below 1."""
 
@@ -26,7 +29,7 @@ def numbers(places: Sequence[tuple[int, int]], vocabulary: int, device: torch.de
     _fold(bits, 16).mul_(FIRST).bitwise_xor_(keys[:, 1:])
     _fold(bits, 15).mul_(SECOND)
     even = _fold(bits, 16).to(torch.float32)
-    return even.add_(2**31 + 0.5).mul_(2.0**-32).clamp_(2.0**-33, BELOW_ONE)
+    return even.add_(2**31 + 0.5).mul_(2.0**-32).clamp_(LEAST, BELOW_ONE)
 
 
 def _fold(bits: torch.Tensor, by: int) -> torch.Tensor:
