@@ -332,7 +332,7 @@ class Admission:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
-            others = line.up_to(claim.priority) - 1 + hoping
+            others = line.up_to(claim.priority) - line.again - 1
             is_full = others >= self._max_queue or len(line) + hoping > 2 * self._max_queue
         else:
             # One that was retracted is not turned away: there are no more of those than had a room.
@@ -362,7 +362,8 @@ class Admission:
 
     async def _worker_news(self, asked: _Asked, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
-        if self._line.again + self._hoping.total() >= self._max_queue:
+        bounded = asked.retry is None or asked.retry.is_attempt
+        if bounded and self._line.again + self._hoping.total() >= self._max_queue:
             return False
         self._hoping[asked.claim.priority] += 1
         try:

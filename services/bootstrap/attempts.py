@@ -207,6 +207,7 @@ class RequestStream:
         self._strands.remove(strand)
         for choices in alike.values():
             part = replace(strand, choices=tuple(choices), carrier=None)
+            strand.paused_ms = None  # one of them tells how long the pause was
             self._strands.append(part)
             part.carrier = asyncio.create_task(self._carry(part, cause, self._merged))
         return False
@@ -349,7 +350,8 @@ class RoomBackend:
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()
-        request = replace(request, arrived_ms=self._rooms.clock.wall_ms())
+        most = self._rooms.registry.tokens_max(Side.PREFILL)
+        request = replace(request, arrived_ms=self._rooms.clock.wall_ms(), carried_tokens_max=most)
         try:
             entry = await self._rooms.admission.admit(
                 request.request_id,

@@ -93,7 +93,7 @@ class Growing(Generic[R]):
         retracted: list[R] = []
         if not suffice(available, wants):
             holders, coming = self._holders()
-            running = [RunningRoom(room.age, pages) for room, pages in holders]
+            running = [RunningRoom(room.age, pages, room.stays) for room, pages in holders]
             grown, youngest, self.lacks = growth(wants, running, available, coming)
             by_id = {room.id: room for room, _ in holders}
             retracted = [by_id[room] for room in youngest]

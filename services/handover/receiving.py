@@ -86,6 +86,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self._granting: list[Grant] = []
         """Exposed here, and not yet known to be so on every rank."""
         self._asked_to_revoke = False
+        self._lacks_since_ms: int | None = None
+        """Since when somebody who runs has waited for pages without a break, as this rank's clock has it."""
         self._growing = Growing(self.roster, holdings, layout, running_max)
 
     # ---- commands, the same on every rank
@@ -242,8 +244,13 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     def revocation_due(self, now_ms: int, *, shut_out: bool) -> bool:
         """Whether the leader is to ask for a revocation now; said once. `shut_out`: a sender that a room is
         for sees no end of what it wrote by a way that broke."""
+        if not self._growing.lacks:
+            self._lacks_since_ms = None
+        elif self._lacks_since_ms is None:
+            self._lacks_since_ms = now_ms
         if not self._asked_to_revoke:
-            due = revocation_due(self.roster, now_ms, self.holdings.sizes, lacking=self._growing.lacks)
+            sizes, since_ms = self.holdings.sizes, self._lacks_since_ms
+            due = revocation_due(self.roster, now_ms, sizes, lacks_since_ms=since_ms)
             self._asked_to_revoke = shut_out or due
             return self._asked_to_revoke
         return False

@@ -96,6 +96,12 @@ class ReceivingRoom(Receiver):
         return self.request.choices
 
     @property
+    def stays(self) -> bool:
+        """Another room could not go on behind what it has."""
+        most = self.request.carried_tokens_max
+        return 0 < most < len(self.request.prompt) + max(map(len, self.outputs))
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens whose KV its pages hold, once it was admitted: what all choices begin with, and what was
         drawn of each but the last."""

@@ -2,8 +2,9 @@
 
 Whoever came first is served first. What is about to be given back anyway is waited for. Where that is not
 enough, running rooms are retracted, the one that came last before the others, and never the one that came
-first: while rooms run, one of them goes on (`oldest-goes-on`). The numbers are the same on all ranks, so each
-decides alone, and all decide the same (`growth-is-agreed`).
+first: while rooms run, one of them goes on (`oldest-goes-on`). Rooms that no other could go on for make space
+after all others. The numbers are the same on all ranks, so each decides alone, and all decide the same
+(`growth-is-agreed`).
 """
 
 from collections.abc import Collection, Sequence
@@ -27,6 +28,8 @@ class RunningRoom(NamedTuple):
     age: Age
     pages: PageCounts
     """That could be taken again once the room gave everything back."""
+    stays: bool = False
+    """No other room could go on behind what it has: it makes space only where all others have."""
 
 
 class Growth(NamedTuple):
@@ -53,7 +56,10 @@ def growth(
     retracted: list[RoomId] = []
     grown, short = _served(wants, free, retracted)
     if any(short):
-        for room in sorted(running, reverse=True)[:-1]:
+        oldest = min(running, default=None)
+        for room in sorted(running, key=lambda each: (not each.stays, each.age), reverse=True):
+            if room is oldest:
+                continue
             if all(map(le, short, coming)):
                 break
             retracted.append(room.age[1])

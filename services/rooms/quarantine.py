@@ -16,7 +16,7 @@ from services.rooms.receiver import Receiver
 SHARE: Final = 0.5
 HURRY: Final = 10
 """How many times sooner it is done when the quarantine has passed SHARE of all pages, or the oldest room that
-runs lacks pages which nobody is left to make space for."""
+runs has lacked pages for as long, and nobody was left to make space for it."""
 
 
 def in_quarantine(room: Receiver) -> bool:
@@ -25,10 +25,11 @@ def in_quarantine(room: Receiver) -> bool:
 
 
 def revocation_due(
-    rooms: Iterable[Receiver], now_ms: int, pages: PageCounts, *, lacking: bool = False
+    rooms: Iterable[Receiver], now_ms: int, pages: PageCounts, *, lacks_since_ms: int | None = None
 ) -> bool:
     """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of each group's
-    pool. `lacking`: somebody who runs waits for pages.
+    pool. `lacks_since_ms`: since when somebody who runs has waited for pages, if anybody does: for a moment
+    it may be for those of rooms that are about to begin.
 
     Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
     none, so that its room stays (`room-ends`)."""
@@ -38,9 +39,10 @@ def revocation_due(
         return False
     oldest = min(quarantined, key=lambda room: room.entered_ms)
     held = map(sum, zip(*(room.pages_expected for room in quarantined), strict=True))
+    soon_ms = oldest.deadlines.fence_ms // HURRY
+    lacking = lacks_since_ms is not None and now_ms >= lacks_since_ms + soon_ms
     pressed = lacking or any(count > SHARE * of for count, of in zip(held, pages, strict=True))
-    patience_ms = oldest.deadlines.fence_ms // (HURRY if pressed else 1)
-    return now_ms >= oldest.entered_ms + patience_ms
+    return now_ms >= oldest.entered_ms + (soon_ms if pressed else oldest.deadlines.fence_ms)
 
 
 def _lingers(room: Receiver) -> bool:

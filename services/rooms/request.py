@@ -126,6 +126,9 @@ class Request:
     arrived_ms: int = 0
     """When it came, by the bootstrap's wall clock: the same in each of its rooms, so that a retracted request
     does not become the youngest (`oldest-goes-on`)."""
+    carried_tokens_max: int = 0
+    """Most tokens, prompt and output, behind which another room may go on: what prefill workers hold. A room
+    with more is retracted only where no other is left. 0: any number."""
     tenant: bytes = b""
     """In whose share it is served while it waits. What it stands for is not to be read from it, and no worker
     is told."""

@@ -116,6 +116,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         prompt_logprobs=request.prompt_logprobs,
         priority=request.priority,
         arrived_ms=request.arrived_ms,
+        carried_tokens_max=request.carried_tokens_max,
     )
 
 
@@ -167,6 +168,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         priority=wire.priority,
         arrived_ms=wire.arrived_ms,
+        carried_tokens_max=wire.carried_tokens_max,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")

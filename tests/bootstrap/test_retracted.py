@@ -174,6 +174,17 @@ async def test_time_lost_to_it_and_tokens_computed_once_more_are_counted(at: Pai
     await at.all_at_rest(2, 3, 4)
 
 
+async def test_time_lost_is_told_once_however_many_rooms_its_choices_go_on_in(at: Pairs) -> None:
+    for worker in (at.prefill, at.prefill_1):
+        worker.choose = test_choices.prefills
+    begun = [tokens(0, DRAWN[seed][:2], None, place) for place, seed in enumerate(DRAWN)]
+    at.decode.choose = in_turn(retracted(*begun))
+    assert await test_choices.read(await at.backend.generate(several()), 4) == WHOLE
+    assert len(at.decode.asked) > 2
+    assert count(at, "baton_retraction_pause_seconds_count") == 1
+    await at.all_at_rest(*(entry.id for entry in at.registry.find("request-1")))
+
+
 # ---- while it waits
 
 
@@ -215,6 +226,28 @@ async def test_one_that_was_retracted_is_not_turned_away_by_a_full_queue(paused:
     for each in (waiting, *more):
         each.cancel()
     await asyncio.gather(waiting, *more, return_exceptions=True)
+
+
+async def test_one_that_was_retracted_takes_a_newcomer_no_place(paused: House) -> None:
+    at = paused
+    _, reading = await wait_for_pages(at)
+    fresh = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
+    await until(lambda: at.admission.queued() == 2)
+    for each in (reading, fresh):
+        each.cancel()
+    await asyncio.gather(reading, fresh, return_exceptions=True)
+
+
+async def test_nor_is_it_turned_away_while_decode_has_no_worker(paused: House) -> None:
+    at = paused
+    at.rooms.lose(at.decode.incarnation, "gone", proof="left")
+    again = Retry(RoomId(2), Reason.RETRACTED, frozenset(), None)
+    hoping = [asyncio.ensure_future(at.admission.admit(f"{each}", 3, 5, again)) for each in range(3)]
+    await until(lambda: at.admission.queued() == 3)
+    for each in hoping:
+        each.cancel()
+    await asyncio.gather(*hoping, return_exceptions=True)
+    assert at.admission.queued() == 0
 
 
 async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() -> None:

@@ -209,6 +209,7 @@ async def test_oldest_goes_on_when_memory_that_is_kept_from_everybody_is_taken_b
         await bench.granted(YOUNG)
         await bench.cancel(YOUNG)
         await bench.turns_until(lambda: bench.pages(PageState.QUARANTINED) == 3)
+        bench.clock.advance(DEADLINE_MS // HURRY)
         old = await running(bench, asked(OLD, arrived_ms=5, max_tokens=25))
         await bench.turns_until(lambda: bench.receiving._growing.lacks)
         await bench.turns(3)
@@ -435,3 +436,15 @@ async def test_the_leader_does_not_rest_on_a_retraction() -> None:
             assert len(laps) < 4
         assert laps == [[Lap.BUSY] * RANKS] * len(laps)
         await group.settle()
+
+
+async def test_retracted_is_no_failure_a_room_stays_that_prefill_could_not_bring_back() -> None:
+    async with decoding(pages=12) as bench:
+        stays = replace(asked(YOUNG, arrived_ms=9), carried_tokens_max=5)
+        asks = {YOUNG: stays, 3: asked(3, arrived_ms=7), OLD: asked(OLD, arrived_ms=5)}
+        callers = {room: await running(bench, each) for room, each in asks.items()}
+        await bench.settle()
+        outcomes = {room: await caller.outcome() for room, caller in callers.items()}
+        assert outcomes == {YOUNG: "", 3: "retracted", OLD: ""}
+        assert callers[YOUNG].tokens == toy.answer(stays)
+        bench.assert_empty()

@@ -374,6 +374,15 @@ def test_numbers_are_not_shared_between_neighbouring_seeds() -> None:
     assert len(set(told)) > 200 * 200 - 60
 
 
+def test_the_least_number_makes_no_unlikely_token_win() -> None:
+    """An id gets it once in 2**26: were it less than the middle of that, the id would come first as often,
+    however unlikely its token is."""
+    seed, token = 50, 47_372
+    found = numbers([(seed, 0)], 50_000, torch.device("cpu"))[0]
+    assert found.argmin() == token
+    assert found[token] == found.min() == 2.0**-27
+
+
 def test_numbers_stay_what_they_are() -> None:
     """Workers of different versions continue each other's sequences: a change here breaks them."""
     found = numbers(list(GOLDEN), 50_000, torch.device("cpu"))[:, [0, 1, 49_999]].tolist()

@@ -68,3 +68,15 @@ def test_what_is_about_to_be_given_back_is_waited_for() -> None:
 def test_age_is_when_the_request_came_and_not_when_its_room_was_opened() -> None:
     running = [RunningRoom(age(9, 1), (3,)), RunningRoom(age(1, 7), (3,))]
     assert growth([Want(age(9, 1), (1,))], running, (0,), (0,)).retracted == [1]
+
+
+def test_a_room_that_no_other_could_go_on_for_makes_space_only_where_nobody_else_is_left() -> None:
+    running = [
+        RunningRoom(age(1, 1), (3,)),
+        RunningRoom(age(2, 2), (3,)),
+        RunningRoom(age(3, 3), (3,), stays=True),
+    ]
+    assert growth([Want(age(1, 1), (1,))], running, (0,), (0,)).retracted == [2]
+    assert growth([Want(age(1, 1), (4,))], running, (0,), (0,)).retracted == [2, 3]
+    spared = [each._replace(stays=not each.stays) for each in running]
+    assert growth([Want(age(1, 1), (9,))], spared, (0,), (0,)).retracted == [3, 2], "never the oldest"
