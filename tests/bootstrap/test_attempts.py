@@ -203,7 +203,7 @@ async def test_the_next_room_goes_on_behind_the_tokens_that_were_passed_on(at: P
     assert at.entry(3).prefill.name == "prefill-0", "it was not its fault"
     assert [at.entry(room).tokens for room in (2, 3)] == [5, 7], "each begins with what is known by then"
     await at.all_at_rest(2, 3)
-    came = replace(request, arrived_ms=CAME_MS)
+    came = replace(request, arrived_ms=CAME_MS, carried_tokens_max=at.prefill.tokens_max)
     assert at.prefill.asked == [came, replace(came, output=(7, 8, 9))]
     assert at.decode_1.asked == [replace(came, output=(7, 8, 9))]
 
@@ -584,7 +584,7 @@ async def test_a_queue_full_of_those_who_had_no_room_takes_one_who_had() -> None
         reading = asyncio.ensure_future(read(streams[0]))
         at.rooms.fail(RoomId(1), Cause(Reason.TRANSFER_FAILED, "at once"))
         await until(lambda: at.admission.queued() == 2)
-        with pytest.raises(QueueFull, match="the queue for workers is full: 2 requests"):
+        with pytest.raises(QueueFull, match="the queue for workers is full: 1 request"):
             await at.admission.admit("another", 3, 5)
         at.retired(1)
         assert await reading == ([7, 8, 9], "length")

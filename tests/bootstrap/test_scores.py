@@ -112,7 +112,7 @@ async def test_a_room_that_follows_before_the_first_token_scores_anew(pairs: Pai
     pairs.decode.script = pairs.decode_1.script = decodes()
     drawn, told = await all_of(await pairs.backend.generate(SCORED))
     assert (drawn, [each for each in told if each]) == ([7, 8, 9], [TOLD])
-    assert pairs.prefill_1.asked == [SCORED]
+    assert pairs.prefill_1.asked == [replace(SCORED, carried_tokens_max=pairs.prefill.tokens_max)]
     await pairs.all_at_rest(2, 3)
 
 
@@ -129,7 +129,8 @@ async def test_scored_once_a_room_that_follows_behind_the_first_token_scores_not
     drawn, told = await all_of(stream)
     assert (batch.tokens[0].id, drawn) == (7, [8, 9])
     assert not any(told)
-    assert pairs.prefill.asked[1] == replace(SCORED, prompt_logprobs=None, output=(7, 8))
+    asks = replace(SCORED, carried_tokens_max=pairs.prefill.tokens_max)
+    assert pairs.prefill.asked[1] == replace(asks, prompt_logprobs=None, output=(7, 8))
     await pairs.all_at_rest(2, 3)
 
 
