@@ -49,6 +49,11 @@ def quantile(share: float, metric: str, by: str = "", role: str = "") -> str:
     return f"histogram_quantile({share}, sum by ({labels}) ({of(role, rate) if role else rate}))"
 
 
+def or_zero(quantiles: str) -> str:
+    """Of nothing there is no quantile: 0 in its place."""
+    return f"({quantiles} >= 0) or vector(0)"
+
+
 def total(role: str, expression: str) -> str:
     """Over the workers of a role."""
     return f"sum({led(role, expression)})"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deploy.grafana.queries import TARGETS, led, mean, now, of, per_second, quantile, total
+from deploy.grafana.queries import TARGETS, led, mean, now, of, or_zero, per_second, quantile, total
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             "Paused for pages",
-            "From a room's being retracted until its request's next token.",
+            "From a room's being retracted until its request's next token; 0 while none is.",
             {
-                f"p{share:g}": quantile(share / 100, "baton_retraction_pause_seconds")
+                f"p{share:g}": or_zero(quantile(share / 100, "baton_retraction_pause_seconds"))
                 for share in (50, 95, 99)
             },
             unit="s",

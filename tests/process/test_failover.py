@@ -30,7 +30,8 @@ SEEDED = {
     "min_tokens": 40,
 }
 
-NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 14, "maxItems": 14}
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
+NUMBERS = {"type": "array", "items": NUMBER, "minItems": 14, "maxItems": 14}
 HELD = {"temperature": 1.0, "seed": 11, "guided_json": NUMBERS}
 """An answer whose form knows where it is: begun anew in another room, it would have another end."""
 
