@@ -20,6 +20,11 @@ class ChoiceStep(NamedTuple):
     room: DecodeRoom
     choice: Choice
 
+    @property
+    def has_pages(self) -> bool:
+        """For all that its row computes."""
+        return self.choice.sequence.length <= self.room.covered[self.choice.place]
+
 
 def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:
     """Choices of admitted rooms that go on, in the order of `rooms`, oldest first, and of each room's."""

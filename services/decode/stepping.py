@@ -37,16 +37,16 @@ class DecodeStepping(Stepping[ChoiceStep]):
         `free`."""
         step = next_batch(self._receiving.roster, self._max_running)
         rows = [choice.row(room.pages[choice.place]) for room, choice in step]
-        lacking = [at for at, (room, choice) in enumerate(step) if rows[at].stop > room.covered[choice.place]]
-        wants = [(step[at].room, step[at].choice.place, rows[at].stop) for at in lacking]
+        parts = zip(step, rows, strict=True)
+        wants = [
+            (room, choice.place, row.stop)
+            for (room, choice), row in parts
+            if row.stop > room.covered[choice.place]
+        ]
         space = self._receiving.space_for(wants)
-        for at in (lacking[place] for place in space.computed):
-            room, choice = step[at]
-            rows[at] = choice.row(room.pages[choice.place])
-        if len(space.computed) < len(lacking) or space.retracted:
-            dry = set(lacking).difference(lacking[place] for place in space.computed)
-            computed = [at for at, part in enumerate(step) if at not in dry and part.room.runs]
-            step, rows = [step[at] for at in computed], [rows[at] for at in computed]
+        if wants:
+            step = [part for part in step if part.room.runs and part.has_pages]
+            rows = [choice.row(room.pages[choice.place]) for room, choice in step]
         self._metrics.grew(space.given, [room.kv_tokens for room in space.retracted])
         return self._start(step, rows), bool(space.retracted)
 
