@@ -16,6 +16,9 @@ class Reason(Enum):
     RETRACTED = "retracted"
     """Not a failure: its pages are needed, and its request goes on in another room. It stands first: of the
     reasons that ranks give, the one listed last is agreed, and whatever else ended the room is more."""
+    LOCAL = "local"
+    """Not a failure, and said by prefill workers alone: decode computes the prompt itself, and the room goes
+    on there."""
     ANSWERED = "answered"
     """Not a failure: the client has all that it asked for, and the rest is not needed."""
     CLIENT_GONE = "client_gone"

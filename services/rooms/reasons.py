@@ -17,7 +17,7 @@ class Fault(Enum):
     REQUEST = "request"
     """Every worker would fail at what it asks for."""
     NOBODY = "nobody"
-    """It was no failure: the request goes on in another room, and no worker is doubted for it."""
+    """It was no failure: the request goes on, and no worker is doubted for it."""
     BOOTSTRAP = "bootstrap"
     """It is not there to open another room."""
     PREFILL = "prefill"
@@ -37,11 +37,13 @@ class ReasonFacts:
     """Rooms of it are filed as failed, are errors among spans, and warnings in the bootstrap's log."""
     is_counted: bool = True
     """In `baton_rooms_failed_total`, which also shows how many clients hang up."""
+    ends_room: bool = True
+    """False: one worker's part of it ends, and the room goes on with the other alone."""
 
     @property
     def is_retried(self) -> bool:
         """Another room may serve the request."""
-        return self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
+        return self.ends_room and self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
 
     @property
     def is_attempt(self) -> bool:
@@ -57,6 +59,14 @@ REASONS: Final[Mapping[Reason, ReasonFacts]] = {
         " request goes on in another room, behind the tokens that it has.",
         is_failure=False,
         is_counted=False,
+    ),
+    Reason.LOCAL: ReasonFacts(
+        Fault.NOBODY,
+        "Nothing is wrong here: the decode worker computed the prompt itself, since it had it sooner so. Its"
+        " own lines say what was missing there; the prefill worker held nothing of the room.",
+        is_failure=False,
+        is_counted=False,
+        ends_room=False,
     ),
     Reason.ANSWERED: ReasonFacts(
         Fault.CALLER,

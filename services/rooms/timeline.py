@@ -72,6 +72,8 @@ class Moment(StrEnum):
 
     CONNECTED = "connected"
     """Decode: it has reached the prefill worker."""
+    LOCAL = "local"
+    """Decode: it computes the prompt itself; the detail says how much of it is missing there, and why."""
     GRANTED = "granted"
     """Decode: pages and a slot are reserved and exposed, and the sender is told where they are."""
     LANDED = "landed"

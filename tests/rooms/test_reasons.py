@@ -66,6 +66,7 @@ def named(node: ast.Set | ast.Tuple | ast.List | ast.Dict) -> Iterator[str]:
 def test_what_is_no_failure_is_its_callers_doing_or_nobodys() -> None:
     assert {each for each, facts in REASONS.items() if not facts.is_failure} == {
         Reason.RETRACTED,
+        Reason.LOCAL,
         Reason.ANSWERED,
         Reason.CLIENT_GONE,
     }
@@ -79,16 +80,21 @@ def test_what_is_no_failure_is_its_callers_doing_or_nobodys() -> None:
 def test_only_what_takes_nothing_from_a_client_is_not_counted() -> None:
     assert [each for each, facts in REASONS.items() if not facts.is_counted] == [
         Reason.RETRACTED,
+        Reason.LOCAL,
         Reason.ANSWERED,
     ]
 
 
-def test_retracted_is_no_failure_and_any_failure_of_the_same_turn_is_told_instead() -> None:
+def test_what_is_nobodys_fault_is_no_failure_and_any_failure_of_the_same_turn_is_told_instead() -> None:
     """Ranks agree on the reason listed last: a room that is retracted on one and fails on another fails."""
     nobodys = [each for each, facts in REASONS.items() if not facts.is_attempt]
-    assert nobodys == [Reason.RETRACTED] == list(Reason)[:1]
-    facts = REASONS[Reason.RETRACTED]
-    assert (facts.is_retried, facts.is_failure, facts.is_counted) == (True, False, False)
+    assert nobodys == [Reason.RETRACTED, Reason.LOCAL] == list(Reason)[: len(nobodys)]
+    assert not any(REASONS[each].is_failure or REASONS[each].is_counted for each in nobodys)
+    assert [each for each in nobodys if REASONS[each].is_retried] == [Reason.RETRACTED]
+
+
+def test_a_room_goes_on_with_one_worker_only_where_that_computes_it_all() -> None:
+    assert [each for each, facts in REASONS.items() if not facts.ends_room] == [Reason.LOCAL]
 
 
 @pytest.mark.parametrize("side", list(Side))

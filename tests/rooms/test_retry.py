@@ -4,6 +4,7 @@ import pytest
 
 from services.rooms.errors import Reason
 from services.rooms.phases import Side
+from services.rooms.reasons import REASONS
 from services.rooms.retry import (
     LEFT_S_MIN,
     PAUSE_S_MAX,
@@ -56,7 +57,7 @@ def test_rooms_and_time_are_bounded() -> None:
 
 
 def test_failure_adds_no_load_each_pause_is_longer_and_those_that_failed_together_come_back_apart() -> None:
-    for reason in RETRIED - {Reason.RETRACTED}:
+    for reason in (each for each in RETRIED if REASONS[each].is_attempt):
         for rooms in range(1, 4):
             pauses = [pause_s(reason, rooms, 0, f"request-{each}") for each in range(300)]
             assert max(pauses) <= 3.01 * min(pauses)

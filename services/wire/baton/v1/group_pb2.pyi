@@ -35,6 +35,7 @@ class Command(_message.Message):
     REVOKE_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     END_CHOICE_FIELD_NUMBER: _builtins.int
+    COMPUTE_HERE_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
@@ -65,6 +66,10 @@ class Command(_message.Message):
     def end_choice(self) -> _inference_pb2.EndChoiceRequest:
         """Of a decode worker: nothing more is drawn for one of a room's choices."""
 
+    @_builtins.property
+    def compute_here(self) -> Global___ComputeHere:
+        """Of a decode worker: it computes the room's prompt itself."""
+
     def __init__(
         self,
         *,
@@ -80,16 +85,46 @@ class Command(_message.Message):
         revoke: _builtins.bool = ...,
         drain: _builtins.bool = ...,
         end_choice: _inference_pb2.EndChoiceRequest | None = ...,
+        compute_here: Global___ComputeHere | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class ComputeHere(_message.Message):
+    """A room that was not granted yet becomes local. Of any other nothing happens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    chunk_tokens: _builtins.int
+    """Most tokens of its prompt that one step computes beside the sequences that run."""
+    why: _builtins.str
+    """For people: the leader's reckoning."""
+    def __init__(
+        self,
+        *,
+        room: _builtins.int = ...,
+        chunk_tokens: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "room", b"room", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComputeHere: _TypeAlias = ComputeHere  # noqa: Y015
 
 @_typing.final
 class Commands(_message.Message):

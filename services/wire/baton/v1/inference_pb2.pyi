@@ -470,10 +470,17 @@ class StreamRoomRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
+    prefill_ms: _builtins.int
+    """In how many milliseconds from now on the prefill worker is expected to have computed the prompt: by what
+    waits there, and how fast it was lately. Absent: it is not known.
+    """
     @_builtins.property
-    def prefill(self) -> _rooms_pb2.Peer: ...
+    def prefill(self) -> _rooms_pb2.Peer:
+        """Absent: no prefill worker computes the prompt, and the decode worker does."""
+
     @_builtins.property
     def request(self) -> Global___InferenceRequest: ...
     def __init__(
@@ -483,12 +490,15 @@ class StreamRoomRequest(_message.Message):
         incarnation: _builtins.int = ...,
         prefill: _rooms_pb2.Peer | None = ...,
         request: Global___InferenceRequest | None = ...,
+        prefill_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "prefill", b"prefill", "request", b"request", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "incarnation", b"incarnation", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "request", b"request", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
+    _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_ms) -> _WhichOneofReturnType__prefill_ms | None: ...
 
 Global___StreamRoomRequest: _TypeAlias = StreamRoomRequest  # noqa: Y015
 
@@ -627,16 +637,22 @@ class RunRoomsReply(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     LINES_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunRoomsReply.Line]: ...
+    @_builtins.property
+    def load(self) -> _rooms_pb2.WorkerLoad:
+        """Where a room ended, or was refused."""
+
     def __init__(
         self,
         *,
         lines: _abc.Iterable[Global___RunRoomsReply.Line] | None = ...,
+        load: _rooms_pb2.WorkerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1082,6 +1098,7 @@ class GrantRequest(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     EXPOSURE_FIELD_NUMBER: _builtins.int
+    MINE_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     receiver: _builtins.int
     """The granting receiver's process. Filled in as in ConnectRequest."""
@@ -1090,6 +1107,10 @@ class GrantRequest(_message.Message):
     prefix_tokens: _builtins.int
     exposure: _builtins.int
     """The incarnation of rank 0's endpoint: whose memory the pages are in."""
+    mine: _builtins.bool
+    """In the place of all but `room` and `receiver`: the receiver computes the prompt itself, and the sender's room
+    ends as `local`.
+    """
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PageTable]:
         """By group, in the layout's order."""
@@ -1104,10 +1125,11 @@ class GrantRequest(_message.Message):
         slot: _builtins.int = ...,
         prefix_tokens: _builtins.int = ...,
         exposure: _builtins.int = ...,
+        mine: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "generation", b"generation", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposure", b"exposure", "generation", b"generation", "mine", b"mine", "pages", b"pages", "prefix_tokens", b"prefix_tokens", "receiver", b"receiver", "room", b"room", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,8 @@ class PrefillServiceServicer:
 
     def RunRoom(self, request, context):
         """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
-        asked for, the first token, the outcome.
+        asked for, the first token, the outcome. The outcome `local` in the place of a first token is no failure: the
+        decode worker computes the prompt itself, and tells the first token.
         Ending the stream early cancels the room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -35,7 +35,8 @@ class PrefillServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
     RunRoom: _grpc.UnaryStreamMultiCallable[_inference_pb2.RunRoomRequest, _inference_pb2.RunRoomReply]
     """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
-    asked for, the first token, the outcome.
+    asked for, the first token, the outcome. The outcome `local` in the place of a first token is no failure: the
+    decode worker computes the prompt itself, and tells the first token.
     Ending the stream early cancels the room.
     """
     RunRooms: _grpc.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]
@@ -50,7 +51,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RunRoom: _aio.UnaryStreamMultiCallable[_inference_pb2.RunRoomRequest, _inference_pb2.RunRoomReply]  # type: ignore[assignment]
     """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
-    asked for, the first token, the outcome.
+    asked for, the first token, the outcome. The outcome `local` in the place of a first token is no failure: the
+    decode worker computes the prompt itself, and tells the first token.
     Ending the stream early cancels the room.
     """
     RunRooms: _aio.StreamStreamMultiCallable[_inference_pb2.RunRoomsRequest, _inference_pb2.RunRoomsReply]  # type: ignore[assignment]
@@ -68,7 +70,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.RunRoomReply], _abc.AsyncIterator[_inference_pb2.RunRoomReply]]:
         """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
-        asked for, the first token, the outcome.
+        asked for, the first token, the outcome. The outcome `local` in the place of a first token is no failure: the
+        decode worker computes the prompt itself, and tells the first token.
         Ending the stream early cancels the room.
         """
 

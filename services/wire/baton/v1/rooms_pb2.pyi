@@ -70,7 +70,7 @@ Global___Peer: _TypeAlias = Peer  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
-    """What a decode worker holds, by which rooms are placed: as of one moment between two of its turns."""
+    """What a worker holds, by which rooms are placed: as of one moment between two of its turns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -81,6 +81,8 @@ class WorkerLoad(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     RUNNING_MAX_FIELD_NUMBER: _builtins.int
     ENTERED_FIELD_NUMBER: _builtins.int
+    TOKENS_WAITING_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Higher with each that the process tells, whichever way it comes: what comes late is known by it."""
     waiting: _builtins.int
@@ -90,6 +92,10 @@ class WorkerLoad(_message.Message):
     running_max: _builtins.int
     entered: _builtins.int
     """The highest id among its rooms; 0 without any. Those with a higher one have not come."""
+    tokens_waiting: _builtins.int
+    """Of a prefill worker: tokens that it has yet to compute of its rooms, as far as it does not hold them already."""
+    tokens_per_s: _builtins.int
+    """How many tokens it computed of late in a second of computing; 0: it has not yet."""
     @_builtins.property
     def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group of its layout: pages that a room could be granted now. What those that run are about to take
@@ -110,10 +116,12 @@ class WorkerLoad(_message.Message):
         running: _builtins.int = ...,
         running_max: _builtins.int = ...,
         entered: _builtins.int = ...,
+        tokens_waiting: _builtins.int = ...,
+        tokens_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "tokens_per_s", b"tokens_per_s", "tokens_waiting", b"tokens_waiting", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,7 +344,7 @@ class ReportRoomsRequest(_message.Message):
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomReport]: ...
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
-        """Of a decode worker, where rooms are among the reports that gave everything back."""
+        """Where rooms are among the reports that gave everything back."""
 
     def __init__(
         self,

@@ -167,6 +167,7 @@ class RegisterRequest(_message.Message):
     KEEPS_PREFIXES_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     TURN_MS_FIELD_NUMBER: _builtins.int
+    COMPUTES_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -186,6 +187,8 @@ class RegisterRequest(_message.Message):
     """
     turn_ms: _builtins.int
     """As of a renewal."""
+    computes: _builtins.bool
+    """Of a decode worker: it computes the prompt of a room itself where no prefill worker does."""
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -209,10 +212,11 @@ class RegisterRequest(_message.Message):
         keeps_prefixes: _builtins.bool = ...,
         credential: _builtins.bytes = ...,
         turn_ms: _builtins.int = ...,
+        computes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -255,9 +259,7 @@ class RenewRequest(_message.Message):
         """What the worker holds right now, for people to look at."""
 
     @_builtins.property
-    def load(self) -> _rooms_pb2.WorkerLoad:
-        """Of a decode worker."""
-
+    def load(self) -> _rooms_pb2.WorkerLoad: ...
     def __init__(
         self,
         *,
