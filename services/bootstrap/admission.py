@@ -79,11 +79,6 @@ class _Asked:
     trace: TraceContext | None
     claim: Claim
 
-    @property
-    def holds_up(self) -> bool:
-        """Nobody is served before it. Where it avoids a worker others may use that."""
-        return self.retry is not None and not self.retry.is_attempt and not self.retry.avoid
-
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
@@ -93,6 +88,8 @@ class _WaitingRequest:
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
     """The line of its timeline that says so, once it has to wait."""
+    reserved: Incarnation | None = None
+    """The decode worker that was left to it at the last look."""
 
 
 class Admission:
@@ -272,8 +269,8 @@ class Admission:
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
-        who fits others. One that was retracted, and fits none, holds up all behind it: they would take the
-        space that is left for it to come back to, one small room after the other."""
+        who fits others. To one that was retracted, and fits none, a decode worker is left: those behind it
+        would take the space for it to come back to, one small room after the other."""
         looked_at = 0
         try:
             while looked_at < LOOKED_AT_MAX and (first := self._line.first()) is not None:
@@ -282,10 +279,18 @@ class Admission:
                 elif not self._serve(first):
                     self._line.pass_over(first)
                     looked_at += 1
-                    if self._registry.all_full or first.waiting.asked.holds_up:
+                    self._reserve(first.waiting)
+                    if self._registry.all_full:
                         break
         finally:
             self._line.look_again()
+            self._registry.reserve_none()
+
+    def _reserve(self, waiting: _WaitingRequest) -> None:
+        """Where it was retracted, leave a decode worker to it for as long as this look takes."""
+        need, retry = waiting.asked.need, waiting.asked.retry
+        if retry is not None and not retry.is_attempt:
+            waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
     def _serve(self, one: InLine[_WaitingRequest]) -> bool:
         """Open its room, or tell it why there will be none. False when it has to wait on."""

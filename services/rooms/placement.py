@@ -106,6 +106,33 @@ def place(
     return wanted[0].best(), wanted[1].best()
 
 
+def to_reserve(
+    workers: Mapping[Side, SideWorkers],
+    need: Need,
+    avoid: Collection[Incarnation],
+    pairs: Pairs,
+    before: Worker | None,
+) -> Worker | None:
+    """The decode worker that is left to a request for which none has space now, so that nobody else takes
+    what comes free there; None where no worker may be. It is ready, could hold the request, and is reserved
+    for nobody.
+
+    The same one as `before`, if it may be: it gets no other room, so the request begins there at the latest
+    when those on it are over. Else, of LOOKS_MAX, one that connects, with the most left.
+    """
+    try:
+        prefill, decode = (_Choice(workers[side], side, need).without(avoid) for side in Side)
+    except NoSuchWorker:
+        return None
+    senders = tuple(islice(prefill.ready(), LOOKS_MAX))
+
+    def fitness(worker: Worker) -> tuple[bool, bool, int]:
+        connects = any(not pairs.is_broken(_id(one, worker)) for one in senders)
+        return connects, worker is before, worker.usage.left
+
+    return max(decode.reservable(before), key=fitness, default=None)
+
+
 def beyond(worker: Worker, need: Need) -> int:
     """KV positions that a request begins with on a worker, beyond what that was sent of its prompt: at least
     one. In prefill that is what it computes. In decode it is spared the transfer alone."""
@@ -141,6 +168,13 @@ class _Choice:
 
     def ready(self) -> Iterator[Worker]:
         return self._able(self._workers.ready)
+
+    def reservable(self, before: Worker | None) -> list[Worker]:
+        """Ready ones that are reserved for nobody: up to LOOKS_MAX, and `before` if it is one."""
+        looked = list(islice((worker for worker in self.ready() if not worker.reserved), LOOKS_MAX))
+        if before is not None and not before.reserved:
+            looked += [before] if before in self._workers.ready and self._can_be(before) else []
+        return looked
 
     def best(self) -> Worker:
         """Of those with space for it the least full one by then. Raises NoCapacity."""

@@ -25,7 +25,7 @@ from services.rooms.errors import (
 from services.rooms.load import WorkerLoad
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
-from services.rooms.placement import Need, beyond, place
+from services.rooms.placement import Need, beyond, place, to_reserve
 from services.rooms.registry_records import (
     RoomEntry,
     RoomPhase,
@@ -114,6 +114,8 @@ class Registry:
         self._silent: OrderedDict[Incarnation, WorkerFacts] = OrderedDict()
         """Workers whose lease ran out and of whom nothing more is known."""
         self._departed: OrderedDict[Incarnation, str] = OrderedDict()
+        self._reserved: list[Worker] = []
+        """Each for one request."""
         self._expected_until_ms = dict.fromkeys(Side, 0)
         """Of each side, since a worker of it was lost."""
 
@@ -276,6 +278,23 @@ class Registry:
     def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
         """The best pair (`services.rooms.placement`). Raises NoSuchWorker and NoCapacity."""
         return place(self._on, need, avoid, self.pairs)
+
+    def reserve(
+        self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None
+    ) -> Incarnation | None:
+        """Place nothing on one decode worker, which is left to a request that does not fit now, until
+        `reserve_none`. `before`: the one that was reserved for it last. None: there is none to reserve."""
+        was = None if before is None else self._workers.get(before)
+        worker = to_reserve(self._on, need, avoid, self.pairs, was)
+        if worker is None:
+            return None
+        self._reserved.append(worker)
+        self._reserve(worker, reserved=True)
+        return worker.facts.incarnation
+
+    def reserve_none(self) -> None:
+        while self._reserved:
+            self._reserve(self._reserved.pop(), reserved=False)
 
     def unreachable(self) -> list[tuple[Worker, Worker]]:
         """The pairs of ready workers, if none of them reaches its other."""
@@ -495,6 +514,10 @@ class Registry:
     def _changed(self, worker: Worker) -> None:
         """Its state."""
         self._on[worker.facts.side].changed(worker)
+
+    def _reserve(self, worker: Worker, *, reserved: bool) -> None:
+        worker.reserved = reserved
+        self._on[worker.facts.side].loaded(worker)
 
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)

@@ -98,6 +98,8 @@ class Worker:
     state: WorkerState = WorkerState.JOINING
     proven: bool = False
     """A canary hand-over has passed through it."""
+    reserved: bool = False
+    """For one request, while the others that wait are looked at."""
     rooms: set[RoomId] = field(default_factory=set)
     canaries: set[RoomId] = field(default_factory=set)
     """Those of them that no client asked for."""
@@ -124,6 +126,10 @@ class Worker:
         return len(self.rooms) - len(self.canaries)
 
     @property
+    def places_left(self) -> int:
+        return self.facts.rooms_max - self.places_taken
+
+    @property
     def tokens(self) -> int:
         """KV positions of its cache that are used or asked for."""
         return self.usage.tokens
@@ -136,7 +142,7 @@ class Worker:
     @property
     def has_place(self) -> bool:
         """For one more client's room, now, if it has the space."""
-        return self.state is WorkerState.READY and self.places_taken < self.facts.rooms_max
+        return self.state is WorkerState.READY and not self.reserved and self.places_left > 0
 
 
 class RoomPhase(Enum):

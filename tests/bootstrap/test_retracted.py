@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count as count_up
 from typing import Any
 
 import pytest
 
 from services.bootstrap.admission import Retry
 from services.bootstrap.attempts import RequestStream
-from services.ids import RoomId
+from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
 from services.rooms.errors import Cause, Reason
 from services.rooms.load import WorkerLoad
@@ -19,7 +20,18 @@ from services.rooms.request import Request
 from services.rooms.retry import MARGIN_TOKENS
 from services.runtime.room_spans import RoomSpans
 from tests.bootstrap import test_choices
-from tests.bootstrap.scripted import CANARY, House, Step, accepted, asked, ended, house, read, tokens
+from tests.bootstrap.scripted import (
+    CANARY,
+    DecodeWorker,
+    House,
+    Step,
+    accepted,
+    asked,
+    ended,
+    house,
+    read,
+    tokens,
+)
 from tests.bootstrap.test_attempts import ANSWER, Pairs, decodes, prefills, two_pairs
 from tests.bootstrap.test_choices import DRAWN, WHOLE, in_turn, several
 from tests.trace.notes import PARENT, Notes
@@ -267,6 +279,122 @@ async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() ->
         at.rooms.hear_load(at.decode.incarnation, load(free=700, number=4))
         assert (await old).retry_of == 1
         assert (await small).request_id == "small"
+
+
+@dataclass
+class Fleet:
+    """Two decode workers, of which the first has more left."""
+
+    at: House
+    numbers: "count_up[int]" = field(default_factory=lambda: count_up(1))
+
+    def says(self, worker: int, free: int) -> None:
+        self.at.rooms.hear_load(FLEET[worker], load(free, next(self.numbers)))
+        self.at.admission.wake()
+
+    async def goes_on(
+        self, name: str, arrived_ms: int = 0, avoid: int | None = None
+    ) -> "asyncio.Future[Any]":
+        """A request that was retracted, and that has no space yet."""
+        avoided = frozenset() if avoid is None else frozenset({FLEET[avoid]})
+        retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200)
+        waiting = self.at.admission.queued()
+        asking = self.at.admission.admit(name, 400, 900, retry, arrived_ms=arrived_ms)
+        opened = asyncio.ensure_future(asking)
+        await until(lambda: self.at.admission.queued() == waiting + 1)
+        return opened
+
+    async def small(self) -> str:
+        """Where a request goes that asks for little."""
+        return (await self.at.admission.admit("small", 3, 5)).decode.name
+
+    async def blocked(self) -> "asyncio.Future[str]":
+        """It goes nowhere now."""
+        waiting = self.at.admission.queued()
+        small = asyncio.ensure_future(self.small())
+        await until(lambda: self.at.admission.queued() == waiting + 1)
+        return small
+
+
+FLEET = (Incarnation(22), Incarnation(23))
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with house(places=99) as at:
+        at.join(DecodeWorker("decode-1", D, FLEET[1], rooms_max=99, address=at.decode.address))
+        made = Fleet(at)
+        made.says(0, 300)
+        made.says(1, 100)
+        yield made
+
+
+async def test_one_worker_is_left_to_one_that_was_retracted_and_the_others_go_on(fleet: Fleet) -> None:
+    """The same one until it has the space, be there more on the other meanwhile."""
+    old = await fleet.goes_on("old")
+    assert [await fleet.small() for _ in range(3)] == ["decode-1"] * 3
+    fleet.says(1, 500)
+    assert [await fleet.small() for _ in range(3)] == ["decode-1"] * 3
+    fleet.says(0, 600)
+    assert not old.done()
+    fleet.says(0, 700)
+    assert (await old).decode.name == "decode-0"
+    fleet.says(1, 0)
+    assert await fleet.small() == "decode-0", "it is left to nobody any more"
+
+
+async def test_it_begins_on_whichever_worker_has_the_space_first(fleet: Fleet) -> None:
+    old = await fleet.goes_on("old")
+    fleet.says(1, 700)
+    assert (await old).decode.name == "decode-1"
+    assert await fleet.small() == "decode-0"
+
+
+@pytest.mark.parametrize("how", ["suspect", "drain", "lose"])
+async def test_a_worker_that_gets_no_rooms_is_left_to_nobody(fleet: Fleet, how: str) -> None:
+    registry = fleet.at.registry
+    old = await fleet.goes_on("old")
+    assert await fleet.small() == "decode-1"
+    match how:
+        case "suspect":
+            registry.suspect(FLEET[0])
+        case "drain":
+            registry.drain(FLEET[0])
+        case _:
+            fleet.at.rooms.lose(FLEET[0], "gone", proof="left")
+    small = await fleet.blocked()
+    if how == "suspect":
+        fleet.at.rooms.renew(FLEET[0])
+        assert await small == "decode-0", "the other is left to it since"
+    fleet.says(1, 700)
+    assert (await old).decode.name == "decode-1"
+    assert await small == ("decode-0" if how == "suspect" else "decode-1")
+
+
+async def test_of_two_that_were_retracted_the_older_one_chooses_first(fleet: Fleet) -> None:
+    young = await fleet.goes_on("young", arrived_ms=9)
+    assert await fleet.small() == "decode-1"
+    old = await fleet.goes_on("old", arrived_ms=5)
+    small = await fleet.blocked()
+    fleet.says(0, 700)
+    assert (await old).decode.name == "decode-0"
+    assert await small == "decode-0"
+    fleet.says(1, 700)
+    assert (await young).decode.name == "decode-1"
+
+
+async def test_a_worker_that_it_avoids_is_not_left_to_it(fleet: Fleet) -> None:
+    old = await fleet.goes_on("old", avoid=0)
+    assert [await fleet.small() for _ in range(3)] == ["decode-0"] * 3
+    fleet.says(1, 700)
+    assert (await old).decode.name == "decode-1"
+
+
+async def test_a_worker_is_left_to_nobody_who_has_given_up(fleet: Fleet) -> None:
+    old = await fleet.goes_on("old")
+    old.cancel()
+    await asyncio.gather(old, return_exceptions=True)
+    assert await fleet.small() == "decode-0"
 
 
 async def test_a_client_that_hangs_up_in_the_pause_is_gone_and_nothing_has_failed(paused: House) -> None:

@@ -313,3 +313,24 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     stack.expired(8)
     assert stack.exited(gone.name, gone.pid) == [7 * WORKER]
     assert (stack.all_full, stack.unreachable()) == (False, [])
+
+
+# ---- reserved
+
+
+def test_no_starvation_a_worker_is_reserved_for_one_that_connects_to_it_and_has_most_left() -> None:
+    stack, need = fleet(3), Need(500, 900)
+    prefill, decode = ([each.facts for each in stack._on[side].ready] for side in Side)
+    first = stack.place(need)[1].facts
+    send(stack, need)
+    assert first == decode[0]
+    for each in prefill:
+        apart(stack, each, decode[1])
+    got = [stack.reserve(need) for _ in range(4)]
+    assert got == [decode[2].incarnation, decode[0].incarnation, decode[1].incarnation, None]
+    assert stack.all_full
+    with pytest.raises(NoCapacity):
+        stack.place(need)
+    stack.reserve_none()
+    assert stack.place(need)[1].facts == decode[2]
+    assert stack.reserve(need, before=decode[0].incarnation) == decode[0].incarnation
