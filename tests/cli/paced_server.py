@@ -31,6 +31,8 @@ class ServerPace:
     breaks: int = 0
     """As `fails`, in the middle of the stream."""
     cached: int = 0
+    status: int = 429
+    """Of those that fail."""
     retry_after_s: int = -1
     """Said to those that fail, where it is not negative."""
 
@@ -68,7 +70,8 @@ class PacedServer:
         if self.pace.fails and len(self.bodies) % self.pace.fails == 0:
             said = self.pace.retry_after_s
             headers = {"Retry-After": str(said)} if said >= 0 else {}
-            return JSONResponse({"error": {"message": "overloaded"}}, status_code=429, headers=headers)
+            told = {"error": {"message": "overloaded"}}
+            return JSONResponse(told, status_code=self.pace.status, headers=headers)
         count = len(prompt.split()) + self.pace.begins if isinstance(prompt, str) else len(prompt)
         broken = bool(self.pace.breaks) and len(self.bodies) % self.pace.breaks == 0
         return StreamingResponse(

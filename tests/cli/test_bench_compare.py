@@ -1,5 +1,6 @@
 """Does `baton bench compare` measure systems in turns, tell their ratios, and leave no process behind?"""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,18 +14,25 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.cli.bench.comparison import Comparison, LoadSpec, filled, narrowed, read_comparison
+from services.cli.bench.compare_report import write_report
+from services.cli.bench.comparison import Comparison, filled, narrowed, read_comparison
+from services.cli.bench.load_specs import Level, PlannedTrace, TraceLoad, planned
 from services.cli.bench.process_tree import ProcessTree
 from services.cli.bench.systems import System, SystemFailed
 from services.cli.bench.verdicts import judged
 from services.runtime.errors import SettingsError
 from tests.cli.stand_ins import PATIENCE_S, gone
+from tests.cli.test_bench_serve import paced
 from tests.cli.typed import baton
 from tests.ports import free_port
 from tests.suite.tiers import starts
 
 PAIR = 'systems = [{name = "a", url = "u"}, {name = "b", url = "u"}]'
+WISH = '\nwanted = [{{against = "b", {}}}]'
+AT_LEAST = 'measure = "ttft_ms.p50", at_least = 1, '
+GOOD = 'measure = "goodput.requests_per_s", at_least = 1'
 ROOT = Path(__file__).parents[2]
+STORED = sorted((ROOT / "docs" / "benchmarks").glob("*.toml"))
 
 # Starts a child in a session of its own, which starts one more and ends: that one is nobody's child.
 FAMILY = """
@@ -121,7 +129,7 @@ def test_two_systems_are_set_side_by_side_and_both_are_ended(tmp_path: Path) -> 
     ]
     assert not body["wanted"][2]["met"]
     table = (out / "compare-pair.md").read_text()
-    assert "| 2 | quick <1> |" in table
+    assert "| 16/6 | 2 | quick <1> |" in table
     assert "compare-pair.svg" in table
     ElementTree.fromstring((out / "compare-pair.svg").read_text())
     assert "quick &lt;1&gt;" in (out / "compare-pair.html").read_text()
@@ -167,7 +175,7 @@ def test_no_system_is_asked_otherwise_than_the_others(tmp_path: Path) -> None:
     result = compare(str(file), "--out", str(tmp_path), SLOW_MS="60")
     assert result.returncode == 0, result.stderr
     body = json.loads(result.stdout)
-    assert body["load"]["prompts"] == "text"
+    assert body["loads"][0]["prompts"] == "text"
     for system in body["systems"]:
         assert body["levels"][0]["medians"][system]["prompt_tokens"] == 2 * 16
     assert not servers_on(*ports)
@@ -263,6 +271,28 @@ def test_a_system_that_ended_is_told_though_another_answers_at_its_address(tmp_p
         other.shutdown()
 
 
+def summary(ttft: float, output: float, good: float | None = None) -> dict[str, Any]:
+    """Of a round."""
+    spread = {"p50": ttft, "p99": ttft, "max": ttft}
+    return {
+        "requests": 4,
+        "refused": 1,
+        "failed": 0,
+        "client_cpu_share": 0.1,
+        "ttft_ms": spread,
+        "tpot_ms": {},
+        "itl_ms": {"chunk": spread},
+        "output_tokens_per_s": output,
+        "failures": ["x"],
+        **({} if good is None else {"goodput": {"requests_per_s": good}}),
+    }
+
+
+def nothing() -> dict[str, Any]:
+    """Of a round in which nothing was answered."""
+    return {"requests": 0, "refused": 0, "failed": 4, "client_cpu_share": 0.1}
+
+
 def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
     comparison = Comparison.model_validate(
         {
@@ -270,30 +300,119 @@ def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
             "load": {"concurrency": [4], "requests": [4]},
             "wanted": [
                 {"against": "b", "measure": "ttft_ms.p50", "concurrency": [4], "at_most": 0.5},
-                {"against": "b", "measure": "output_tokens_per_s", "concurrency": [4], "at_least": 2},
+                {"against": "b", "measure": "output_tokens_per_s", "at_least": 2},
             ],
         }
     )
-
-    def told(ttft: float, output: float) -> dict[str, Any]:
-        chunk = {"p99": 10.0, "max": 10.0}
-        return {
-            "ttft_ms": {"p50": ttft},
-            "tpot_ms": {"p50": 5.0},
-            "itl_ms": {"chunk": chunk},
-            "output_tokens_per_s": output,
-            "failures": ["x"],
-        }
-
-    ours = [told(10, 150), told(30, 150), told(20, 150)]
-    theirs = [told(40, 100), told(40, 100), told(400, 100)]
-    body = judged(comparison, {"a": {4: ours}, "b": {4: theirs}})
+    ours = [summary(10, 150), summary(30, 150), summary(20, 150)]
+    theirs = [summary(40, 100), summary(40, 100), summary(400, 100)]
+    (level,) = comparison.levels
+    body = judged(comparison, {"a": {level: ours}, "b": {level: theirs}})
     assert body["levels"][0]["ratios"]["b"]["ttft_ms.p50"] == {
         "ratio": 0.5,
         "least": 0.05,
         "greatest": 0.75,
     }
+    assert body["levels"][0]["counted"]["a"] == {"answered": 12, "refused": 3, "failed": 0}
     assert [(each["ratio"], each["met"]) for each in body["wanted"]] == [(0.5, True), (1.5, False)]
+
+
+def test_wishes_are_of_the_loads_and_levels_they_name() -> None:
+    comparison = Comparison.model_validate(
+        {
+            "systems": [{"name": "a", "url": ""}, {"name": "b", "url": ""}],
+            "load": [
+                {"concurrency": [1, 4], "requests": [4, 4]},
+                {"name": "t", "trace": "t.csv", "ttft_slo_ms": 9},
+            ],
+            "wanted": [
+                {"against": "b", "measure": "ttft_ms.p50", "at_most": 1},
+                {"against": "b", "measure": "ttft_ms.p50", "load": ["512/64"], "at_most": 1},
+                {"against": "b", "measure": "ttft_ms.p50", "concurrency": [4], "at_most": 1},
+                {"against": "b", "measure": "goodput.requests_per_s", "load": ["t"], "at_least": 1},
+            ],
+        }
+    )
+    one, four, trace = Level("512/64", 1), Level("512/64", 4), Level("t")
+    assert comparison.levels == (one, four, trace)
+    of = [list(filter(each.of, comparison.levels)) for each in comparison.wanted]
+    assert of == [[one, four, trace], [one, four], [four], [trace]]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "met"),
+    [
+        (summary(5, 9, 3.0), summary(5, 9, 0.0), True),  # by products: nothing is divided by 0
+        (summary(5, 9, 0.0), summary(5, 9, 3.0), False),
+        (summary(5, 9, 0.0), summary(5, 9, 0.0), True),
+        (nothing(), summary(5, 9, 0.0), False),
+        (summary(5, 9, 3.0), nothing(), False),
+    ],
+)
+def test_a_figure_that_is_nought_or_missing_is_told_and_breaks_nothing(
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], met: bool
+) -> None:
+    comparison = Comparison.model_validate(
+        {
+            "systems": [{"name": "a", "url": ""}, {"name": "b", "url": ""}],
+            "load": {"name": "t", "trace": "t.csv", "ttft_slo_ms": 9},
+            "wanted": [{"against": "b", "measure": "goodput.requests_per_s", "at_least": 1}],
+        }
+    )
+    (level,) = comparison.levels
+    body = judged(comparison, {"a": {level: [ours]}, "b": {level: [theirs]}})
+    assert [each["met"] for each in body["wanted"]] == [met]
+    facts = {"date": "", "processor": "", "cores": 2, "load_before": 0}
+    paths = write_report(tmp_path, "x", comparison, {"machine": facts, **body})
+    assert "| t | – | a |" in paths[1].read_text()
+    ElementTree.fromstring(paths[2].read_text())
+
+
+@pytest.mark.bench
+async def test_a_trace_is_asked_of_all_alike_and_what_was_refused_is_told(tmp_path: Path) -> None:
+    """Beside a load of another kind, and of fewer rounds."""
+    starts("bench")
+    trace = [{"timestamp": 10 * each, "input_length": 20, "output_length": 6} for each in range(8)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, trace)))
+    async with paced(gap_ms=0) as (ours, at), paced(fails=6, retry_after_s=1, gap_ms=0) as (theirs, there):
+        (tmp_path / "two.toml").write_text(
+            f"""
+            systems = [{{name = "a", url = "{at.url}"}}, {{name = "b", url = "{there.url}"}}]
+            [[load]]
+            trace = "trace.jsonl"
+            requests = 4
+            length_scale = 0.5
+            priorities = "0,7"
+            rounds = 2
+            warm_up = 0
+            ttft_slo_ms = 900
+            [[load]]
+            prompt_tokens = "16"
+            output_tokens = "2"
+            concurrency = [1]
+            requests = [1]
+            rounds = 1
+            warm_up = 0
+            """
+        )
+        words = ["bench", "compare", str(tmp_path / "two.toml"), "--out", str(tmp_path)]
+        result = await asyncio.to_thread(baton, *words)
+    assert result.returncode == 0, result.stderr
+    body = json.loads(result.stdout)
+    of_trace, closed = body["levels"]
+    assert (of_trace["load"], closed["load"], closed["concurrency"]) == ("trace", "16/2", 1)
+    assert of_trace["counted"] == {
+        "a": {"answered": 8, "refused": 0, "failed": 0},
+        "b": {"answered": 8, "refused": 2, "failed": 0},
+    }
+    assert [len(each["rounds"]["a"]) for each in body["levels"]] == [2, 1]
+    goodputs = [each["goodput"]["share"] for each in of_trace["rounds"]["b"]]
+    assert max(goodputs) <= 0.75, "in each round one came too late, since it was refused"
+    asked = [{json.dumps(body) for body in each.bodies if "priority" in body} for each in (ours, theirs)]
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 2 * 4, "no prompt is asked twice: a prefix cache would know it"
+    assert {len(json.loads(each)["prompt"]) for each in asked[0]} == {10}
+    assert "| trace | – | b |" in (tmp_path / "compare-two.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -305,6 +424,25 @@ def test_ratios_are_of_medians_and_wishes_are_judged_by_them() -> None:
         ('systems = [{name = "a", url = "u", cpu = [1]}, {name = "b", url = "u"}]', "cpu: Extra inputs"),
         ("load = {requests = [1]}\n" + PAIR, "one number for each"),
         ("load = {concurrency = [4], requests = [3]}\n" + PAIR, "as many as are to be at a time"),
+        ("load = {requests = [0, 1, 1]}\n" + PAIR, r"toml: load\.requests\.0: Input should be greater"),
+        ('load = {prompt_tokens = "x"}\n' + PAIR, r"load\.prompt_tokens: .*it has to be like 512"),
+        ('load = {trace = "t", concurrency = [1]}\n' + PAIR, r"toml: load\.concurrency: Extra inputs"),
+        ('load = {trace = "t", length_scale = -1}\n' + PAIR, r"load\.length_scale: .*greater than or equal"),
+        (
+            'load = {trace = "t", priorities = "high"}\n' + PAIR,
+            r"load\.priorities: .*'high': classes",
+        ),
+        ('load = {trace = "t", ttft_slo_ms = 0}\n' + PAIR, r"load\.ttft_slo_ms: .*greater than 0"),
+        ("load = {time_scale = 1}\n" + PAIR, r"load\.time_scale: Extra inputs"),
+        ('load = [{}, {trace = "t", rounds = 0}]\n' + PAIR, r"load\.1\.rounds: .*greater than or equal to 1"),
+        ("load = [{}, {}]\n" + PAIR, "loads have different names"),
+        ("load = []\n" + PAIR, "load: .*at least 1"),
+        ("load = 3\n" + PAIR, "load: Input should be"),
+        (PAIR + WISH.format('measure = "speed", at_least = 1'), "measure 'speed' is none of ttft_ms.p50"),
+        (PAIR + WISH.format('measure = "ttft_ms.p50"'), "at_most or at_least"),
+        (PAIR + WISH.format(AT_LEAST + 'load = ["x"]'), r"wanted.load 'x' is none of \['512/64'\]"),
+        (PAIR + WISH.format(AT_LEAST + "concurrency = [3]"), "is not all measured"),
+        (PAIR + WISH.format(GOOD), "is of loads with a ttft_slo_ms"),
         ("= 1", "cannot be read"),
     ],
 )
@@ -315,9 +453,32 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, says: str) ->
         read_comparison(file)
 
 
+def test_a_trace_that_is_missing_or_too_short_is_named_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 3}')
+    with pytest.raises(SettingsError, match=r"trace .*none\.csv: .*No such file"):
+        planned(TraceLoad(trace=Path("none.csv")), tmp_path)
+    with pytest.raises(SettingsError, match=r"load t: 2 requests of t\.jsonl, which has 1"):
+        planned(TraceLoad(trace=Path("t.jsonl"), requests=2), tmp_path)
+    ready = planned(TraceLoad(trace=Path("t.jsonl"), requests=1, priorities="3"), tmp_path)
+    assert isinstance(ready, PlannedTrace)
+    assert (len(ready.plan.replay.requests), ready.plan.classes) == (1, {3: 1})
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "docs" / "benchmarks").glob("*.toml")), ids=lambda file: file.stem
+)
+def test_the_comparisons_that_lie_here_can_be_asked(file: Path) -> None:
+    comparison = read_comparison(file)
+    for each in comparison.loads:
+        planned(each, file.parent)
+    for system in comparison.systems:
+        assert not system.start or "/" not in system.start[0] or (file.parent / system.start[0]).exists()
+
+
 def test_a_comparison_can_be_narrowed(tmp_path: Path) -> None:
     comparison = read_comparison(toml(tmp_path, 1, 2))
-    assert narrowed(comparison, [], 7).load == LoadSpec(**{**comparison.load.model_dump(), "rounds": 7})
+    (before,), (after,) = comparison.loads, narrowed(comparison, [], 7).loads
+    assert (before.rounds, after) == (3, before.model_copy(update={"rounds": 7}))
     with pytest.raises(SettingsError, match="none of"):
         narrowed(comparison, ["other"], None)
     with pytest.raises(SettingsError, match="at least 2"):

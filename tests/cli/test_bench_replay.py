@@ -129,7 +129,7 @@ def test_classes_are_numbers_with_weights() -> None:
     assert parse_classes("") == {}
     assert parse_classes("0@3, -10") == {0: 3, -10: 1}
     for wrong in ("high", "0@0", "0@", "1.5"):
-        with pytest.raises(ValueError, match="it has to be like"):
+        with pytest.raises(ValueError, match="have to be like"):
             parse_classes(wrong)
 
 
@@ -145,12 +145,14 @@ async def asked(server: ServerAddress, plan: ReplayPlan, objective: Objective = 
     )
 
 
-async def test_what_is_refused_is_asked_again_when_the_server_says_and_not_before() -> None:
-    async with paced(fails=5, retry_after_s=1, gap_ms=0) as (server, at):
+@pytest.mark.parametrize("status", [429, 503])
+async def test_what_is_refused_is_asked_again_when_the_server_says_and_not_before(status: int) -> None:
+    async with paced(fails=5, status=status, retry_after_s=1, gap_ms=0) as (server, at):
         told = await asked(at, PLAN, Objective(ttft_ms=900))
     refusals = told["refusals"]
     assert told["statuses"] == {"200": 6}
     assert (refusals["times"], refusals["requests"], refusals["served_in_the_end"]) == (1, 1, 1)
+    assert (told["refused"], told["failed"]) == (1, 0)
     assert refusals["retry_after_ms"]["p50"] == 1000
     assert told["ttft_ms"]["max"] >= 1000 - EARLY_MS, "its wait is since it was due"
     assert told["goodput"]["share"] < 1
@@ -167,6 +169,7 @@ async def test_who_does_not_obey_or_is_told_nothing_is_refused_once() -> None:
     for told in (deaf, untold, late):
         assert told["statuses"] == {"200": 5, "429": 1}
         assert told["failures"] == ["HTTP 429: overloaded"]
+        assert (told["refused"], told["failed"]) == (1, 1)
         assert told["refusals"]["served_in_the_end"] == 0
     assert untold["refusals"]["without_retry_after"] == 1
 
@@ -188,7 +191,7 @@ async def test_classes_are_asked_for_and_told_apart() -> None:
     [
         (["--time-scale", "2"], "--time-scale is of a --trace: give one"),
         (["--trace", "x", "--rate", "3"], "--rate is what a --trace says"),
-        (["--trace", "/nonexistent"], "--trace /nonexistent"),
+        (["--trace", "/nonexistent"], "trace /nonexistent"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(words: list[str], says: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_failed_request_is_counted_and_told_and_not_measured() -> None:
     async with paced(fails=4, breaks=3) as (_, server):
         told = await measured(server, requests=12, repeats=1, warm_up=0)
     (only,) = told["rounds"]
-    assert (only["requests"], only["failed"]) == (6, 6)
+    assert (only["requests"], only["failed"], only["refused"]) == (6, 6, 3)
     assert only["failures"] == ["HTTP 429: overloaded", "a worker died"]
 
 

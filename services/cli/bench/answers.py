@@ -13,6 +13,8 @@ from services.cli.bench.stream_client import Reply
 
 DONE: Final = b"[DONE]"
 TOLD_CHARS: Final = 300
+REFUSALS: Final = frozenset({429, 503})
+"""Statuses of a server that is too busy; either may say when to come again."""
 
 
 class AnswerFailed(Exception):

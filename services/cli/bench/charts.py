@@ -1,26 +1,35 @@
 """What does a comparison look like? Bars in SVG, one panel for each measure."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-from services.cli.bench.verdicts import MEASURES, Measure
+from services.cli.bench.load_specs import Level
+from services.cli.bench.measures import Measure
 
 COLOURS: Final = ("#0b6e4f", "#c84630", "#e3a72f", "#4a6fa5", "#7d5ba6", "#5d5d5d")
 PANEL_WIDTH: Final = 440
+"""Of few bars; of many as much as they take."""
 PANEL_HEIGHT: Final = 230
 COLUMNS: Final = 2
+BAR_MIN: Final = 30
+BAR_MAX: Final = 46
+BARS_SHARE: Final = 0.86
+"""Of a group's width."""
 MARGIN: Final = 16
 LEGEND_LINE: Final = 20
 PLOT_TOP: Final = 34
 PLOT_BOTTOM: Final = 34
 
 
-def chart(names: Sequence[str], levels: Sequence[dict[str, Any]]) -> str:
+def chart(names: Sequence[str], measures: Sequence[Measure], levels: Sequence[dict[str, Any]]) -> str:
     """`levels` as `verdicts.judged` tells them."""
     top = MARGIN + LEGEND_LINE * len(names)
-    lines = -(-len(MEASURES) // COLUMNS)
-    width, height = MARGIN + COLUMNS * PANEL_WIDTH, top + lines * PANEL_HEIGHT + MARGIN
+    panel = max(PANEL_WIDTH, MARGIN + math.ceil(BAR_MIN / BARS_SHARE * len(names)) * len(levels))
+    columns = COLUMNS if panel == PANEL_WIDTH else 1
+    lines = -(-len(measures) // columns)
+    width, height = MARGIN + columns * panel, top + lines * PANEL_HEIGHT + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12"',
         f' width="{width}" height="{height}" font-family="sans-serif">',
@@ -30,24 +39,27 @@ def chart(names: Sequence[str], levels: Sequence[dict[str, Any]]) -> str:
         y = MARGIN + LEGEND_LINE * index
         parts.append(f'<rect x="{MARGIN}" y="{y}" width="12" height="12" fill="{_colour(index)}"/>')
         parts.append(f'<text x="{MARGIN + 18}" y="{y + 11}">{escape(name)}</text>')
-    for index, measure in enumerate(MEASURES):
-        x = MARGIN + (index % COLUMNS) * PANEL_WIDTH
-        y = top + (index // COLUMNS) * PANEL_HEIGHT
-        parts += [f'<g transform="translate({x},{y})">', *_panel(measure, names, levels), "</g>"]
+    for index, measure in enumerate(measures):
+        x = MARGIN + (index % columns) * panel
+        y = top + (index // columns) * PANEL_HEIGHT
+        parts += [f'<g transform="translate({x},{y})">', *_panel(measure, names, levels, panel), "</g>"]
     return "\n".join((*parts, "</svg>", ""))
 
 
-def _panel(measure: Measure, names: Sequence[str], levels: Sequence[dict[str, Any]]) -> list[str]:
+def _panel(measure: Measure, names: Sequence[str], levels: Sequence[dict[str, Any]], width: int) -> list[str]:
+    """A system that has no such figure has no bar."""
     values = [[measure.of(level["medians"][name]) for name in names] for level in levels]
-    highest = max(max(each) for each in values) or 1.0
+    highest = max((value for each in values for value in each if value), default=1.0)
     better = "more is better" if measure.more_is_better else "less is better"
     floor = PANEL_HEIGHT - PLOT_BOTTOM
     parts = [f'<text x="0" y="18" font-weight="bold">{measure.title} ({measure.unit}; {better})</text>']
-    group = (PANEL_WIDTH - MARGIN) / len(levels)
-    bar = min(46.0, group * 0.86 / len(names))
+    group = (width - MARGIN) / len(levels)
+    bar = min(BAR_MAX, group * BARS_SHARE / len(names))
     for place, level in enumerate(levels):
         start = place * group + (group - bar * len(names)) / 2
         for index, value in enumerate(values[place]):
+            if value is None:
+                continue
             tall = (floor - PLOT_TOP) * value / highest
             x, y = start + index * bar, floor - tall
             parts.append(
@@ -58,11 +70,12 @@ def _panel(measure: Measure, names: Sequence[str], levels: Sequence[dict[str, An
                 f'<text x="{x + bar / 2 - 1:.1f}" y="{y - 3:.1f}" text-anchor="middle" font-size="10">'
                 f"{_short(value)}</text>"
             )
+        told = escape(Level(level["load"], level.get("concurrency")).told)
         parts.append(
-            f'<text x="{place * group + group / 2:.1f}" y="{floor + 16}" text-anchor="middle">'
-            f"{level['concurrency']} at a time</text>"
+            f'<text x="{place * group + group / 2:.1f}" y="{floor + 16}" text-anchor="middle" '
+            f'font-size="10">{told}</text>'
         )
-    parts.append(f'<line x1="0" y1="{floor}" x2="{PANEL_WIDTH - MARGIN}" y2="{floor}" stroke="#888888"/>')
+    parts.append(f'<line x1="0" y1="{floor}" x2="{width - MARGIN}" y2="{floor}" stroke="#888888"/>')
     return parts
 
 

@@ -33,7 +33,8 @@ def compare(
     """Systems in turns under the same load: a table and bars, with ratios to the first. Writes files."""
     from services.cli.bench.compare_report import machine, write_report
     from services.cli.bench.comparison import Comparison, SystemSpec, filled, narrowed, read_comparison
-    from services.cli.bench.rounds import measure_in_turns, workload_of
+    from services.cli.bench.load_specs import planned
+    from services.cli.bench.rounds import measure_in_turns
     from services.cli.bench.systems import System
     from services.cli.bench.verdicts import judged
     from services.runtime.model_files import prepare, resolve
@@ -54,29 +55,29 @@ def compare(
         else:
             comparison = read_comparison(file)
         comparison = narrowed(comparison, only or [], rounds)
+        folder = file.resolve().parent if file else Path.cwd()
+        loads = [planned(each, folder) for each in comparison.loads]
         here = str(Path(sys.executable).parent)  # so that `baton` is this one
         environ = {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath)))}
         if comparison.model:
             environ["MODEL_DIR"] = str(prepare(resolve(comparison.model), say))
         specs = tuple(filled(each, environ) for each in comparison.systems)
         comparison = comparison.model_copy(update={"systems": specs})
-        workload_of(comparison.load)
         facts = machine()
         log_folder = logs or Path(tempfile.mkdtemp(prefix="baton-compare-"))
         log_folder.mkdir(parents=True, exist_ok=True)
-        folder = file.resolve().parent if file else Path.cwd()
         systems = [
             System(each, log_folder / f"{index}.log", folder, environ) for index, each in enumerate(specs)
         ]
         say(f"logs: {log_folder}")
-        measured = measure_in_turns(systems, comparison.load, say)
+        measured = measure_in_turns(systems, loads, say)
     except (StartupError, ValueError) as error:
         told = error if isinstance(error, StartupError) else SettingsError(str(error))
         raise typer.Exit(tell(told)) from None
     body = {
         "benchmark": "compare",
         "machine": facts,
-        "load": comparison.load.model_dump(),
+        "loads": [{"title": each.title, **each.model_dump(mode="json")} for each in comparison.loads],
         "systems": [each.name for each in comparison.systems],
         **judged(comparison, measured),
     }

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from services.cli.bench.charts import chart
 from services.cli.bench.comparison import Comparison
-from services.cli.bench.verdicts import MEASURES
 
 Rows = list[list[str]]
+LEVEL: Final = ("load", "at a time")
+NONE: Final = "–"
 
 STYLE: Final = (
     "body{font-family:sans-serif;margin:2em}table{border-collapse:collapse}"
@@ -45,7 +46,7 @@ def machine() -> dict[str, Any]:
 def write_report(folder: Path, name: str, comparison: Comparison, told: dict[str, Any]) -> list[Path]:
     """`told`: what the JSON file has. Returns the files."""
     names = [each.name for each in comparison.systems]
-    picture = chart(names, told["levels"])
+    picture = chart(names, comparison.measures, told["levels"])
     paths = [folder / f"compare-{name}.{suffix}" for suffix in ("json", "md", "svg", "html")]
     texts = (
         json.dumps(told, indent=1) + "\n",
@@ -64,72 +65,84 @@ def _heading(name: str) -> str:
 
 
 def _sentences(comparison: Comparison, told: dict[str, Any]) -> list[str]:
-    load, on = comparison.load, told["machine"]
+    on = told["machine"]
     how = (
-        f"Prompts of {load.prompt_tokens} tokens, {load.output_tokens} tokens out, {load.rounds} rounds; in "
-        "each, every system has its turn while the others are stopped. Medians over the rounds; ratios are "
-        "the first system's median by the other's, in brackets the least and the greatest of single rounds. "
-        "ITL is between chunks of one stream."
+        "In each round every system has its turn while the others are stopped. Medians over the rounds; "
+        "ratios are the first system's median by the other's, in brackets the least and the greatest of "
+        "single rounds. ITL is between chunks of one stream. Answered, refused (429 or 503) and failed are "
+        "of all rounds."
     )
     where = (
         f"Measured {on['date']} on {on['cores']} cores, {on['processor']}; load average before: "
         f"{on['load_before']}. The client ran on the same cores."
     )
-    return [how, where, *(f"{each.name}: {each.about}" for each in comparison.systems if each.about)]
+    return [
+        *(f"{each.sentence()}." for each in comparison.loads),
+        how,
+        where,
+        *(f"{each.name}: {each.about}" for each in comparison.systems if each.about),
+    ]
+
+
+def _place(level: dict[str, Any]) -> list[str]:
+    return [level["load"], str(level.get("concurrency", NONE))]
 
 
 def _figures(comparison: Comparison, told: dict[str, Any]) -> tuple[list[str], Rows]:
-    head = ["at a time", "system", *(f"{each.title} ({each.unit})" for each in MEASURES)]
-    head += ["tokens a chunk", "client's CPU"]
+    head = [*LEVEL, "system", *(f"{each.title} ({each.unit})" for each in comparison.measures)]
+    head += ["answered", "refused", "failed", "tokens a chunk", "client's CPU"]
     rows: Rows = []
     for level in told["levels"]:
         for each in comparison.systems:
             medians = level["medians"][each.name]
-            figures = [f"{measure.of(medians):.4g}" for measure in MEASURES]
-            tokens = medians["output_tokens"] / medians["chunks"]
+            values = [measure.of(medians) for measure in comparison.measures]
+            figures = [NONE if value is None else f"{value:.4g}" for value in values]
+            counted = [str(count) for count in level["counted"][each.name].values()]
+            chunks = medians.get("chunks")
+            tokens = f"{medians['output_tokens'] / chunks:.2f}" if chunks else NONE
             client = f"{medians['client_cpu_share']:.1%}"
-            rows.append([str(level["concurrency"]), each.name, *figures, f"{tokens:.2f}", client])
+            rows.append([*_place(level), each.name, *figures, *counted, tokens, client])
     return head, rows
 
 
-def _ratios(told: dict[str, Any]) -> tuple[list[str], Rows]:
-    head = ["at a time", "against", *(each.title for each in MEASURES)]
+def _ratios(comparison: Comparison, told: dict[str, Any]) -> tuple[list[str], Rows]:
+    head = [*LEVEL, "against", *(each.title for each in comparison.measures)]
     rows: Rows = []
     for level in told["levels"]:
         for name, ratios in level["ratios"].items():
             cells = []
-            for measure in MEASURES:
+            for measure in comparison.measures:
                 each = ratios[measure.path]
-                text = f"{each['ratio']:.2f} ({each['least']:.2f}–{each['greatest']:.2f})" if each else "–"
+                text = f"{each['ratio']:.2f} ({each['least']:.2f}–{each['greatest']:.2f})" if each else NONE
                 cells.append(text)
-            rows.append([str(level["concurrency"]), name, *cells])
+            rows.append([*_place(level), name, *cells])
     return head, rows
 
 
-def _wishes(told: dict[str, Any]) -> tuple[list[str], Rows]:
-    titles = {each.path: each.title for each in MEASURES}
+def _wishes(comparison: Comparison, told: dict[str, Any]) -> tuple[list[str], Rows]:
+    titles = {each.path: each.title for each in comparison.measures}
     rows = [
         [
             each["against"],
-            str(each["concurrency"]),
-            titles.get(each["measure"], each["measure"]),
+            *_place(each),
+            titles[each["measure"]],
             f"≤ {each['at_most']}" if "at_most" in each else f"≥ {each['at_least']}",
-            "–" if each["ratio"] is None else f"{each['ratio']:.2f}",
+            NONE if each["ratio"] is None else f"{each['ratio']:.2f}",
             "yes" if each["met"] else "no",
         ]
         for each in told["wanted"]
     ]
-    return ["against", "at a time", "measure", "wanted", "ratio", "met"], rows
+    return ["against", *LEVEL, "measure", "wanted", "ratio", "met"], rows
 
 
 def _tables(comparison: Comparison, told: dict[str, Any]) -> list[tuple[str, list[str], Rows]]:
     first = comparison.systems[0].name
     tables = [
         ("Medians", *_figures(comparison, told)),
-        (f"{first}, as a multiple of each other system", *_ratios(told)),
+        (f"{first}, as a multiple of each other system", *_ratios(comparison, told)),
     ]
     if told["wanted"]:
-        tables.append(("What was wanted", *_wishes(told)))
+        tables.append(("What was wanted", *_wishes(comparison, told)))
     return tables
 
 

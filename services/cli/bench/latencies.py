@@ -54,6 +54,7 @@ def summarise(outcome: LoadOutcome, objective: Objective) -> dict[str, Any]:
     told: dict[str, Any] = {
         "requests": len(answers),
         "failed": len(outcome.failures),
+        "refused": outcome.refused,
         "wall_s": round(wall_s, 3),
         "client_cpu_share": round(outcome.client_cpu_s / wall_s, 4),
     }
@@ -86,10 +87,14 @@ def summarise(outcome: LoadOutcome, objective: Objective) -> dict[str, Any]:
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Number by number, over the rounds that have it."""
+    """Number by number, over the rounds that have it; what is no number is not told."""
     told: dict[str, Any] = {}
     for key in dict.fromkeys(key for each in rounds for key in each):
-        values = [each[key] for each in rounds if each.get(key) is not None]
+        values = [
+            each[key]
+            for each in rounds
+            if isinstance(each.get(key), int | float | dict) and not isinstance(each[key], bool)
+        ]
         if values:
             nested = isinstance(values[0], dict)
             told[key] = medians(values) if nested else round(statistics.median(values), 4)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.cli.bench.answers import Answer, AnswerFailed, understand
+from services.cli.bench.answers import REFUSALS, Answer, AnswerFailed, understand
 from services.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
 from services.cli.bench.workload import Ask
 
@@ -26,6 +26,8 @@ class LoadOutcome:
 
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    refused: int = 0
+    """How often a server said that it is too busy, those times included after which it was asked again."""
     wall_s: float = 0.0
     """From the first request to the last byte."""
     client_cpu_s: float = 0.0
@@ -102,6 +104,7 @@ class LoadGenerator:
         replies, self._replies = self._replies, []
         outcome.failures, self._failures = self._failures, []
         for due, reply in replies:
+            outcome.refused += reply.status in REFUSALS
             try:
                 outcome.answers.append(understand(reply, due))
             except AnswerFailed as error:

@@ -1,8 +1,8 @@
 """What becomes of the requests of a trace, each asked when the trace says, and of those that are refused?
 
-Whatever has become of those before it, a request is sent in its time. One that is refused with 429 is asked
-again as soon as the server's `Retry-After` allows it, by a client that obeys; its time counts from when it
-was due, so that what it waits between two refusals is part of its wait.
+Whatever has become of those before it, a request is sent in its time. One that is refused with 429 or 503
+is asked again as soon as the server's `Retry-After` allows it, by a client that obeys; its time counts from
+when it was due, so that what it waits between two refusals is part of its wait.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.cli.bench.answers import Answer, AnswerFailed, error_text, understand
+from services.cli.bench.answers import REFUSALS, Answer, AnswerFailed, error_text, understand
 from services.cli.bench.counters import counted_since, counts
 from services.cli.bench.latencies import Objective, spread, summarise
 from services.cli.bench.lengths import Lengths
@@ -25,7 +25,6 @@ from services.cli.bench.traces import Replay
 from services.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, make_asks
 from services.runtime.serve import allow_open_files
 
-REFUSED: Final = 429
 WATCHED: Final = {
     "baton_rooms_failed_total": "rooms_failed",
     "baton_request_retries_total": "retries",
@@ -62,7 +61,7 @@ class Fate:
 
     priority: int | None = None
     refusals: list[float | None] = field(default_factory=list)
-    """429s: after how many seconds it was to come again; None: the server did not say."""
+    """After how many seconds it was to come again; None: the server did not say."""
     due: float = 0.0
     reply: Reply | None = None
     """The last."""
@@ -116,6 +115,7 @@ class Replayer:
                     group.create_task(one(ask, fate))
         for _, fate in asks:
             fate.understand()
+            outcome.refused += len(fate.refusals)
             if fate.answer is not None:
                 outcome.answers.append(fate.answer)
             else:
@@ -133,11 +133,11 @@ class Replayer:
             async with asyncio.timeout(self._plan.timeout_s):
                 while True:
                     fate.reply = await self._connections.ask(request)
-                    if fate.reply.status != REFUSED:
+                    if fate.reply.status not in REFUSALS:
                         return
                     wait_s = fate.reply.retry_after_s
                     fate.refusals.append(wait_s)
-                    fate.failure = f"HTTP {REFUSED}: {error_text(fate.reply.body)}"
+                    fate.failure = f"HTTP {fate.reply.status}: {error_text(fate.reply.body)}"
                     if not self._plan.obeys or wait_s is None or time.perf_counter() + wait_s >= ends:
                         return
                     await asyncio.sleep(wait_s)
@@ -233,7 +233,7 @@ def parse_classes(text: str) -> dict[int, int]:
     for each in filter(None, text.split(",")):
         match = CLASS.fullmatch(each.strip())
         if match is None or int(match[2] or 1) < 1:
-            raise ValueError(f"--priorities {text}: it has to be like 0,10 or 0@3,10")
+            raise ValueError(f"{text!r}: classes have to be like 0,10 or 0@3,10")
         told[int(match[1])] = int(match[2] or 1)
     return told
 

@@ -1,62 +1,54 @@
 """How are systems measured side by side on cores that hold one at a time? In turns, all in every round."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Final
 
 import uvloop
 
-from services.cli.bench.comparison import LoadSpec
-from services.cli.bench.latencies import Objective
-from services.cli.bench.lengths import Lengths
+from services.cli.bench.load_specs import Level, PlannedClosed, PlannedLoad, PlannedTrace
+from services.cli.bench.measures import OUTPUT, Measure, Summary
+from services.cli.bench.replay import measure as measure_replay
 from services.cli.bench.stream_client import ServerAddress
 from services.cli.bench.systems import System
 from services.cli.bench.trial import Closed, Trial
-from services.cli.bench.workload import Workload
+from services.cli.bench.workload import ApiEndpoint
 
 Say = Callable[[str], None]
 
-Measured = dict[str, dict[int, list[dict[str, Any]]]]
-"""By system and concurrency, one summary a round."""
+Measured = Mapping[str, Mapping[Level, Sequence[Summary]]]
+"""By system and level, one summary a round."""
+
+SAID: Final = (Measure("ttft_ms.p50", "TTFT", "ms"), Measure("tpot_ms.p50", "TPOT", "ms"), OUTPUT)
 
 
-def workload_of(load: LoadSpec) -> Workload:
-    """Raises ValueError."""
-    return Workload(
-        Lengths.parse(load.prompt_tokens),
-        Lengths.parse(load.output_tokens),
-        load.shared_prefix,
-        vocabulary=load.vocabulary,
-        seed=load.seed,
-    )
-
-
-def measure_in_turns(systems: Sequence[System], load: LoadSpec, say: Say) -> Measured:
+def measure_in_turns(systems: Sequence[System], loads: Sequence[PlannedLoad], say: Say) -> Measured:
     """Start all, one after the other, and measure; end all, whatever happens. Raises StartupError.
 
     Between its turns a system is stopped where it is, and takes no core.
     """
-    measured: Measured = {
-        each.spec.name: {concurrency: [] for concurrency in load.concurrency} for each in systems
+    measured: dict[str, dict[Level, list[Summary]]] = {
+        each.spec.name: {level: [] for load in loads for level in load.spec.levels} for each in systems
     }
+    rounds = max(load.spec.rounds for load in loads)
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         for system in systems:
             say(f"starting {system.spec.name}")
             system.start()
-            uvloop.run(_turn(system, load, -1))
+            uvloop.run(_widest(system, loads))
             system.rest()
-        for number in range(load.rounds):
+        for number in range(rounds):
             for system in systems:
                 system.go_on()
-                told = uvloop.run(_turn(system, load, number))
+                for load in loads:
+                    if number >= load.spec.rounds:
+                        continue
+                    for level, summary in uvloop.run(_turn(system, load, number)).items():
+                        measured[system.spec.name][level].append(summary)
+                        say(f"round {number + 1}/{rounds}, {system.spec.name}: {_line(level, summary)}")
                 system.rest()
-                for concurrency, summary in told.items():
-                    measured[system.spec.name][concurrency].append(summary)
-                    say(
-                        f"round {number + 1}/{load.rounds}, {system.spec.name}: {_line(concurrency, summary)}"
-                    )
     finally:
         for system in systems:
             system.end()
@@ -64,32 +56,60 @@ def measure_in_turns(systems: Sequence[System], load: LoadSpec, say: Say) -> Mea
     return measured
 
 
-async def _turn(system: System, load: LoadSpec, number: int) -> dict[int, dict[str, Any]]:
-    """One round of one system; before the first (-1) only its warm-up, at the highest concurrency."""
+async def _widest(system: System, loads: Sequence[PlannedLoad]) -> None:
+    """Before the first round: what is asked at a time at most, of the closed load that is the widest."""
+    closed = [load for load in loads if isinstance(load, PlannedClosed)]
+    if closed:
+        await _closed(system, max(closed, key=lambda load: max(load.spec.concurrency)), None)
+
+
+async def _turn(system: System, load: PlannedLoad, number: int) -> dict[Level, Summary]:
+    """One round of one system."""
+    if isinstance(load, PlannedClosed):
+        return await _closed(system, load, number)
+    return await _replayed(system, load, number)
+
+
+async def _closed(system: System, load: PlannedClosed, number: int | None) -> dict[Level, Summary]:
+    """Without a number only the warm-up, at the highest concurrency."""
+    spec, widest = load.spec, max(load.spec.concurrency)
     server = ServerAddress.at(system.spec.url)
-    trial = await Trial.begin(server, workload_of(load), prompts=load.prompts, timeout_s=load.timeout_s)
+    trial = await Trial.begin(server, load.workload, prompts=spec.prompts, timeout_s=spec.timeout_s)
     try:
-        widest = max(load.concurrency)
-        await trial.warm_up(max(load.warm_up, widest if number < 0 else 0), widest)
-        if number < 0:
+        await trial.warm_up(max(spec.warm_up, widest if number is None else 0), widest)
+        if number is None:
             return {}
         return {
-            concurrency: await trial.round(
-                Closed(concurrency), requests, number * 10_000 + concurrency, Objective()
+            level: await trial.round(
+                Closed(concurrency), requests, number * 10_000 + concurrency, spec.objective
             )
-            for concurrency, requests in zip(load.concurrency, load.requests, strict=True)
+            for level, concurrency, requests in zip(spec.levels, spec.concurrency, spec.requests, strict=True)
         }
     finally:
         trial.close()
 
 
-def _line(concurrency: int, told: dict[str, Any]) -> str:
-    ttft, tpot = told["ttft_ms"]["p50"], told["tpot_ms"].get("p50", 0)
-    return (
-        f"{concurrency} at a time: TTFT {ttft:.0f} ms, TPOT {tpot:.1f} ms, "
-        f"{told['output_tokens_per_s']:.0f} tokens/s"
-        + (f", {told['failed']} failed" if told["failed"] else "")
+async def _replayed(system: System, load: PlannedTrace, number: int) -> dict[Level, Summary]:
+    told = await measure_replay(
+        ServerAddress.at(system.spec.url),
+        load.of_round(number),
+        load.spec.objective,
+        endpoint=ApiEndpoint.COMPLETIONS,
+        model="",
+        prompts=load.spec.prompts,
+        ignore_eos=True,
     )
+    return dict.fromkeys(load.spec.levels, told)
+
+
+def _line(level: Level, told: Summary) -> str:
+    figures = (
+        f"{measure.title} {value:.4g} {measure.unit}"
+        for measure in SAID
+        if (value := measure.of(told)) is not None
+    )
+    counted = (f"{told[name]} {name}" for name in ("refused", "failed") if told[name])
+    return f"{level.told}: {', '.join((*figures, *counted))}"
 
 
 def _leave(number: int, _: FrameType | None) -> None:

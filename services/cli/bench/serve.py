@@ -7,14 +7,13 @@ from typing import Annotated, Final
 import typer
 
 from services.cli.bench.report import AsJson
-from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, PromptForm
+from services.cli.bench.workload import IN_FLIGHT_MAX, ApiEndpoint, ArrivalProcess, PromptForm
 from services.cli.chat_settings import DEFAULT_URL
 from services.runtime.errors import StartupError
 from services.runtime.serve import tell
 
 REQUESTS_MIN: Final = 32
 CONCURRENCY: Final = 4
-IN_FLIGHT_MAX: Final = 1024
 
 OF_A_TRACE: Final = frozenset({"time_scale", "length_scale", "tokens_max", "priorities", "obey_retry_after"})
 BY_A_TRACE: Final = frozenset(
@@ -71,7 +70,7 @@ def serve(
         str, typer.Option(help="Of a trace's requests: 0,10 or 0@3,10 (three to one); lower is earlier.")
     ] = "",
     obey_retry_after: Annotated[
-        bool, typer.Option(help="Ask again what a server refused with 429, when it says.")
+        bool, typer.Option(help="Ask again what a server refused with 429 or 503, when it says.")
     ] = True,
     requests: Annotated[
         int,

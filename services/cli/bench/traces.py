@@ -68,9 +68,9 @@ def read_trace(path: Path, requests_max: int | None = None) -> tuple[TracedReque
             each = _mooncake(lines) if first.startswith("{") else _azure(lines)
             requests = tuple(islice(each, requests_max))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"--trace {path}: {error}") from None
+        raise SettingsError(f"trace {path}: {error}") from None
     if not requests:
-        raise SettingsError(f"--trace {path}: it has no requests")
+        raise SettingsError(f"trace {path}: it has no requests")
     begin = min(request.at_s for request in requests)
     ordered = sorted(requests, key=lambda request: request.at_s)
     return tuple(replace(request, at_s=request.at_s - begin) for request in ordered)

@@ -126,10 +126,6 @@ async def measure(
         "repeats": repeats,
         "warm_up": warm_up,
         **({"objective": objective.described()} if objective.asked else {}),
-        "median": medians([_numbers(each) for each in rounds]),
+        "median": medians(rounds),
         "rounds": rounds,
     }
-
-
-def _numbers(told: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in told.items() if key != "failures"}

@@ -11,6 +11,8 @@ from services.cli.bench.lengths import Lengths
 
 FIRST_ID: Final = 100
 """Ids below it are special tokens in many vocabularies."""
+IN_FLIGHT_MAX: Final = 1024
+"""Requests at a time where they come by a schedule, unless something else is said."""
 
 WORDS: Final = (
     "the",
