@@ -1,5 +1,7 @@
 """What does a step compute for each choice that goes on, and what comes of it?"""
 
+from collections.abc import Sequence
+
 from services.decode.batch import ChoiceStep, next_batch
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import Choice, DecodeRoom
@@ -55,22 +57,29 @@ class DecodeStepping(Stepping[ChoiceStep]):
         ended = self._take()
         if ended is None:
             return
-        step, drawn = ended
-        self._metrics.decoded(len(drawn))
-        self.tokens += len(drawn)
-        for part, token in zip(step, drawn, strict=True):
+        step, taken = ended
+        count = sum(len(tokens) for tokens in taken if not isinstance(tokens, Undrawn))
+        self._metrics.decoded(count)
+        self.tokens += count
+        for part, tokens in zip(step, taken, strict=True):
             room, choice = part
             if choice.place not in room.ends.going_on:
                 continue  # its reader had enough meanwhile, and the others do not end by it
-            if isinstance(token, Undrawn):
-                self._fail(part, token)
-            elif token is not None and not room.stopping:
-                choice.computed = choice.sequence.length
-                choice.sequence.output.append(token.id)
-                self._emit(room, choice, token)
+            if isinstance(tokens, Undrawn):
+                self._fail(part, tokens)
+            elif not room.stopping:
+                self._append(room, choice, tokens)
 
-    def _emit(self, room: DecodeRoom, choice: Choice, token: Token) -> None:
-        """Send the token that was just appended to the choice's output."""
+    def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> None:
+        """What comes behind the answer's end is dropped."""
+        for token in tokens:
+            choice.computed = choice.sequence.length
+            choice.sequence.output.append(token.id)
+            if not self._emit(room, choice, token):
+                break
+
+    def _emit(self, room: DecodeRoom, choice: Choice, token: Token) -> bool:
+        """Send the token that was just appended to the choice's output. Whether more may follow."""
         finish = self._receiving.drawn(room, choice.place)
         tokens = inference_pb2.Tokens(
             first=len(choice.sequence.output) - 1,
@@ -79,3 +88,4 @@ class DecodeStepping(Stepping[ChoiceStep]):
             choice=choice.place,
         )
         room.reply(inference_pb2.StreamRoomReply(tokens=tokens))
+        return finish is None

@@ -119,19 +119,19 @@ class RowSteps:
 
     def _row(self, row: Row) -> torch.Tensor:
         size, device = self._cache.group.page_tokens, self._cache.tensor.device
-        pages = torch.tensor(row.pages[: -(-row.stop // size)], device=device)
-        where = torch.arange(row.start, row.stop, device=device)
+        pages = torch.tensor(row.pages[: -(-row.end // size)], device=device)
+        where = torch.arange(row.start, row.end, device=device)
         homes, places = pages[where // size], where % size
 
         def store(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             told = []
             for kept, new in zip(self._cache.kinds(layer), (keys, values), strict=True):
                 kept[homes, places] = new[0].transpose(0, 1)
-                told.append(kept[pages].flatten(0, 1)[: row.stop].transpose(0, 1)[None])
+                told.append(kept[pages].flatten(0, 1)[: row.end].transpose(0, 1)[None])
             return told[0], told[1]
 
-        tokens = torch.tensor([row.sequence.tokens(row.start, row.stop)], device=device)
-        last = not row.scored
+        tokens = torch.tensor([row.fed], device=device)
+        last = not row.scored and not row.drafts
         logits = self._definition.logits(tokens, row.start, store, last=last)
         return logits[[each - (row.stop - 1 if last else row.start) for each in row.wanted]]
 

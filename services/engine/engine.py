@@ -3,6 +3,7 @@
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,15 +18,16 @@ from services.engine.coded import Coding
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import bind_thread, find_device, find_dtype
+from services.engine.drafts import apart
 from services.engine.flash import find_kernel, proven
 from services.engine.graphs import RecordedSteps, recorded_steps
 from services.engine.interface import (
-    Drawn,
     EngineLost,
     NotANumber,
     Row,
     Sequence,
     SumPart,
+    Taken,
     TeamBroken,
     check,
 )
@@ -106,7 +108,7 @@ class TorchEngine:
         bind_thread(self.cache.device)
 
     @_device_loss()
-    def step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
+    def step(self, rows: abc.Sequence[Row]) -> list[Taken]:
         for row in rows:
             check(row, self.cache.group.page_tokens, self.cache.pages, self.context_length)
             self._check_ids(row)
@@ -125,33 +127,45 @@ class TorchEngine:
                 raise
             raise self._team.leave(f"{type(error).__name__}: {error}") from error
 
-    def _step(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
+    def _step(self, rows: abc.Sequence[Row]) -> list[Taken]:
+        taken, spoilt = self._computed(rows)
+        if spoilt:  # perhaps by their drafts, which a mask hides: zero times NaN is NaN
+            again, _ = self._computed([replace(rows[place], drafts=()) for place in spoilt])
+            for place, each in zip(spoilt, again, strict=True):
+                taken[place] = each
+        self._sum_up(
+            [SumPart(row.sequence.page_sum, row.tables, row.stop) for row in rows if row.sequence.page_sum]
+        )
+        summed = [row.sequence.page_sum for row in rows if row.sample]
+        tell_sums(self._team, self.whole, [each for each in summed if each])
+        return taken
+
+    def _computed(self, rows: abc.Sequence[Row]) -> tuple[list[Taken], list[int]]:
+        """What comes of `rows`, and which of them have drafts and logits that are no numbers."""
         well = False
         try:
-            tokens = self._compute(rows)
-            well = True
+            taken = self._compute(rows)
+            outcomes = enumerate(zip(rows, taken, strict=True))
+            spoilt = [place for place, (row, each) in outcomes if row.drafts and isinstance(each, NotANumber)]
+            well = not spoilt
         finally:
             if self._kept is not None:
                 self._kept.ended(well=well)
-        return tokens
+        return taken, spoilt
 
-    def _compute(self, rows: abc.Sequence[Row]) -> list[Drawn | None]:
+    def _compute(self, rows: abc.Sequence[Row]) -> list[Taken]:
         if self._flush is not None:
             self._flush()
         for row in rows:
             self._clear_tail(row)
-        drawing = [row.sequence for row in rows if row.sample]
+        drawing = [row for row in rows if row.sample]
         with torch.inference_mode():
             logits = self._logits(rows)
             spoilt, logits = self._score(rows, logits)
-            drawn = iter(draw(self._team, self._drawer, logits, drawing, self.vocab_size))
+            drawn = draw(self._team, self._drawer, logits, drawing, self.vocab_size)
             self._wait()
-        self._sum_up(
-            [SumPart(row.sequence.page_sum, row.tables, row.stop) for row in rows if row.sequence.page_sum]
-        )
-        tell_sums(self._team, self.whole, [each.page_sum for each in drawing if each.page_sum])
-        told = [next(drawn) if row.sample else None for row in rows]
-        return [NotANumber() if id(row) in spoilt else each for row, each in zip(rows, told, strict=True)]
+        told: dict[int, Taken] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
+        return [NotANumber() if id(row) in spoilt else told.get(id(row), ()) for row in rows]
 
     def _score(
         self, rows: abc.Sequence[Row], logits: torch.Tensor | None
@@ -175,10 +189,11 @@ class TorchEngine:
             torch.cuda.synchronize(self.model.device)
 
     def _logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        if self.compiled is not None:
-            return self.compiled.logits(rows)
         if self.by_row is not None:
             return self.by_row.logits(rows)
+        rows = apart(rows)
+        if self.compiled is not None:
+            return self.compiled.logits(rows)
         replayed = None if self.recorded is None else self.recorded.logits(rows)
         if replayed is not None:
             return replayed
@@ -220,7 +235,7 @@ class TorchEngine:
             self.recorded.record_all()
 
     def _check_ids(self, row: Row) -> None:
-        for token in row.sequence.tokens(row.start, row.stop):
+        for token in row.fed:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"{row.sequence.request.request_id}: token id {token} of a vocabulary of "
@@ -228,15 +243,16 @@ class TorchEngine:
                 )
 
     def _clear_tail(self, row: Row) -> None:
-        """Zero the unused end of the row's last page, unless this sequence had it zeroed before."""
+        """Zero the unused end of the row's last page, unless this sequence had it zeroed before. A row with
+        drafts may leave there what is not taken."""
         size = self.cache.group.page_tokens
-        index, used = (row.stop - 1) // size, (row.stop - 1) % size + 1
+        index, used = (row.end - 1) // size, (row.end - 1) % size + 1
         page = row.pages[index]
         entered = row.start <= index * size
         notes = notes_of(row.sequence)
         if used < size and (entered or notes.tail_page != page):
             self.cache.clear_tail(page, used)
-        notes.tail_page = page
+        notes.tail_page = -1 if row.drafts else page
 
 
 def drawer_of(team: Team) -> int:

@@ -40,7 +40,25 @@ class NotHeld(Undrawn):
 
 
 Drawn = Token | NotANumber | NotHeld
-"""Of one sequence."""
+"""At one position of a sequence."""
+
+Taken = tuple[Token, ...] | NotANumber | NotHeld
+"""Of one row: the tokens that come next, none where it asks for none; or why there is not even one."""
+
+
+def take(drafts: abc.Sequence[int], drawn: abc.Iterable[Drawn]) -> Taken:
+    """What comes of `drafts`, given the draws at the first one's position and behind each of them: a draft is
+    taken exactly when it is the draw at its position (`drawn-is-drawn`), and the first draw that is not its
+    draft comes in its place. Asks for no draw beyond. Behind a token, what could not be drawn is left to the
+    next step, which says why."""
+    taken: list[Token] = []
+    for place, each in enumerate(drawn):
+        if not isinstance(each, Token):
+            return each if place == 0 else tuple(taken)
+        taken.append(each)
+        if place == len(drafts) or each.id != drafts[place]:
+            break
+    return tuple(taken)
 
 
 class EngineLost(Exception):
@@ -129,9 +147,25 @@ class Row:
     start: int
     stop: int
     tables: abc.Sequence[abc.Sequence[int]]
-    """The sequence's page tables by group, covering at least `stop` tokens."""
+    """The sequence's page tables by group, covering at least `end` tokens."""
     sample: bool
     """Draw the token at position `stop`."""
+    drafts: abc.Sequence[int] = ()
+    """Only of a row that samples: what may be drawn at positions `stop`, `stop` + 1, …. They are fed too, and
+    what follows each that is drawn is drawn as well (`take`)."""
+
+    @property
+    def end(self) -> int:
+        """Where the positions that are fed end. The keys and values of drafts that are not taken stay where
+        they were written, behind what is known: the next row writes over them before they are read
+        (`not-taken-never-read`)."""
+        return self.stop + len(self.drafts)
+
+    @property
+    def fed(self) -> abc.Sequence[int]:
+        """The ids at positions [start, end)."""
+        known = self.sequence.tokens(self.start, self.stop)
+        return (*known, *self.drafts) if self.drafts else known
 
     @property
     def pages(self) -> abc.Sequence[int]:
@@ -149,8 +183,9 @@ class Row:
 
     @property
     def wanted(self) -> abc.Sequence[int]:
-        """Positions whose logits are asked for, ascending: the last one where a token is drawn."""
-        drawn = (self.stop - 1,) if self.sample else ()
+        """Positions whose logits are asked for, ascending: the last known one where a token is drawn, and
+        those of the drafts."""
+        drawn = range(self.stop - 1, self.end) if self.sample else ()
         return drawn if self.sequence.scores is None else (*self.scored, *drawn)
 
 
@@ -170,16 +205,20 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
     name = row.sequence.request.request_id
     if not 0 <= row.start < row.stop <= known:
         raise ValueError(f"{name}: positions [{row.start}, {row.stop}) of a sequence of {known} tokens")
-    if row.stop > context_length:
-        raise ValueError(f"{name}: position {row.stop - 1} in a model of {context_length} positions")
+    if row.end > context_length:
+        raise ValueError(f"{name}: position {row.end - 1} in a model of {context_length} positions")
     if row.sample and row.stop != known:
         raise ValueError(f"{name}: token {row.stop} is known already and cannot be drawn")
+    if row.drafts and not row.sample:
+        raise ValueError(f"{name}: {len(row.drafts)} drafts of a row that draws nothing")
+    if row.drafts and row.scored:
+        raise ValueError(f"{name}: {len(row.drafts)} drafts of a row whose prompt is scored")
     scores, prompt = row.sequence.scores, len(row.sequence.request.prompt)
     if scores is not None and len(scores.told) < min(row.start, prompt - 1):
         raise ValueError(f"{name}: scores behind position {row.start}, and {len(scores.told)} before it")
-    needed = -(-row.stop // page_tokens)
+    needed = -(-row.end // page_tokens)
     if len(row.pages) < needed:
-        raise ValueError(f"{name}: {row.stop} tokens need {needed} pages, the table has {len(row.pages)}")
+        raise ValueError(f"{name}: {row.end} tokens need {needed} pages, the table has {len(row.pages)}")
     for page in row.pages[:needed]:
         if not 0 <= page < pages:
             raise ValueError(f"{name}: page {page} of a cache of {pages} pages")
@@ -191,17 +230,20 @@ class Steps(Protocol):
     def bind_thread(self) -> None:
         """Called first by each thread that makes steps, or that transfers the engine's memory."""
 
-    def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[Drawn | None]:
-        """Compute each row's positions, draw its next token where the row asks, and carry the scores of its
-        prompt on where it has some. No two rows share a page that one of them writes.
+    def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[Taken]:
+        """Compute each row's positions, draw its next token where the row asks, and those behind it as far as
+        they are its drafts; carry its page sum and its prompt's scores on where it has some, up to what is
+        known. No two rows share a page that one of them writes.
 
-        Returns one entry a row, the same on all ranks: None where `sample` is False, NotANumber where what
-        the row was computed from, its weights or its pages, is broken, and NotHeld where the row's output
-        cannot be held to its grammar; appends nothing to `output`. The keys and values of all rows are in
-        their pages when it returns (`written-before-sent`), and nothing is written there after it has
-        returned or raised (`no-free-under-write`). Raises ValueError, before anything is computed, for a row
-        that cannot be computed, or for more than `scored_max` positions that are scored; EngineLost where its
-        device is lost. What fails on one rank alone breaks its team: TeamBroken on all of them.
+        Returns one entry a row, the same on all ranks: no token where `sample` is False, NotANumber where
+        what the row was computed from, its weights or its pages, is broken, and NotHeld where the row's
+        output cannot be held to its grammar; appends nothing to `output`, and does not know where an answer
+        ends: tokens behind its end may come. With any drafts a row draws what it draws without. The keys and
+        values of all rows are in their pages when it returns (`written-before-sent`), and nothing is written
+        there after it has returned or raised (`no-free-under-write`). Raises ValueError, before anything is
+        computed, for a row that cannot be computed, or for more than `scored_max` positions that are scored;
+        EngineLost where its device is lost. What fails on one rank alone breaks its team: TeamBroken on all
+        of them.
         """
 
     def sum_pages(self, parts: abc.Sequence[SumPart]) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from services.engine.drafts import Supposed
 from services.engine.grouping import Masks, groups_of_similar_length, mask
 from services.engine.interface import Row
 from services.engine.kept import DecodeWorkspace, WorkspaceGroup
@@ -115,8 +116,12 @@ def make_plan(
     steps, and from now on of this one, once it has `ended`; not with a `kernel`, which is to look at all."""
     size = cache.group.page_tokens
     single = [row for row in rows if row.stop - row.start == 1]
-    arranged = None if kept is None or not single else kept.arrange(single)
-    groups, laid = arranged or ([], sorted(single, key=lambda row: -row.stop))
+    going_on = [row for row in single if not isinstance(row.sequence, Supposed)]
+    arranged = None if kept is None or not going_on else kept.arrange(going_on)
+    groups, laid = arranged or ([], [])
+    staying = len(laid)
+    anew = [row for row in single if isinstance(row.sequence, Supposed)] if arranged else single
+    laid += sorted(anew, key=lambda row: -row.stop)
     laid += sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
     lengths = [cache.group.pages_for(row.stop) for row in laid]
 
@@ -132,8 +137,8 @@ def make_plan(
     if kernel is not None:
         reads = _paged_reads(laid, len(single), size)
     else:
-        cuts = [] if arranged else groups_of_similar_length(lengths[: len(single)])
-        reads = _reads(laid, len(single), lengths, cuts, size)
+        cuts = groups_of_similar_length(lengths[staying : len(single)])
+        reads = _reads(laid, staying, len(single), lengths, cuts, size)
     packed = integers([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
     sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
@@ -214,12 +219,13 @@ class _Read(NamedTuple):
 
 
 def _reads(
-    laid: abc.Sequence[Row], single_count: int, lengths: list[int], cuts: list[int], size: int
+    laid: abc.Sequence[Row], staying: int, single_count: int, lengths: list[int], cuts: list[int], size: int
 ) -> list[_Read]:
-    """`cuts`: where groups of rows of one token end, of which there are `single_count`."""
+    """Of the rows behind the first `staying`. `cuts`: where groups of those of one token end, counted from
+    there; rows of one token are `single_count` in all."""
     reads: list[_Read] = []
-    first = 0
-    for end in cuts:
+    first = staying
+    for end in (staying + cut for cut in cuts):
         reads.append(_Read(first, end, page_table(laid[first:end], lengths[first], size)))
         first = end
     reads.extend(

@@ -1,18 +1,19 @@
 """How does every rank of a worker come by what some of them know: tokens drawn, scores, sums of pages?
 
 Tokens go as numbers whose count follows from the step's rows, so that all ranks know it beforehand: for each
-sequence its id, or NONE, and, where they are asked for, log-probabilities. A double holds ids and
-single-precision logarithms exactly.
+draw that a row may make its id, or NONE, and, where they are asked for, log-probabilities. Draws that were
+not made are zeros. A double holds ids and single-precision logarithms exactly.
 """
 
 from collections import abc
+from itertools import accumulate
 from math import isnan
 from typing import Final
 
 import torch
 
-from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Sequence
-from services.engine.sampler import sample
+from services.engine.drafts import sample_rows
+from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Taken, take
 from services.engine.scores import score
 from services.engine.team import Team
 from services.pages.layout import GroupHead, KvLayout
@@ -24,26 +25,30 @@ NONE: Final[abc.Mapping[type[NotANumber] | type[NotHeld], float]] = {NotANumber:
 
 
 def draw(
-    team: Team, drawer: int, logits: torch.Tensor | None, sequences: abc.Sequence[Sequence], vocabulary: int
-) -> list[Drawn]:
-    """One token for each of `sequences`, the same on every rank. `logits`: [sequences, vocabulary] on rank
-    `drawer`."""
+    team: Team, drawer: int, logits: torch.Tensor | None, rows: abc.Sequence[Row], vocabulary: int
+) -> list[Taken]:
+    """The tokens of each of `rows`, all of which sample, the same on every rank. `logits`: [their draws,
+    vocabulary] on rank `drawer`, row by row."""
     if team.topology.ranks == 1 and logits is not None:
-        return sample(logits, sequences)
-    if not sequences:
+        return [take(row.drafts, drawn) for row, drawn in zip(rows, sample_rows(logits, rows), strict=True)]
+    if not rows:
         return []
-    counts = [sequence.request.sampling.tops(vocabulary) for sequence in sequences]
+    counts = [row.sequence.request.sampling.tops(vocabulary) for row in rows]
+    sizes = [_length(count) * (1 + len(row.drafts)) for row, count in zip(rows, counts, strict=True)]
     words: list[float] | None = None
     if team.rank == drawer:
         if logits is None:
             raise AssertionError(f"rank {drawer} is to draw and has no logits")
-        words = [
-            word
-            for drawn, count in zip(sample(logits, sequences), counts, strict=True)
-            for word in _words(drawn, count)
-        ]
-    told = iter(team.tell(drawer, words, sum(map(_length, counts))))
-    return [_token(told, count) for count in counts]
+        words = []
+        for drawn, count, size in zip(sample_rows(logits, rows), counts, sizes, strict=True):
+            mine = [word for each in drawn for word in _words(each, count)]
+            words += mine + [0.0] * (size - len(mine))
+    told = team.tell(drawer, words, sum(sizes))
+    parts = [told[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    return [
+        take(row.drafts, _draws(iter(part), count))
+        for row, part, count in zip(rows, parts, counts, strict=True)
+    ]
 
 
 def tell_scores(
@@ -108,6 +113,12 @@ def _words(drawn: Drawn, count: int | None) -> list[float]:
     if drawn.logprob is None:
         return [float(drawn.id)]
     return [float(drawn.id), drawn.logprob, *(each for pair in drawn.top for each in pair)]
+
+
+def _draws(told: abc.Iterator[float], count: int | None) -> abc.Iterator[Drawn]:
+    """One after the other: whoever takes them knows which were made."""
+    while True:
+        yield _token(told, count)
 
 
 def _token(told: abc.Iterator[float], count: int | None) -> Drawn:

@@ -49,13 +49,14 @@ class PrefillStepping(Stepping[PromptPart]):
             if self._step and self.running_us < STEP_MS * 1000:
                 self._sending.stepping(now_ms)
             return False
-        for part, token in zip(*ended, strict=True):
-            if isinstance(token, Undrawn):
-                self._fail(part, token)
+        for part, taken in zip(*ended, strict=True):
+            if isinstance(taken, Undrawn):
+                self._fail(part, taken)
                 continue
+            first = taken[0] if taken else None
             self._metrics.computed(part.stop - part.start, part.scored)
             self.tokens += part.stop - part.start
-            if self._sending.computed(part.room, part.stop, token, now_ms):
+            if self._sending.computed(part.room, part.stop, first, now_ms):
                 self._computed(part.room)
         self._sending.stepping(now_ms)
         return True

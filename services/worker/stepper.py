@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
-from services.engine.interface import Drawn, EngineLost, Row, Steps, SumPart, TeamBroken
+from services.engine.interface import EngineLost, Row, Steps, SumPart, Taken, TeamBroken
 from services.runtime.errors import EngineStuck
 from services.runtime.logging import Log
 
@@ -55,8 +55,8 @@ class Stepper:
         """Carry sums of pages on, between two steps. Only while `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
-    def take(self) -> Sequence[Drawn | None] | None:
-        """What the ended step has drawn, one entry a row; None while it runs or when there was none.
+    def take(self) -> Sequence[Taken] | None:
+        """What comes of the ended step, one entry a row; None while it runs or when there was none.
 
         Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
         row or says so itself; and TeamBroken as it is: then it raised on some rank. By both this worker has
@@ -66,8 +66,8 @@ class Stepper:
         if ended is None:
             return None
         self._failed = 0
-        drawn: Sequence[Drawn | None] = ended.result()
-        return drawn
+        taken: Sequence[Taken] = ended.result()
+        return taken
 
     def take_sum(self) -> bool:
         """The sums that were started are there; said once. Raises StepFailed as `take` does."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from services.engine.interface import Drawn, NotHeld, Row
+from services.engine.interface import NotHeld, Row, Taken
 from services.handover.side import HandOverSide
 from services.rooms.errors import Reason
 from services.rooms.room import Room
@@ -56,16 +56,16 @@ class Stepping(Generic[P]):
             self._parts.stepper.start(rows)
         return bool(step)
 
-    def _take(self) -> tuple[Sequence[P], Sequence[Drawn | None]] | None:
-        """The parts of the step that ended, and what was drawn for each; None where no step has. The rooms
+    def _take(self) -> tuple[Sequence[P], Sequence[Taken]] | None:
+        """The parts of the step that ended, and what comes of each; None where no step has. The rooms
         of one that failed have failed."""
         failure: StepFailed | None = None
-        drawn: Sequence[Drawn | None] | None = ()
+        taken: Sequence[Taken] | None = ()
         try:
-            drawn = self._parts.stepper.take()
+            taken = self._parts.stepper.take()
         except StepFailed as error:
             failure = error
-        if drawn is None:
+        if taken is None:
             return None
         step, self._step = self._step, ()
         for part in step:
@@ -75,7 +75,7 @@ class Stepping(Generic[P]):
                 self._fail(part, failure)
             return (), ()
         self._worker_metrics.stepped(self.running_us / 1e6)
-        return step, drawn
+        return step, taken
 
     def _fail(self, part: P, why: Exception) -> None:
         """The part's room ends: `why` nothing was drawn for it."""

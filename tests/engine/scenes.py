@@ -12,7 +12,7 @@ import torch
 
 from services.engine.checksum import PageSummer
 from services.engine.engine import TorchEngine
-from services.engine.interface import PageSum, Row, Sequence, TeamBroken
+from services.engine.interface import PageSum, Row, Sequence, TeamBroken, Undrawn
 from services.engine.ranks import join_team
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
@@ -153,10 +153,11 @@ def troubles(post: Post, directory: Path, prompt: list[int], poisoned: int) -> l
 
     def attempt(row: Row) -> None:
         try:
-            (token,) = engine.step([row])
-            told.append(
-                type(token).__name__ if isinstance(token, Exception) else f"drew {token and token.id}"
-            )
+            (taken,) = engine.step([row])
+            if isinstance(taken, Undrawn):
+                told.append(type(taken).__name__)
+            else:
+                told.append(f"drew {[token.id for token in taken]}")
         except ValueError as error:
             told.append(f"{type(error).__name__}: {error}")
 

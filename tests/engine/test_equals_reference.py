@@ -9,8 +9,8 @@ import transformers
 from transformers import AutoTokenizer
 
 from services.engine.engine import load_engine
-from services.engine.interface import Row
-from services.rooms.request import Sampling, Token
+from services.engine.interface import Row, Undrawn
+from services.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine, hand_over
@@ -147,6 +147,7 @@ def test_bfloat16_is_near_float32(tiny_dir: Callable[[str], Path]) -> None:
 def first_logprobs(worker: ShuffledEngine, prompt: list[int]) -> dict[int, float]:
     tenant = worker.admit(prompt, 1, Sampling(temperature=0.0, top_logprobs=20))
     worker.grow(tenant, len(prompt))
-    (token,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), (tenant.pages,), sample=True)])
-    assert isinstance(token, Token)
+    (taken,) = worker.engine.step([Row(tenant.sequence, 0, len(prompt), (tenant.pages,), sample=True)])
+    assert not isinstance(taken, Undrawn)
+    (token,) = taken
     return dict(token.top)

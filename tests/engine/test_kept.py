@@ -10,10 +10,9 @@ import torch
 
 from services.engine import kept
 from services.engine.engine import TorchEngine
-from services.engine.interface import NotANumber, Row
+from services.engine.interface import NotANumber, Row, Undrawn
 from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
 from services.engine.kv_cache import PagedKvCache
-from services.rooms.request import Token
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine, Tenant
@@ -218,11 +217,11 @@ def test_a_sequence_that_takes_a_slot_does_not_see_the_numbers_that_failed_there
     broken, sound = tenants
     engine.cache.tensor[broken.pages[0]] = float("nan")
     rows = [Row(each.sequence, each.computed, each.computed + 1, (each.pages,), True) for each in tenants]
-    failed, drawn = engine.step(rows)
+    failed, taken = engine.step(rows)
     assert isinstance(failed, NotANumber)
-    assert isinstance(drawn, Token)
+    assert not isinstance(taken, Undrawn)
     sound.computed += 1
-    sound.sequence.output.append(drawn.id)
+    sound.sequence.output += [token.id for token in taken]
     assert worker.run([sound], 100) == reference_greedy(tiny_dir(ARCHITECTURE), prompts[1:], TOKENS)
 
 

@@ -38,6 +38,13 @@ def sequence(prompt: tuple[int, ...] = PROMPT, output: tuple[int, ...] = ()) -> 
         (Row(sequence(), 0, 8, ([10**6],), sample=False), "mine: page 1000000 of a cache of"),
         (Row(sequence((5, 131)), 0, 2, ([0],), sample=True), "mine: token id 131 of a vocabulary of 131"),
         (Row(sequence((5, -1)), 0, 2, ([0],), sample=True), "mine: token id -1 of a vocabulary of 131"),
+        (
+            Row(sequence(), 39, 40, (range(3),), True, (7,) * 9),
+            "mine: 49 tokens need 4 pages, the table has 3",
+        ),
+        (Row(sequence(), 0, 16, ([0],), False, (7,)), "mine: 1 drafts of a row that draws nothing"),
+        (Row(sequence(), 39, 40, (range(4),), True, (7, 131)), "mine: token id 131 of a vocabulary of 131"),
+        (Row(sequence((1,) * 511), 510, 511, (range(40),), True, (7, 7)), "position 512 in a model of 512"),
         (Row(sequence((1,) * 600), 500, 513, (range(40),), sample=False), "position 512 in a model of 512"),
     ],
     ids=lambda each: each[:24] if isinstance(each, str) else "",
@@ -55,7 +62,7 @@ def test_a_step_of_no_rows(engine: TorchEngine) -> None:
 
 
 def test_a_step_in_which_nobody_samples(engine: TorchEngine) -> None:
-    assert engine.step([Row(sequence(), 0, 16, ([5],), sample=False)]) == [None]
+    assert engine.step([Row(sequence(), 0, 16, ([5],), sample=False)]) == [()]
 
 
 def test_a_step_writes_its_own_pages_only(engine: TorchEngine) -> None:
@@ -77,7 +84,7 @@ def test_answers_come_in_the_order_of_the_rows(engine: TorchEngine) -> None:
     ]
     together = engine.step(rows)
     assert together == [engine.step([row])[0] for row in rows]
-    assert together[2] is None
+    assert together[2] == ()
 
 
 def test_an_engine_whose_device_is_lost_says_so_in_a_step_and_in_a_sum(engine: TorchEngine) -> None:

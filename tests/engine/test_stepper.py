@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from services.engine.interface import EngineLost, Row, SumPart, TeamBroken
+from services.engine.interface import EngineLost, Row, SumPart, Taken, TeamBroken
 from services.ids import Incarnation
 from services.parallel.solo import SoloGroup
 from services.rooms.request import Token
@@ -32,13 +32,13 @@ class Held:
     def bind_thread(self) -> None:
         self.bound = threading.current_thread()
 
-    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: Sequence[Row]) -> list[Taken]:
         self.stepped = threading.current_thread()
         if not self.let_go.wait(WAIT_S / 2):
             raise TimeoutError("nobody let the step go: whoever started it waits for its end")
         if self.fails is not None:
             raise self.fails
-        return [Token(7)]
+        return [(Token(7),)]
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
         self.step([])
@@ -69,7 +69,7 @@ async def test_no_blocking_a_step_is_started_and_asked_for_without_waiting(bench
     assert bench.stepper.take() is None
     bench.engine.let_go.set()
     await bench.ended()
-    assert bench.stepper.take() == [Token(7)]
+    assert bench.stepper.take() == [(Token(7),)]
     assert bench.stepper.free
     assert bench.stepper.take() is None, "said once"
 
@@ -85,7 +85,7 @@ async def test_a_step_that_raised_says_so_once_and_the_next_one_runs(bench: Benc
     bench.done.clear()
     bench.stepper.start([])
     await bench.ended()
-    assert bench.stepper.take() == [Token(7)]
+    assert bench.stepper.take() == [(Token(7),)]
 
 
 async def run(bench: Bench, fails: Exception | None) -> None:
@@ -105,7 +105,7 @@ async def test_honest_health_an_engine_that_fails_every_step_is_lost(bench: Benc
 
     await fail_often()
     await run(bench, None)
-    assert bench.stepper.take() == [Token(7)]
+    assert bench.stepper.take() == [(Token(7),)]
     await fail_often()
     await run(bench, ValueError("no"))
     with pytest.raises(EngineLost, match=f"{FAILED_MAX} steps in a row failed, the last by ValueError: no"):

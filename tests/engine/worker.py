@@ -8,7 +8,7 @@ from itertools import count
 import torch
 
 from services.engine.engine import TorchEngine
-from services.engine.interface import PromptScores, Row, Sequence
+from services.engine.interface import PromptScores, Row, Sequence, Undrawn
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.request import Request, Sampling, Token
 
@@ -76,22 +76,35 @@ class ShuffledEngine:
     def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
         """One step of all that are not done: the next chunk of a prompt, or the next token. Returns what was
         drawn for each of them."""
+        return [tokens[0] if tokens else None for tokens in self.guess(tenants, chunk, lambda _: ())]
+
+    def guess(
+        self, tenants: abc.Sequence[Tenant], chunk: int, guess: abc.Callable[[Tenant], abc.Sequence[int]]
+    ) -> list[tuple[Token, ...]]:
+        """The same, with drafts where a token is drawn. What comes behind an answer's end is dropped."""
         rows, taking = [], []
         for tenant in tenants:
             if tenant.done:
                 continue
             known = tenant.sequence.length
             stop = min(tenant.computed + chunk, known)
-            self.grow(tenant, stop)
-            rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=stop == known))
+            drafts = guess(tenant) if stop == known else ()
+            self.grow(tenant, stop + len(drafts))
+            place = (tenant.sequence, tenant.computed, stop, (tenant.pages,))
+            rows.append(Row(*place, sample=stop == known, drafts=drafts))
             taking.append(tenant)
-        tokens = self.engine.step(rows)
-        for tenant, row, token in zip(taking, rows, tokens, strict=True):
-            tenant.computed = row.stop
-            assert isinstance(token, Token) == row.sample
-            if isinstance(token, Token):
+        drawn: list[tuple[Token, ...]] = []
+        for tenant, row, taken in zip(taking, rows, self.engine.step(rows), strict=True):
+            assert not isinstance(taken, Undrawn)
+            assert bool(taken) is row.sample
+            tenant.computed = row.stop + max(len(taken) - 1, 0)
+            drawn.append(taken)
+            for had, token in enumerate(taken, 1):
                 tenant.sequence.output.append(token.id)
-        return [token if isinstance(token, Token) else None for token in tokens]
+                if tenant.done:
+                    drawn[-1] = taken[:had]
+                    break
+        return drawn
 
     def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
         """Step until all are done. Returns their outputs."""

@@ -89,7 +89,7 @@ async def test_record_fits_what_a_record_cannot_hold_the_caller_alone_is_told(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = tuple((each, -float(each)) for each in range(30))
-    monkeypatch.setattr(pair.bench.engine, "_row", lambda row: Token(7, -0.5, top) if row.sample else None)
+    monkeypatch.setattr(pair.bench.engine, "_row", lambda row: (Token(7, -0.5, top),) if row.sample else ())
     asked = toy.request("1", PROMPT, top=30)
     caller = await pair.bench.run(asked)
     await pair.bench.grant(1, PAGES)

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from services.engine.interface import Drawn, NotANumber, NotHeld, Row, SumPart
+from services.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken
 from services.pages.checksum import WORD, key, lane, mix, multiplier
 from services.pages.layout import KvLayout, full_group
 from services.rooms.request import Request, Sampling, Score, Token
@@ -111,7 +111,7 @@ class ToyEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequenced[Row]) -> list[Drawn | None]:
+    def step(self, rows: Sequenced[Row]) -> list[Taken]:
         self._enter()
         self.steps += 1
         self.ran.append("step")
@@ -142,7 +142,7 @@ class ToyEngine:
                 total = summed(self.memory, part.tables[0], part.sum.stop, part.stop)
                 part.sum.add({(0, 0): total}, part.stop)
 
-    def _row(self, row: Row) -> Drawn | None:
+    def _row(self, row: Row) -> Taken:
         assert row.start < row.stop
         whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
@@ -161,10 +161,10 @@ class ToyEngine:
         if row.sequence.request.sampling.seed in self.unheld:
             return NotHeld("nothing is allowed there")
         if not row.sample:
-            return None
+            return ()
         token = next_token(known, luck(row.sequence.request))
         asked = row.sequence.request.sampling.top_logprobs
-        return Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked])
+        return (Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked]),)
 
 
 def read(address: int, length: int) -> bytes:

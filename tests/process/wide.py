@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from services.cli.bench.device_memory import Memory, bytes_of
-from services.engine.interface import Row, SumPart
+from services.engine.interface import Row, SumPart, Taken
 from services.rooms.request import Token
 from services.wire.model_bounds import ModelBounds
 from tests.layouts import group_of, one_group
@@ -45,7 +45,7 @@ class WideEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: Sequence[Row]) -> list[Taken]:
         if not self._permits.acquire(timeout=HELD_S):
             raise TimeoutError("a held step was never let go")
         drawn = [self._row(row) for row in rows]
@@ -56,7 +56,7 @@ class WideEngine:
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
         raise AssertionError("no room here asked for sums")
 
-    def _row(self, row: Row) -> Token | None:
+    def _row(self, row: Row) -> Taken:
         room = int(row.sequence.request.request_id)
         known = list(row.sequence.tokens(0, row.stop))
         everything = bytes_of(self.memory)
@@ -73,7 +73,7 @@ class WideEngine:
             elif not torch.equal(place, wanted):
                 found = place.cpu().numpy().tobytes()
                 self.foreign.append(f"room {room} position {position}: {whose(found)}")
-        return Token(toy.next_token(known)) if row.sample else None
+        return (Token(toy.next_token(known)),) if row.sample else ()
 
 
 def whose(place: bytes) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import shake_128
 from typing import Any, Final, NamedTuple
 
-from services.engine.interface import Row, SumPart
+from services.engine.interface import Row, SumPart, Taken, take
 from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import GroupHead, KvLayout
@@ -128,25 +128,30 @@ class SimulatedEngine:
         self._read(rows, "starts")
         noise = _NOISE * self._page_bytes
         for row in rows:
-            for first in range(row.start - row.start % self._size, row.stop, self._size):
+            for first in range(row.start - row.start % self._size, row.end, self._size):
                 self._write(row, first, noise)
 
-    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: Sequence[Row]) -> list[Taken]:
         """The rest of it, where it ends."""
         self._read(rows, "ends")
-        drawn = []
+        taken: list[Taken] = []
         for row in rows:
             known = row.sequence.tokens(0, row.stop)
-            for first in range(row.start - row.start % self._size, row.stop, self._size):
-                self._write(row, first, self._page(first, known))
-            drawn.append(Token(next_token(known, luck(row.sequence.request))) if row.sample else None)
+            fed = [*known, *row.drafts]
+            for first in range(row.start - row.start % self._size, row.end, self._size):
+                self._write(row, first, self._page(first, fed))
+            draws = (
+                Token(next_token(fed[:stop], luck(row.sequence.request)))
+                for stop in range(row.stop, row.end + 1)
+            )
+            taken.append(take(row.drafts, draws) if row.sample else ())
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
                 summed.add(self._model.summed(tuple(known), summed.stop), row.stop)
             if summed is not None and row.sample:
                 # What the ranks tell each other is known here without.
                 summed.everywhere = dict(summed.here)
-        return drawn
+        return taken
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:
         """Of what the pages hold now."""
@@ -195,7 +200,7 @@ class SimulatedEngine:
         view, page_bytes = self.memory.view, self._page_bytes
         at = row.pages[first // self._size] * page_bytes
         low = max(row.start - first, 0) * WORD
-        high = min(row.stop - first, self._size) * WORD
+        high = min(row.end - first, self._size) * WORD
         if high - low == self._lane_bytes:
             view[at : at + page_bytes] = page
             return

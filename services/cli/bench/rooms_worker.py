@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from services.engine.interface import Row, SumPart
+from services.engine.interface import Row, SumPart, Taken
 from services.pages.layout import KvLayout, full_group
 from services.rooms.request import Token
 from services.runtime.host_memory import HostMemory
@@ -34,8 +34,8 @@ class ToyEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Token | None]:
-        return [self._drawn(row) if row.sample else None for row in rows]
+    def step(self, rows: Sequence[Row]) -> list[Taken]:
+        return [(self._drawn(row),) if row.sample else () for row in rows]
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")

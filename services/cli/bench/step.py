@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from services.cli.bench.report import Runs, seconds_of, tell
-from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Token
+from services.rooms.request import Grammar, GrammarKind, Request, Sampling
 from services.runtime.errors import StartupError
 from services.runtime.model_files import LoadFormat, Quantize
 
@@ -167,7 +167,7 @@ def _rows(
     grammar: Grammar | None = None,
 ) -> "list[Row]":
     """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
-    from services.engine.interface import Row, Sequence
+    from services.engine.interface import Row, Sequence, Undrawn
 
     pages = engine.cache.group.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
@@ -194,9 +194,9 @@ def _rows(
         if grammar is not None:
             sequence.fold = _fold(engine, grammar)
         first = Row(sequence, 0, context, (table,), sample=grammar is not None)
-        for token in engine.step([first]):
-            if isinstance(token, Token):
-                sequence.output.append(token.id)
+        for taken in engine.step([first]):
+            if not isinstance(taken, Undrawn):
+                sequence.output += [token.id for token in taken]
         rows.append(Row(sequence, context, context + 1, (table,), sample=True))
     return rows
 
@@ -216,14 +216,15 @@ def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
 
 def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
-    from services.engine.interface import Row
+    from services.engine.interface import Row, Undrawn
 
     def step() -> None:
-        for place, (row, token) in enumerate(zip(rows, engine.step(rows), strict=True)):
+        for place, (row, taken) in enumerate(zip(rows, engine.step(rows), strict=True)):
             request = row.sequence.request
             more = row.stop < request.tokens_max - 1
-            if phase is not StepPhase.DECODE or not isinstance(token, Token) or not more:
+            if phase is not StepPhase.DECODE or isinstance(taken, Undrawn) or not more:
                 continue
+            [token] = taken
             if request.grammar is None or token.id not in request.ending_token_ids:
                 row.sequence.output.append(token.id)
                 rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.tables, sample=True)

@@ -23,7 +23,7 @@ from services.decode.handover_client import FollowerPeers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
-from services.engine.interface import Row, SumPart
+from services.engine.interface import Row, SumPart, Taken
 from services.handover.growing import AHEAD
 from services.handover.receiving import Receiving
 from services.handover.sending import Sending
@@ -155,9 +155,9 @@ class _Engine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Token | None]:
+    def step(self, rows: Sequence[Row]) -> list[Taken]:
         self._may_end.acquire()
-        return [Token(7) if row.sample else None for row in rows]
+        return [(Token(7),) if row.sample else () for row in rows]
 
     def sum_pages(self, parts: Sequence[SumPart]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")

@@ -1,0 +1,283 @@
+"""Are the tokens with drafts, whatever they are, those without, in every way of computing?"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from services.engine.compiled import CompiledModel
+from services.engine.drafts import apart
+from services.engine.engine import TorchEngine, load_engine
+from services.engine.graphs import RecordedSteps
+from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Sequence, SumPart, Taken, take
+from services.engine.team import alone
+from services.grammars.fold import Matcher
+from services.rooms.request import Grammar, Request, Sampling, Token
+from tests.engine.conftest import MakeEngine
+from tests.engine.kernels import Directory, load, needs_kernel
+from tests.engine.test_by_row import bloom
+from tests.engine.test_continuation import SAMPLINGS
+from tests.engine.test_equals_reference import random_prompts
+from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
+from tests.engine.tiny import SHAPE, save
+from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
+from tests.support.calling import Calling
+
+LENGTHS: Final = (1, 15, 30, 47)
+TOKENS: Final = 40
+DRAFTS_MAX: Final = 5
+WINDOWED: Final = "three queries a head"
+
+
+def replayed(directory: Path) -> TorchEngine:
+    plain = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
+    steps = RecordedSteps(plain.model, plain.cache, Calling(), 16)
+    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), recorded=steps)
+    engine.warm_up()
+    return engine
+
+
+@pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row", "replayed"])
+def engine(
+    request: pytest.FixtureRequest,
+    tiny_engine: MakeEngine,
+    tiny_dir: Callable[[str], Path],
+    directory: Directory,
+    tmp_path: Path,
+) -> TorchEngine:
+    ways: dict[str, Callable[[], TorchEngine]] = {
+        "calls": lambda: tiny_engine("llama-gqa-untied"),
+        "calls, a window": lambda: load(directory(WINDOWED), dtype=torch.float32, compiled=False),
+        "compiled": lambda: load(directory(WINDOWED), dtype=torch.float32),
+        "row by row": lambda: load_engine(
+            bloom(tmp_path / "bloom"), dtype="float32", device="cpu", kv_cache_memory=2**23, threads=1
+        ),
+        "replayed": lambda: replayed(tiny_dir("llama-gqa-untied")),
+    }
+    return ways[request.param]()
+
+
+class Guesses:
+    """Drafts of which some are what comes, and some are not."""
+
+    def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
+        """`outputs`: by request, what comes."""
+        self.right = self.asked = 0
+        self._outputs = outputs
+        self._vocabulary = vocabulary
+        self._numbers = random.Random(3)
+
+    def __call__(self, tenant: Tenant) -> list[int]:
+        numbers, had = self._numbers, len(tenant.sequence.output)
+        count = numbers.randrange(DRAFTS_MAX + 1)
+        drafts = self._outputs[tenant.sequence.request.request_id][had : had + count]
+        drafts += [numbers.randrange(self._vocabulary) for _ in range(count - len(drafts))]
+        if count and numbers.random() < 0.5:
+            drafts[numbers.randrange(count)] = numbers.randrange(self._vocabulary)
+        return drafts
+
+
+def told_by(
+    worker: ShuffledEngine, tenants: list[Tenant], guess: Callable[[Tenant], list[int]]
+) -> tuple[list[list[Token]], int]:
+    """The tokens of each, and how many steps drew them."""
+    told: dict[int, list[Token]] = {id(tenant): [] for tenant in tenants}
+    steps = 0
+    while not all(tenant.done for tenant in tenants):
+        going = [tenant for tenant in tenants if not tenant.done]
+        for tenant, tokens in zip(going, worker.guess(going, 20, guess), strict=True):
+            told[id(tenant)] += tokens
+        steps += 1
+    return [*told.values()], steps
+
+
+def nothing(_: Tenant) -> list[int]:
+    return []
+
+
+@needs_kernel
+def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEngine) -> None:
+    """Greedy, with penalties that count the output so far, seeded, with log-probabilities, all in the same
+    steps."""
+    prompts = random_prompts(LENGTHS)
+
+    def asked(worker: ShuffledEngine) -> list[Tenant]:
+        return [
+            worker.admit(prompts[place % len(prompts)], TOKENS, sampling)
+            for place, sampling in enumerate(SAMPLINGS.values())
+        ]
+
+    plain, guessing = ShuffledEngine(engine), ShuffledEngine(engine)
+    expected, steps = told_by(plain, asked(plain), nothing)
+    tenants = asked(guessing)
+    outputs = {
+        each.sequence.request.request_id: [token.id for token in tokens]
+        for each, tokens in zip(tenants, expected, strict=True)
+    }
+    found, fewer = told_by(guessing, tenants, Guesses(outputs, engine.vocab_size))
+    assert fewer < 0.8 * steps, "some drafts are taken"
+    for mine, right in zip(found, expected, strict=True):
+        assert [token.id for token in mine] == [token.id for token in right]
+        for one, other in zip(mine, right, strict=True):
+            assert one.logprob == (None if other.logprob is None else pytest.approx(other.logprob, abs=1e-4))
+            assert [each for each, _ in one.top] == [each for each, _ in other.top]
+
+
+@needs_kernel
+@pytest.mark.parametrize("engine", ["calls", "calls, a window", "compiled", "replayed"], indirect=True)
+def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(engine: TorchEngine) -> None:
+    """One token's embedding is NaN: as a draft it is behind what is known, in the same page and in the next
+    one, and is not taken."""
+    (prompt,) = random_prompts((27,))
+    worker = ShuffledEngine(engine)
+    (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
+    unknown = next(each for each in range(engine.vocab_size) if each not in {*prompt, *expected})
+    parts = engine.compiled._model if engine.compiled is not None else engine.model._decoder
+    assert parts is not None
+    embedding = parts.embedding if isinstance(parts, CompiledModel) else parts._embedding
+    kept = embedding[unknown].clone()
+    again = ShuffledEngine(engine)
+    tenant = again.admit(prompt, TOKENS)
+
+    def some_and_unknown(_: Tenant) -> list[int]:
+        had = len(tenant.sequence.output)
+        return [*expected[had : had + had % 3], unknown, unknown]
+
+    with torch.inference_mode():
+        embedding[unknown] = float("nan")
+    try:
+        while not tenant.done:
+            again.guess([tenant], 100, some_and_unknown)
+    finally:
+        with torch.inference_mode():
+            embedding[unknown] = kept
+    assert tenant.sequence.output == expected
+
+
+def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = replayed(tiny_dir("llama-gqa-untied"))
+    (prompt,) = random_prompts((20,))
+    worker = ShuffledEngine(engine)
+    tenant = worker.admit(prompt, TOKENS)
+    worker.step([tenant], 100)
+    monkeypatch.setattr("services.engine.engine.make_plan", None)
+    while not tenant.done:
+        worker.guess([tenant], 100, lambda _: [1, 2, 3])
+
+
+def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> None:
+    """Up to what is known when a step begins, as without drafts; what was not taken is in no sum."""
+    engine = tiny_engine("llama-gqa-untied")
+    (prompt,) = random_prompts((20,))
+    worker = ShuffledEngine(engine)
+    (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
+    tenant = worker.admit(prompt, TOKENS)
+    tenant.sequence.page_sum = summed = PageSum(0)
+    guess = Guesses({tenant.sequence.request.request_id: expected}, engine.vocab_size)
+    while not tenant.done:
+        worker.guess([tenant], 100, guess)
+        anew = PageSum(0)
+        engine.sum_pages([SumPart(anew, (tenant.pages,), summed.stop)])
+        assert summed.here == summed.everywhere == anew.here
+    assert tenant.sequence.output == expected
+    assert summed.stop > len(prompt) + TOKENS - DRAFTS_MAX - 2
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
+    shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
+    return load_engine(save(LlamaConfig(**shape), tmp_path_factory.mktemp("held")), kv_cache_memory=2**22)
+
+
+class Noting:
+    """A matcher, and what it has taken, which is never taken back."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.taken: list[int] = []
+        self._matcher = matcher
+        self.compute_bitmask, self.get_error = matcher.compute_bitmask, matcher.get_error
+        self.is_accepting, self.is_error = matcher.is_accepting, matcher.is_error
+
+    def consume_tokens(self, sampled_tokens: list[int]) -> bool:
+        self.taken += sampled_tokens
+        return self._matcher.consume_tokens(sampled_tokens)
+
+    def reset(self) -> bool:
+        raise AssertionError("the fold begins anew")
+
+    def deep_copy(self) -> Matcher:
+        raise AssertionError("nobody else goes on from here")
+
+
+@pytest.mark.parametrize("grammar", [DIGITS, OBJECT], ids=["regex", "schema"])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
+def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
+    speaking: TorchEngine, grammar: Grammar, sampling: Sampling
+) -> None:
+    """Drafts that it does not allow, and such behind its end, among them; the fold takes each token once."""
+    worker = ShuffledEngine(speaking)
+    (expected,) = worker.run([admitted(worker, grammar, sampling)], 100)
+    for seed in range(5):
+        tenant = admitted(worker, grammar, sampling)
+        fold = tenant.sequence.fold
+        assert fold is not None
+        fold._matcher = matcher = Noting(fold._matcher)
+        guess = Guesses({tenant.sequence.request.request_id: expected}, VOCABULARY)
+        guess._numbers.seed(seed)
+        while not tenant.done:
+            worker.guess([tenant], 100, guess)
+        assert tenant.sequence.output == expected
+        assert matcher.taken[: len(expected) - 1] == expected[:-1]
+
+
+def test_drafts_are_fed_one_a_row_behind_the_row_of_what_is_known() -> None:
+    sequence, other = (Sequence(Request(name, (1, 2, 3), 9), [4, 5]) for name in "ab")
+    rows = [Row(sequence, 3, 5, ([0],), sample=True, drafts=[6, 7]), Row(other, 4, 5, ([1],), sample=True)]
+    assert (rows[0].end, [*rows[0].fed], [*rows[0].wanted]) == (7, [4, 5, 6, 7], [4, 5, 6])
+    laid = apart(rows)
+    assert [(row.start, row.stop, [*row.fed], [*row.wanted]) for row in laid] == [
+        (3, 5, [4, 5], [4]),
+        (5, 6, [6], [5]),
+        (6, 7, [7], [6]),
+        (4, 5, [5], [4]),
+    ]
+    assert [row.pages for row in laid] == [[0], [0], [0], [1]]
+    assert apart(rows[1:]) == rows[1:]
+    assert sequence.output == [4, 5]
+
+
+A, B, C = (Token(each) for each in (1, 2, 3))
+NAN, LOST = NotANumber(), NotHeld()
+
+
+@pytest.mark.parametrize(
+    ("drafts", "drawn", "taken"),
+    [
+        ([], [A], (A,)),
+        ([1], [A, B], (A, B)),
+        ([2], [A], (A,)),
+        ([1, 2], [A, B, C], (A, B, C)),
+        ([1, 3], [A, B], (A, B)),
+        ([1, 2], [NAN], NAN),
+        ([1, 2], [A, NAN], (A,)),
+        ([1, 2], [A, B, LOST], (A, B)),
+        ([1], [LOST], LOST),
+    ],
+    ids=str,
+)
+def test_a_draft_is_taken_exactly_when_it_is_drawn_and_nothing_is_drawn_beyond(
+    drafts: list[int], drawn: list[Drawn], taken: Taken
+) -> None:
+    """An iterator that ends here would raise if it were asked for more."""
+
+    def draws() -> Iterator[Drawn]:
+        yield from drawn
+        raise AssertionError("a draw too many")
+
+    assert take(drafts, draws()) == taken
