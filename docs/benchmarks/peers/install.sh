@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs vLLM's CPU build into a virtual environment of its own.   usage: install.sh DIRECTORY
+# Installs vLLM's CPU build and llama.cpp's into a virtual environment of its own.   usage: install.sh DIRECTORY
 #
 # TORCH_INDEX may name a package index that has PyTorch's CPU builds, such as
 # https://download.pytorch.org/whl/cpu; without it the default index decides.
@@ -29,9 +29,10 @@ print("uvloop")
 print("intel-openmp")
 PYTHON
 pip -r "$VENV/requirements.txt" torch==2.13.0
+pip xllamacpp==2026.10.11549 gguf==0.19.0
 
 # Its command looks for a distribution by the name of vllm.
 SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mkdir -p "$SITE/vllm-0.32.0+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$SITE/vllm-0.32.0+cpu.dist-info/METADATA"
-"$VENV/bin/python" -c 'import nixl, torch, vllm; print("vllm", vllm.__version__, "torch", torch.__version__)'
+"$VENV/bin/python" -c 'import gguf, nixl, torch, vllm, xllamacpp; print("vllm", vllm.__version__, "torch", torch.__version__)'

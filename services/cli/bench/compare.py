@@ -60,7 +60,8 @@ def compare(
         here = str(Path(sys.executable).parent)  # so that `baton` is this one
         environ = {**os.environ, "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath)))}
         if comparison.model:
-            environ["MODEL_DIR"] = str(prepare(resolve(comparison.model), say))
+            source = resolve(comparison.model)
+            environ |= {"MODEL_FILE": str(source.path), "MODEL_DIR": str(prepare(source, say))}
         specs = tuple(filled(each, environ) for each in comparison.systems)
         comparison = comparison.model_copy(update={"systems": specs})
         facts = machine()

@@ -1,6 +1,7 @@
 """Which systems are compared, under which loads, and what is wanted of it? Read from a TOML file.
 
-    model = "demo"                      # prepared once; its directory is $MODEL_DIR in what follows
+    model = "demo"                      # prepared once; what follows has its directory as $MODEL_DIR,
+                                        # and what it was made of, such as a GGUF file, as $MODEL_FILE
 
     [load]                              # or several, each as [[load]]: all are asked in every turn
     prompt_tokens = "512"               # as `baton bench serve` takes them
