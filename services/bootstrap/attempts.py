@@ -244,7 +244,8 @@ class RequestStream:
         pause = self._pause_s(strand, cause)
         left = request.max_tokens - len(request.output)
         margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
-        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin)
+        back = None if REASONS[cause.reason].is_attempt else failed.decode.incarnation
+        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(
