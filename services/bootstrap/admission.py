@@ -399,6 +399,8 @@ class Admission:
         retry = asked.retry
         if asked.prompt and self._registry.has_choice:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
+            if retry is not None and retry.back is not None:
+                self._registry.computed(retry.back, asked.need.blocks)
         now_ms = self._clock.now_ms()
         try:
             avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)

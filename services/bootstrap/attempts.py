@@ -50,8 +50,9 @@ Follow = Callable[[RoomEntry, Request, float], RoomStream]
 
 
 def reusable(request: Request) -> Sequence[int]:
-    """What a worker may have of it already: nothing of a prompt that is scored (`scored-is-computed`)."""
-    return request.prompt if request.prompt_logprobs is None else ()
+    """What a worker may have of it already, of what was drawn, too: nothing of a prompt that is scored
+    (`scored-is-computed`)."""
+    return request.tokens if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)

@@ -7,11 +7,12 @@ carries placement.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
+from services.rooms.affinity import Block
 from services.rooms.due import Due
 from services.rooms.errors import (
     Cause,
@@ -295,6 +296,12 @@ class Registry:
             if worker is None or not worker.takes_back:
                 raise
             return place_back(self._on, need, worker, avoid, self.pairs)
+
+    def computed(self, incarnation: Incarnation, blocks: Sequence[Block]) -> None:
+        """A worker has computed what a request is to go on behind, so it may hold that still."""
+        worker = self._workers.get(incarnation)
+        if worker is not None:
+            self._on[worker.facts.side].sent(worker, blocks)
 
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None

@@ -1,7 +1,7 @@
 """Is a room that decode retracted no failure to anybody, and does its client see a pause and nothing else?"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count as count_up
 from typing import Any
@@ -12,6 +12,7 @@ from services.bootstrap.admission import Retry
 from services.bootstrap.attempts import RequestStream
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
+from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
@@ -293,14 +294,19 @@ class Fleet:
         self.at.admission.wake()
 
     async def goes_on(
-        self, name: str, arrived_ms: int = 0, avoid: int | None = None, back: int | None = None
+        self,
+        name: str,
+        arrived_ms: int = 0,
+        avoid: int | None = None,
+        back: int | None = None,
+        tokens: Sequence[int] = (),
     ) -> "asyncio.Future[Any]":
         """A request that was retracted, and that has no space yet."""
         avoided = frozenset() if avoid is None else frozenset({FLEET[avoid]})
         by = None if back is None else FLEET[back]
         retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200, back=by)
         waiting = self.at.admission.queued()
-        asking = self.at.admission.admit(name, 400, 900, retry, arrived_ms=arrived_ms)
+        asking = self.at.admission.admit(name, 400, 900, retry, tokens, arrived_ms=arrived_ms)
         opened = asyncio.ensure_future(asking)
         await until(lambda: self.at.admission.queued() == waiting + 1)
         return opened
@@ -389,6 +395,41 @@ async def test_a_worker_that_it_avoids_is_not_left_to_it(fleet: Fleet) -> None:
     assert [await fleet.small() for _ in range(3)] == ["decode-0"] * 3
     fleet.says(1, 700)
     assert (await old).decode.name == "decode-1"
+
+
+@pytest.mark.parametrize("back", [0, 1])
+async def test_of_workers_with_the_space_it_goes_to_the_one_that_computed_it(fleet: Fleet, back: int) -> None:
+    old = await fleet.goes_on("old", back=back, tokens=range(400))
+    fleet.says(back, 400)
+    fleet.says(1 - back, 500)
+    for worker in (back, 1 - back):
+        assert not old.done()
+        fleet.at.rooms.hear_load(FLEET[worker], load(650 + 20 * (worker != back), next(fleet.numbers)))
+    fleet.at.admission.wake()
+    assert (await old).decode.name == f"decode-{back}"
+
+
+async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompt ends in the middle of a block."""
+    async with two_pairs() as at:
+        needs: list[Need] = []
+        place = at.registry.place
+
+        def noted(need: Need, *more: Any) -> Any:
+            needs.append(need)
+            return place(need, *more)
+
+        monkeypatch.setattr(at.registry, "place", noted)
+        at.prefill.script = prefills()
+        at.decode.scripts, at.decode.script = [retracted(next_token)], [accepted(D)]
+        prompt = tuple(range(2 * BLOCK_TOKENS - 1))
+        stream = await at.backend.generate(replace(asked(400), prompt=prompt))
+        for _ in range(2):
+            await stream.next()
+        output = at.decode.asked[1].output
+        assert [each.blocks for each in needs] == [blocks(prompt), blocks((*prompt, *output))]
+        assert len(needs[1].blocks) == 2
+        await stream.hang_up(Hangup.CLIENT_GONE)
 
 
 async def test_a_worker_is_left_to_nobody_who_has_given_up(fleet: Fleet) -> None:
