@@ -90,6 +90,25 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             most=1,
         ),
         Panel(
+            "Prompts' tokens, by who computed them",
+            "The share that each side computed; cached ones are not. Decode computes what it has sooner than"
+            " prefill would: short rests, and whatever it has time for while prefill is the queue.",
+            {
+                "{{side}}": f"sum by (side) ({per_second('baton_prompt_tokens_computed_total')})"
+                f" / scalar(sum({per_second('baton_prompt_tokens_computed_total')}))"
+            },
+            unit="percentunit",
+            most=1,
+            stacked=True,
+        ),
+        Panel(
+            "Prompts, by who computed them and why",
+            "A second. Handed over: prefill's own. Sooner: decode had it before prefill would have. No"
+            " prefill: none was ready, and decode computes all.",
+            {"{{side}}: {{why}}": f"sum by (side, why) ({per_second('baton_prompts_computed_total')})"},
+            stacked=True,
+        ),
+        Panel(
             "Requests by where they wait",
             "What piles up in front of prefill waits for prefill; 'for pages' and 'for the batch' are"
             " decode's.",
@@ -206,15 +225,6 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
                 )
             },
             unit="s",
-        ),
-        Panel(
-            "Drafts",
-            "Tokens a second that decode checked before they were drawn (`--speculate`). Those that were"
-            " taken came without a step of their own; many that were not only make steps longer.",
-            {
-                outcome: total("decode", per_second("baton_decode_draft_tokens_total", outcome=outcome))
-                for outcome in ("taken", "missed")
-            },
         ),
     ),
     "Where does the time to the first token go?": (

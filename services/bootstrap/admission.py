@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
@@ -18,11 +18,11 @@ from services.rooms.affinity import blocks
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from services.rooms.pace import LinePace
 from services.rooms.phases import Side
-from services.rooms.placement import Need
+from services.rooms.placement import Need, Pair
 from services.rooms.plurals import counted
 from services.rooms.reasons import REASONS
 from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, Worker
+from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import Event, Moment
 from services.rooms.trace import TraceContext
 from services.rooms.waiting_line import Ahead, Claim, InLine, WaitingLine
@@ -35,9 +35,6 @@ OUTPUT_TOKENS: Final = 256
 """What a tenant pays for one answer, before anybody knows how long it gets, if as many may come: about what
 answers of chats have in published traces. `max_tokens` says nothing of it, since most leave it out."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
-
-
-K = TypeVar("K")
 
 
 class QueueFull(Exception):
@@ -64,8 +61,6 @@ class Retry:
     """The workers that it had could hold what is asked for now."""
     margin: int = 0
     """KV positions that decode is to have free for it beside those that it begins with."""
-    back: Incarnation | None = None
-    """The decode worker that retracted the room: it serves the request to its end even while it drains."""
 
     @property
     def is_attempt(self) -> bool:
@@ -126,9 +121,6 @@ class Admission:
         """Requests that had a room, and wait for a side to have a ready worker again, by class."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
-        self._paused: Counter[Incarnation | None] = Counter()
-        """Requests that had a room and have no other yet, by the decode worker that retracted it, if one
-        did."""
         self._news = asyncio.Event()
         """Set for a moment when a worker may have become ready, or have got space."""
         self._ending: Cause | None = None
@@ -147,11 +139,13 @@ class Admission:
         priority: int = 0,
         tenant: bytes = b"",
         arrived_ms: int | None = None,
+        may_be_local: bool = False,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
         what the room's span is a part of. `tokens`: KV positions that each of the `choices` may come to take
         on decode. `priority`, `tenant`: as of a `Claim`. `arrived_ms`: by the wall clock; None: now.
+        `may_be_local`: as of a `Need`.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
@@ -161,7 +155,7 @@ class Admission:
         QueueFull, at once, where that is to be expected.
         """
         margin = 0 if retry is None else retry.margin
-        need = Need(prompt_tokens, tokens, choices=choices, margin=margin)
+        need = Need(prompt_tokens, tokens, choices=choices, margin=margin, may_be_local=may_be_local)
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
         asked = _Asked(request_id, need, retry, prompt, salt, trace, claim)
@@ -182,24 +176,19 @@ class Admission:
         self._metrics.admitted(priority, loop.time() - asked_s)
         return entry
 
-    def open_on(self, request_id: str, pair: tuple[Worker, Worker], need: Need) -> RoomEntry:
-        """Open a canary's room on exactly this pair."""
+    def open_on(self, request_id: str, pair: Pair, need: Need) -> RoomEntry:
+        """Open a canary's room on exactly this pair, or on this decode worker alone."""
         entry = self._registry.open_room(request_id, pair, need, self._clock.now_ms(), canary=True)
-        where = f"canary on {entry.prefill.name} and {entry.decode.name}"
-        self._timelines.report(entry.id, Moment.OPENED, where)
+        self._timelines.report(entry.id, Moment.OPENED, f"canary {entry.where}")
         return entry
 
     def discard(self, entry: RoomEntry, cause: Cause) -> None:
         """Close a room that no worker was told of."""
         self._registry.end(entry.id, cause, self._clock.now_ms())
         self._timelines.end(entry.id, cause)
-        for side in Side:
+        for side in entry.sides:
             self._registry.side_retired(entry.id, side)
         self.wake()
-
-    def drain(self, incarnation: Incarnation) -> int:
-        """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`)."""
-        return self._registry.drain(incarnation, self._paused[incarnation])
 
     def wake(self) -> None:
         """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
@@ -264,7 +253,6 @@ class Admission:
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
         self.retrying[retry.room] += 1
-        self._paused[retry.back] += 1
         try:
             await asyncio.sleep(retry.pause_s)
             until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -276,8 +264,9 @@ class Admission:
                     if hopeless or self._ending or not await self._worker_news(asked, until_s):
                         raise
         finally:
-            _less(self.retrying, retry.room)
-            _less(self._paused, retry.back)
+            self.retrying[retry.room] -= 1
+            if not self.retrying[retry.room]:
+                del self.retrying[retry.room]
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
@@ -397,14 +386,11 @@ class Admission:
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
-        if asked.prompt and self._registry.has_choice:
+        if asked.prompt and self._registry.asks_what_was_sent:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
-            if retry is not None and retry.back is not None:
-                self._registry.computed(retry.back, asked.need.blocks)
         now_ms = self._clock.now_ms()
         try:
-            avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)
-            pair = self._registry.place(asked.need, avoid, back)
+            pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)
         except NoneReady as error:
             if retry is None and self._registry.expects(error.side, now_ms):
                 raise NoCapacity(f"{error} yet") from error
@@ -418,7 +404,7 @@ class Admission:
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
         self._timelines.begin(entry, asked.trace)
-        where = f"on {entry.prefill.name} and {entry.decode.name}"
+        where = entry.where
         if entry.choices > 1:
             where += f", {counted(entry.choices, 'choice')}"
         if retry is None:
@@ -432,12 +418,6 @@ class Admission:
             else:
                 self._timelines.report(retry.room, Moment.GOES_ON, f"as room {entry.id} {where}")
         return entry
-
-
-def _less(counts: Counter[K], key: K) -> None:
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
 
 
 def _cost(need: Need) -> int:

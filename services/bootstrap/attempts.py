@@ -50,9 +50,8 @@ Follow = Callable[[RoomEntry, Request, float], RoomStream]
 
 
 def reusable(request: Request) -> Sequence[int]:
-    """What a worker may have of it already, of what was drawn, too: nothing of a prompt that is scored
-    (`scored-is-computed`)."""
-    return request.tokens if request.prompt_logprobs is None else ()
+    """What a worker may have of it already: nothing of a prompt that is scored (`scored-is-computed`)."""
+    return request.prompt if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)
@@ -233,7 +232,7 @@ class RequestStream:
                 self._rooms.not_retried(failed.id, had)
             raise failure
         guilt = guilty(cause.reason, strand.room.teller)
-        strand.avoid |= {failed.worker(side).incarnation for side in guilt}
+        strand.avoid |= {failed.worker(side).incarnation for side in guilt.intersection(failed.sides)}
         return cause
 
     async def _open(self, strand: _Strand, cause: Cause) -> None:
@@ -241,12 +240,11 @@ class RequestStream:
         failed, left_s = strand.room.entry, self._left_s()
         request = self._request_of(strand)
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
-        fits = all(need.on(failed.worker(side)) <= failed.worker(side).tokens_max for side in Side)
+        fits = all(need.on(worker) <= worker.tokens_max for worker in failed.workers)
         pause = self._pause_s(strand, cause)
         left = request.max_tokens - len(request.output)
         margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
-        back = None if REASONS[cause.reason].is_attempt else failed.decode.incarnation
-        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
+        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(
@@ -261,6 +259,7 @@ class RequestStream:
                     priority=request.priority,
                     tenant=request.tenant,
                     arrived_ms=request.arrived_ms,
+                    may_be_local=request.prompt_logprobs is None,
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             raise self._without_another(strand, cause, error) from error
@@ -366,6 +365,7 @@ class RoomBackend:
                 priority=request.priority,
                 tenant=request.tenant,
                 arrived_ms=request.arrived_ms,
+                may_be_local=request.prompt_logprobs is None,
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]

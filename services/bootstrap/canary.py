@@ -1,7 +1,8 @@
 """Does a hand-over really pass through a worker that has just joined?
 
 A worker gets rooms only after a small request of our own went through it end to end (`honest-health`). The
-canary also pays the first use of everything: connections, registered memory, kernels.
+canary also pays the first use of everything: connections, registered memory, kernels. A decode worker that
+computes prompts, and that no prefill worker comes for, proves that it serves alone.
 
 It is a request like a client's: made by the same intake, with the model's own defaults
 (`canary-is-a-request`). A model whose defaults no worker takes is refused before the first one joins.
@@ -21,7 +22,7 @@ from services.openai.intake import Defaults, admit, asked_in_completion
 from services.openai.schemas import CompletionRequest
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
-from services.rooms.placement import Need
+from services.rooms.placement import Need, Pair
 from services.rooms.plurals import counted
 from services.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
 from services.rooms.request import Request
@@ -36,6 +37,9 @@ LOOK_S: Final = 0.1
 RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
 REQUEST_ID: Final = "canary"
+ALONE_MS: Final = 10_000
+"""How long a decode worker that computes prompts waits for a hand-over, before it is tried alone: a prefill
+worker that was started with it is there by then, mostly. One that comes later proves itself."""
 OUTPUT_TOKENS: Final = 2
 PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
 """The last token that is drawn takes no KV."""
@@ -52,6 +56,8 @@ class Canary:
         self._tries: Counter[Incarnation | PairId] = Counter()
         """Of the workers that are there, and of the pairs that do not connect: who failed often comes last,
         and keeps nobody from joining."""
+        self._alone: Counter[Incarnation] = Counter()
+        """Of decode workers that were tried alone."""
         self.problem: str | None = None
         """Why the last canary failed; None after one that passed."""
 
@@ -67,9 +73,9 @@ class Canary:
                 log.warning("canary failed", cause=self.problem)
                 await asyncio.sleep(RETRY_S)
 
-    def _pair(self) -> tuple[Worker, Worker] | None:
+    def _pair(self) -> Pair | None:
         """The joining worker tried least, and a partner for it: a ready one if there is one. Or a pair that
-        does not connect, and was tried less often.
+        does not connect, and was tried less often. Or a decode worker alone, in turn with its pairs.
 
         Each without a canary's room: a worker has `CANARY_ROOMS` places for them. The room of a canary that
         failed may outlive it.
@@ -78,6 +84,7 @@ class Canary:
         broken, joining = registry.pairs.broken(), registry.joining()
         if not broken and not joining:
             self._tries.clear()
+            self._alone.clear()
             return None
         workers = [w for w in registry.workers() if w.state in _USABLE]
         kept: list[Incarnation | PairId] = [*broken, *(worker.facts.incarnation for worker in workers)]
@@ -91,6 +98,12 @@ class Canary:
         if apart is not None and (least is None or self._tries[apart] < self._tries_of(least[0])):
             self._tries[apart] += 1
             return registry.worker(apart[0]), registry.worker(apart[1])
+        alone = self._least_alone(free)
+        if alone is not None and (
+            least is None or self._alone[alone.facts.incarnation] < self._tries_of(alone)
+        ):
+            self._alone[alone.facts.incarnation] += 1
+            return None, alone
         if least is None:
             return None
         for worker in least:
@@ -109,6 +122,19 @@ class Canary:
             found, key=lambda pair: (self._tries_of(pair[0]), *self._as_partner(pair[1])), default=None
         )
 
+    def _least_alone(self, free: list[Worker]) -> Worker | None:
+        """The joining decode worker that computes prompts and was tried alone least, once no prefill worker
+        has become ready for a while."""
+        if self._rooms.registry.ready_count(Side.PREFILL):
+            return None
+        since_ms = self._rooms.clock.now_ms() - ALONE_MS
+        waiting = (
+            each
+            for each in free
+            if each.facts.computes and each.state is WorkerState.JOINING and each.joined_ms <= since_ms
+        )
+        return min(waiting, key=lambda each: self._alone[each.facts.incarnation], default=None)
+
     def _tries_of(self, worker: Worker) -> int:
         return self._tries[worker.facts.incarnation]
 
@@ -116,11 +142,12 @@ class Canary:
         """The less the better."""
         return worker.state is not WorkerState.READY, self._tries_of(worker)
 
-    async def _try(self, pair: tuple[Worker, Worker]) -> str | None:
+    async def _try(self, pair: Pair) -> str | None:
         need = Need(PROMPT_TOKENS, CANARY_TOKENS)
         entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
         request = replace(self._request, prompt=_prompt(entry.id))
-        names = " and ".join(worker.facts.name for worker in pair)
+        workers = [worker for worker in pair if worker is not None]
+        names = " and ".join(worker.facts.name for worker in workers)
         stream = self._backend.follow(entry, request)
         drawn, finish = 0, None
         try:
@@ -136,7 +163,9 @@ class Canary:
             await stream.hang_up(Hangup.CLIENT_GONE)
         if drawn != OUTPUT_TOKENS:
             return f"{names}: {counted(drawn, 'token')} came, {OUTPUT_TOKENS} were asked for"
-        for worker in pair:
+        if entry.is_local and len(workers) > 1:
+            return f"{names}: nothing was handed over, decode computed the prompt itself"
+        for worker in workers:
             self._rooms.proven(worker.facts.incarnation)
         return None
 

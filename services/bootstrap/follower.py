@@ -6,6 +6,9 @@ first, which is the prefill side, so it does not wait for the hand-over. Where p
 to be told with it, decode's tokens wait for that. The first cause of a failure is the
 room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
 
+A room is local where decode computes its prompt: prefill says so in the place of a first token, or there was
+no prefill worker for it. Then all of its tokens are decode's.
+
 A room of several choices has a position for each; it is answered when each of them is, or its reader has all
 that it wants of it.
 """
@@ -23,7 +26,7 @@ from services.pages.record import ALTERNATIVES_MAX
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.plurals import counted
-from services.rooms.reasons import LOST
+from services.rooms.reasons import LOST, REASONS
 from services.rooms.registry_records import RoomEntry
 from services.rooms.request import FinishReason, Request, Score, Token
 from services.rooms.timeline import Moment
@@ -78,8 +81,10 @@ class RoomStream:
         """A token was passed on."""
         self._scores: list[Score] = []
         """Of the prompt, as far as prefill has told them."""
-        self._behind: list[_Offer] | None = [] if _first_is_prefills(request) else None
+        self._behind: list[_Offer] | None = None if entry.is_local or not _first_is_prefills(request) else []
         """What decode said, while prefill's first token is waited for; None: it is not, or no more."""
+        self._counted = False
+        """Who computed the prompt, among what the bootstrap counts."""
         self._accepted = False
         """By prefill."""
         self._heard: set[Side] = set()
@@ -96,7 +101,7 @@ class RoomStream:
             return  # it failed before anyone was called
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
         # Prefill computes nothing before it has decode's destination: what decode takes is waited for.
-        for side in (Side.DECODE, Side.PREFILL):
+        for side in reversed(self.entry.sides):
             if not self._over:
                 self._call(side)
 
@@ -157,9 +162,13 @@ class RoomStream:
             return inference_pb2.RunRoomRequest(
                 room=entry.id, incarnation=incarnation, decode=decode, request=request
             )
-        prefill = peer_to_wire(entry.prefill)
+        prefill = None if entry.prefill is None else peer_to_wire(entry.prefill)
         return inference_pb2.StreamRoomRequest(
-            room=entry.id, incarnation=incarnation, prefill=prefill, request=request
+            room=entry.id,
+            incarnation=incarnation,
+            prefill=prefill,
+            request=request,
+            prefill_ms=entry.prefill_ms,
         )
 
     def heard(self, side: Side, reply: Any) -> None:
@@ -180,6 +189,8 @@ class RoomStream:
             case "tokens":
                 told = reply.tokens
                 tokens, finish = tuple(map(token_from_wire, told.tokens)), finish_from_wire(told.finish)
+                if told.cached_tokens:
+                    self.cached_tokens = told.cached_tokens
                 if self._behind is None:
                     self._offer(told.choice, told.first, tokens, finish)
                 else:
@@ -192,10 +203,9 @@ class RoomStream:
                 if len(self._scores) != self._request.scores:
                     wanted = self._request.scores
                     raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
+                self._count(Side.PREFILL)
                 self._offer(0, self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
-                behind, self._behind = self._behind or (), None
-                for offer in behind:
-                    self._offer(*offer)
+                self._offer_behind()
             case "scores":
                 scores = scores_from_wire(reply.scores)
                 left = 0 if self._behind is None else self._request.scores - len(self._scores)
@@ -207,9 +217,22 @@ class RoomStream:
                 if side is Side.PREFILL and not self._accepted:
                     raise Malformed("an outcome before the room was accepted")
 
+    def _goes_on_with_decode(self, side: Side) -> None:
+        """Its sender's part is over, and it never held anything: decode computes the prompt. Raises Malformed
+        where it cannot be so."""
+        if side is Side.DECODE or self._request.scores or self._counted:
+            raise Malformed(f"the outcome {Reason.LOCAL.value} of a room that prefill computes")
+        self._rooms.registry.local(self.entry.id)
+        if self._streaming:
+            self._count(Side.DECODE)
+        self._offer_behind()
+
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
         self._rooms.timelines.report(self.entry.id, OUTCOMES[side], text)
+        if cause is not None and not REASONS[cause.reason].ends_room:
+            self._goes_on_with_decode(side)
+            return
         if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is None:
@@ -241,7 +264,7 @@ class RoomStream:
             self._ended(side)
 
     def _leave_all(self) -> None:
-        for side in Side:
+        for side in self.entry.sides:
             self._leave(side)
 
     def _ended(self, side: Side) -> None:
@@ -254,7 +277,7 @@ class RoomStream:
             return
         if self._timer is not None:
             self._timer.cancel()
-        for side in [each for each in Side if each not in self._holding]:
+        for side in [each for each in self.entry.sides if each not in self._holding]:
             self._rooms.side_retired(self.entry.id, side)
 
     def _could_not_follow(self, error: Exception) -> None:
@@ -269,6 +292,18 @@ class RoomStream:
         if len(behind) >= self._request.choices * self._request.max_tokens:
             raise Malformed("more messages than tokens may come")
         behind.append(offer)
+
+    def _offer_behind(self) -> None:
+        """Prefill's first token is not waited for any more."""
+        behind, self._behind = self._behind or (), None
+        for offer in behind:
+            self._offer(*offer)
+
+    def _count(self, side: Side) -> None:
+        """This side computed the prompt."""
+        if not self._counted:
+            self._counted = True
+            self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
 
     def _whole_behind(self) -> set[int]:
         """Choices of which all is there, and waits for prefill's first token."""
@@ -298,6 +333,8 @@ class RoomStream:
             self._streaming = True
             self._rooms.registry.streaming(self.entry.id)
             self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
+            if self.entry.is_local:
+                self._count(Side.DECODE)
         self._next[choice] = at + len(fresh)
         if finish is not None:
             self._going.discard(choice)

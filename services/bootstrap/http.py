@@ -1,7 +1,8 @@
 """What does the bootstrap answer over HTTP beside the OpenAI API?
 
 GET /health          200 while the process serves
-GET /ready           200 once a canary hand-over has passed through a worker of each side, else 503 and why
+GET /ready           200 once a canary hand-over has passed through a worker of each side, or a canary through
+                     a decode worker that serves alone, else 503 and why
 
 The platform asks these two without a key; it is told whether, and whoever is known, with whom. The others may
 be on a port of their own.
@@ -24,7 +25,7 @@ from services.ids import RoomId
 from services.rooms.errors import UnknownRoom
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, WorkerState
+from services.rooms.registry_records import RoomEntry
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
@@ -58,6 +59,7 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
         body = {
             "status": "unavailable" if problems else "ok",
             "problems": problems,
+            "slower": _slower(registry),
             "canary": canary_problem(),
             "workers": workers,
         }
@@ -106,13 +108,19 @@ def _id(text: str) -> RoomId:
 
 
 def _missing(registry: Registry) -> list[str]:
-    """Sides on which no worker is ready; or the pairs that are, if none of them connects."""
-    ready = {worker.facts.side for worker in registry.workers() if worker.state is WorkerState.READY}
-    missing = [f"no {side.value} worker is ready" for side in Side if side not in ready]
-    return missing + [
+    """Sides on which no worker is ready, and that are needed; or the pairs that are, if none of them
+    connects."""
+    return [f"no {side.value} worker is ready" for side in registry.missing()] + [
         f"{prefill.facts.name} and {decode.facts.name} do not connect, and no other pair is ready"
         for prefill, decode in registry.unreachable()
     ]
+
+
+def _slower(registry: Registry) -> list[str]:
+    """Why requests are served more slowly than they could be."""
+    if registry.ready_count(Side.PREFILL) or not registry.serves_alone:
+        return []
+    return ["no prefill worker is ready: decode workers compute the prompts themselves"]
 
 
 def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
@@ -122,8 +130,9 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
         "request_id": entry.request_id,
         "trace_id": entry.trace_id or None,
         "phase": entry.phase.value,
-        "prefill": entry.prefill.name,
+        "prefill": entry.names.get(Side.PREFILL),
         "decode": entry.decode.name,
+        "local": entry.is_local,
         "canary": entry.canary,
         "choices": entry.choices,
         "retry_of": None if entry.retry_of is None else str(entry.retry_of),

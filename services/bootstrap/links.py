@@ -248,7 +248,7 @@ class WorkerStream:
             if reply.HasField("outcome"):
                 del self._hearers[room]
             self._tell(room, hearer.heard, reply)
-        if self._facts.side is Side.DECODE and message.HasField("load"):
+        if message.HasField("load"):
             self._loaded(load_from_wire(message.load))
 
     def _tell(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:

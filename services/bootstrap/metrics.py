@@ -51,6 +51,17 @@ class ClassBand(Enum):
         return cls.ABOVE if priority < 0 else cls.BELOW
 
 
+class Computed(Enum):
+    """Why the side that computed a room's prompt did."""
+
+    PREFILL = "handed_over"
+    """It is what prefill is for."""
+    SOONER = "sooner"
+    """Decode had it sooner than prefill would have."""
+    ALONE = "no_prefill"
+    """There was no prefill worker for it."""
+
+
 class Loss(Enum):
     """How a worker was lost."""
 
@@ -62,6 +73,12 @@ class Loss(Enum):
     """Its lease ran out."""
     STALLED = "stalled"
     """It lives, and its turns did not go on."""
+
+
+COMPUTED_BY: Final = {
+    Side.PREFILL: (Computed.PREFILL,),
+    Side.DECODE: (Computed.SOONER, Computed.ALONE),
+}
 
 
 class BootstrapMetrics:
@@ -141,6 +158,32 @@ class BootstrapMetrics:
             registry=registry,
         )
 
+        self._prompts = Counter(
+            "baton_prompts_computed_total",
+            "Rooms of clients' requests whose prompt was computed, by the side that did, and why: it is what"
+            " prefill is for (handed_over), decode had it sooner, or no prefill worker was ready.",
+            ["side", "why"],
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "baton_prompt_tokens_computed_total",
+            "Tokens of clients' prompts that were not cached where they were computed, by the side that did.",
+            ["side"],
+            registry=registry,
+        )
+        for side in Side:
+            self._prompt_tokens.labels(side.value)
+            for computed in COMPUTED_BY[side]:
+                self._prompts.labels(side.value, computed.value)
+
+    def prompt_computed(self, side: Side, tokens: int, *, there_was_prefill: bool) -> None:
+        """By that side, of a client's room."""
+        why = Computed.SOONER if there_was_prefill else Computed.ALONE
+        if side is Side.PREFILL:
+            why = Computed.PREFILL
+        self._prompts.labels(side.value, why.value).inc()
+        self._prompt_tokens.labels(side.value).inc(tokens)
+
     def room_ended_early(self, cause: Cause, *, canary: bool) -> None:
         if not REASONS[cause.reason].is_attempt and not canary:
             self._retracted.inc()
@@ -197,6 +240,11 @@ class RegistryCollector(Collector):
             for state in WorkerState:
                 workers.add_metric([side.value, state.value], states[side, state])
         yield workers
+        yield GaugeMetricFamily(
+            "baton_alone_workers",
+            "Ready decode workers that compute prompts themselves where no prefill worker is ready.",
+            value=self._registry.alone_count,
+        )
         places = GaugeMetricFamily(
             "baton_worker_places",
             "Rooms that ready workers may hold, by what is there.",

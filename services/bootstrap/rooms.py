@@ -95,7 +95,7 @@ class Rooms:
             self.lose(incarnation, str(error), proof=None, how=Loss.STALLED)
             raise
         if load is not None:
-            self.registry.hear_load(incarnation, load)
+            self.registry.hear_load(incarnation, load, self.clock.now_ms())
         self.notebook.heard(incarnation, census, self.clock.now_ms())
         self._metrics.lease_renewed()
         self.admission.wake()
@@ -103,7 +103,8 @@ class Rooms:
     def hear_load(self, incarnation: Incarnation, load: WorkerLoad) -> None:
         """A worker says what it holds. Where that is less than was thought, those who wait are served SOON_S
         later: whoever's room ended with this very word waits by then, before those that came after it."""
-        if self.registry.hear_load(incarnation, load) and self._waking is None:
+        more = self.registry.hear_load(incarnation, load, self.clock.now_ms())
+        if more and self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(SOON_S, self._wake)
 
     def _wake(self) -> None:
@@ -187,7 +188,7 @@ class Rooms:
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
         """Call `on_end` when the room is failed from outside its own streams: at once if it was, between its
         opening and this. Both workers are about to be asked for it."""
-        self.registry.taken(room, Side)
+        self.registry.taken(room, self.registry.get(room).sides)
         cause = self.registry.get(room).cause
         if cause is None:
             self._on_end[room] = on_end
@@ -243,6 +244,11 @@ class Rooms:
         with suppress(UnknownRoom):
             self.registry.index.failed(self.registry.get(room))
 
+    def computed(self, entry: RoomEntry, side: Side, tokens: int) -> None:
+        """That side computed so many tokens of the room's prompt."""
+        if not entry.canary:
+            self._metrics.prompt_computed(side, tokens, there_was_prefill=entry.prefill is not None)
+
     def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
         """A request whose room was retracted at `since_ms` has its next token, or its end."""
         self._metrics.resumed((self.clock.now_ms() - since_ms) / 1000, recomputed_tokens)
@@ -256,10 +262,11 @@ class Rooms:
         self.admission.wake()
 
     def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
-        if not all(self.registry.holds_lease(incarnation) for incarnation in entry.pair):
+        """A room that nothing was handed over in says nothing of its workers' way to each other."""
+        if entry.pair is None or not all(map(self.registry.holds_lease, entry.pair)):
             return
         if self.registry.pairs.ended(entry.pair, cause, canary=entry.canary):
-            names = {"prefill": entry.prefill.name, "decode": entry.decode.name}
+            names = {side.value: name for side, name in entry.names.items()}
             if cause is None:
                 log.info("a pair of workers connects again", **names)
                 self.admission.wake()
@@ -296,8 +303,8 @@ class Rooms:
         for entry in self.registry.overdue(now_ms):
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
             self.timelines.report(entry.id, Moment.FILED, f"not reported retired by {sides}")
-            for side in Side:
-                self.links.forget(entry.worker(side).incarnation, entry.id)
+            for facts in entry.workers:
+                self.links.forget(facts.incarnation, entry.id)
             self.registry.abandon(entry.id)
             self.timelines.wake(entry.id)
         self.admission.wake()
@@ -320,7 +327,7 @@ class Rooms:
 def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
     """Its streams may have broken off, and ended the room, before the worker was known to be gone."""
     broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
-    return broke_off or entry.phase is not RoomPhase.CLOSING
+    return broke_off or (entry.phase is not RoomPhase.CLOSING and entry.needs(worker.facts.incarnation))
 
 
 def _why_unended(entry: RoomEntry) -> str:

@@ -14,6 +14,7 @@ from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
+from services.rooms.reasons import REASONS
 from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.request import CHOICES_MAX
 from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
@@ -86,7 +87,8 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             worker = self._rooms.registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
-            return workers_pb2.DrainReply(rooms=self._rooms.admission.drain(worker.facts.incarnation))
+            self._rooms.registry.drain(worker.facts.incarnation)
+            return workers_pb2.DrainReply(rooms=len(worker.rooms))
 
     async def Leave(
         self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext
@@ -131,14 +133,19 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             try:
                 request_id = request_id_from_wire(request.request_id)
                 entry = await self._rooms.admission.admit(
-                    request_id, request.prompt_tokens, request.tokens, choices=max(request.choices, 1)
+                    request_id,
+                    request.prompt_tokens,
+                    request.tokens,
+                    choices=max(request.choices, 1),
+                    may_be_local=request.may_be_local,
                 )
             except (QueueFull, TimeoutError) as error:
                 raise NoCapacity(str(error) or "no pair of workers had space in time") from error
         return rooms_pb2.OpenRoomReply(
             room=entry.id,
-            prefill=peer_to_wire(entry.prefill),
+            prefill=None if entry.prefill is None else peer_to_wire(entry.prefill),
             decode=peer_to_wire(entry.decode),
+            prefill_ms=entry.prefill_ms,
             key=self._rooms.credentials.key_of(entry.id),
         )
 
@@ -253,6 +260,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                 cause = outcome_from_wire(report.outcome)
                 if cause is None:
                     self._rooms.answered(room)
+                elif not REASONS[cause.reason].ends_room:
+                    self._rooms.registry.local(room)
                 else:
                     self._rooms.fail(room, cause)
             if report.retired:
@@ -262,5 +271,4 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
 
 def _sides_of(entry: RoomEntry, worker: Incarnation) -> tuple[Side, ...]:
     """What a worker is in a room."""
-    prefill, decode = entry.prefill.incarnation == worker, entry.decode.incarnation == worker
-    return (Side.PREFILL,) * prefill + (Side.DECODE,) * decode
+    return tuple(side for side in entry.sides if entry.worker(side).incarnation == worker)

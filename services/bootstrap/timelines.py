@@ -65,5 +65,5 @@ class Timelines:
 
 def _attributes(entry: RoomEntry) -> dict[str, Attribute]:
     """Of a room's span."""
-    workers: dict[str, Attribute] = {"baton.prefill": entry.prefill.name, "baton.decode": entry.decode.name}
+    workers: dict[str, Attribute] = {f"baton.{side.value}": name for side, name in entry.names.items()}
     return workers if entry.retry_of is None else workers | {"baton.retry_of": str(entry.retry_of)}

@@ -24,6 +24,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Who is there?": (
         "baton_build_info",
         "baton_workers",
+        "baton_alone_workers",
         "process_start_time_seconds",
         "process_cpu_seconds_total",
         "process_resident_memory_bytes",
@@ -48,6 +49,8 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_worker_kv_tokens",
         "baton_rooms_retracted_total",
         "baton_retraction_recomputed_tokens_total",
+        "baton_prompts_computed_total",
+        "baton_prompt_tokens_computed_total",
         "baton_prefill_bootstrap_queue_requests",
         "baton_prefill_waiting_queue_requests",
         "baton_prefill_inflight_queue_requests",
@@ -60,7 +63,6 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_prefill_tokens_total",
         "baton_prefill_scored_tokens_total",
         "baton_decode_tokens_total",
-        "baton_decode_draft_tokens_total",
         "baton_decode_pages_grown_total",
         "baton_decode_rooms_retracted_total",
         "baton_decode_retracted_tokens_total",
@@ -114,7 +116,7 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
     | {"turns", "canaries", "renewals", "failures", "retries", "revocations", "news", "lines", "fds"}
-    | {"connections", "calls"}
+    | {"connections", "calls", "prompts"}
 )
 
 

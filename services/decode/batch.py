@@ -21,11 +21,6 @@ class ChoiceStep(NamedTuple):
     choice: Choice
 
     @property
-    def positions(self) -> int:
-        """That its row computes, drafts aside."""
-        return self.choice.sequence.length - self.choice.computed
-
-    @property
     def has_pages(self) -> bool:
         """For all that its row computes."""
         return self.choice.sequence.length <= self.room.covered[self.choice.place]
@@ -51,7 +46,7 @@ def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep
     begins = False
     for each in running:
         if each.choice.forks:
-            tokens += each.positions
+            tokens += each.choice.sequence.length - each.choice.computed
             if begins and tokens > max_running:
                 continue
             begins = True

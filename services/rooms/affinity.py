@@ -58,6 +58,13 @@ class Sent:
         forgotten = [self._blocks.popitem(last=False)[0] for _ in range(len(self) - self._limit)]
         return new, forgotten
 
+    def drop(self, blocks: Sequence[Block]) -> list[Block]:
+        """Those of them that are remembered, which are forgotten."""
+        known = [block for block in blocks if block in self._blocks]
+        for block in known:
+            del self._blocks[block]
+        return known
+
     def tokens(self, prompt: Sequence[Block]) -> int:
         """How many leading tokens of a prompt are among it."""
         known = 0

@@ -42,11 +42,59 @@ class WorkerLoad:
     """The highest id among its rooms; 0 without any. Ids ascend in the order in which they are issued."""
     number: int = 0
     """Higher than that of any which the same process said before."""
+    tokens_waiting: int = 0
+    """Of a prefill worker: tokens that it has yet to compute of its rooms."""
+    tokens_per_s: int = 0
+    """Of a prefill worker: that it computed of late in a second of computing; 0: it has not."""
+
+
+@dataclass(slots=True)
+class PlacedSince:
+    """Rooms that a worker had not entered when it said something of itself last, each with what it is counted
+    by. Each is looked at twice at most, however many words come."""
+
+    tokens: int = 0
+    """What all these are counted by."""
+    _since: dict[RoomId, int] = field(default_factory=dict)
+    """In the order of their ids."""
+    _late: dict[RoomId, int] = field(default_factory=dict)
+    """Those whose opener may not have brought them, although later ones were entered."""
+
+    def __len__(self) -> int:
+        return len(self._since) + len(self._late)
+
+    def place(self, room: RoomId, tokens: int) -> None:
+        """The worker is about to get a room that was issued now."""
+        self._since[room] = tokens
+        self.tokens += tokens
+
+    def brought(self, room: RoomId) -> int:
+        """The room's opener brought it. What is counted less by that: later ones had been entered."""
+        return self._count_out(self._late, room)
+
+    def gone(self, room: RoomId) -> int:
+        """The worker holds nothing of the room. What is counted less by that: what it leaves is its own to
+        say, if it had entered the room."""
+        return self._count_out(self._since, room) + self._count_out(self._late, room)
+
+    def entered(self, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> None:
+        """The worker says that it has this room, and so all before it that were brought."""
+        for room in list(takewhile(lambda room: room <= entered, self._since)):
+            tokens = self._since.pop(room)
+            if is_brought(room):
+                self.tokens -= tokens
+            else:
+                self._late[room] = tokens
+
+    def _count_out(self, rooms: dict[RoomId, int], room: RoomId) -> int:
+        tokens = rooms.pop(room, 0)
+        self.tokens -= tokens
+        return tokens
 
 
 @dataclass(slots=True)
 class WorkerUsage:
-    """Of one worker. Each room on it is looked at twice at most, however many words come."""
+    """Of one worker."""
 
     tokens_max: int
     """KV positions that its whole cache holds."""
@@ -56,12 +104,8 @@ class WorkerUsage:
     """What it said last."""
     _free: int = field(init=False)
     """KV positions that could be granted beyond what is asked for, by that; negative where more is asked."""
-    _since: dict[RoomId, int] = field(default_factory=dict)
-    """Rooms that it had not entered by then, in the order of their ids, each with what it begins with."""
-    _late: dict[RoomId, int] = field(default_factory=dict)
-    """Those whose opener may not have brought them, although later ones were entered."""
-    _placed: int = 0
-    """KV positions that all these begin with."""
+    since: PlacedSince = field(default_factory=PlacedSince)
+    """Rooms, by the KV positions that they begin with."""
 
     def __post_init__(self) -> None:
         self._free = self.tokens_max
@@ -73,7 +117,7 @@ class WorkerUsage:
     @property
     def left(self) -> int:
         """KV positions that another room could begin with; negative where those that wait ask for more."""
-        return self._free - self._placed
+        return self._free - self.since.tokens
 
     @property
     def tokens(self) -> int:
@@ -81,17 +125,13 @@ class WorkerUsage:
         return self.tokens_max - self.left
 
     @property
-    def placed(self) -> int:
-        """Rooms that were placed since."""
-        return len(self._since) + len(self._late)
-
-    @property
     def waiting(self) -> int:
         """Rooms that it may be unable to begin: those of which it said so, and all that were placed since."""
         load = self.load
         if load is None:
-            return self.placed
-        return load.waiting + max(load.running - load.running_max, 0) * bool(load.running_max) + self.placed
+            return len(self.since)
+        beyond = max(load.running - load.running_max, 0) * bool(load.running_max)
+        return load.waiting + beyond + len(self.since)
 
     @property
     def may_wait(self) -> bool:
@@ -106,25 +146,11 @@ class WorkerUsage:
         load = self.load
         if load is None or not load.running_max:
             return True
-        return load.running + load.waiting + self.placed < load.running_max
+        return load.running + load.waiting + len(self.since) < load.running_max
 
     def begins(self, tokens: int) -> bool:
         """A room that begins with so many KV positions could begin now."""
         return self.left >= tokens and self.has_row
-
-    def place(self, room: RoomId, tokens: int) -> None:
-        """It is about to get a room that was issued now."""
-        self._since[room] = tokens
-        self._placed += tokens
-
-    def brought(self, room: RoomId) -> bool:
-        """The room's opener brought it. Whether less is used by that: later ones had been entered."""
-        return self._count_out(self._late, room)
-
-    def gone(self, room: RoomId) -> None:
-        """It holds nothing of the room. What that leaves is its own to say, if it had entered the room."""
-        self._count_out(self._since, room)
-        self._count_out(self._late, room)
 
     def hear(self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> bool:
         """What it says. Whether there is more space than was thought. One that is older than what it said
@@ -135,16 +161,6 @@ class WorkerUsage:
         before = self.left, self.may_wait, self.has_row
         pages = zip(load.free, load.asked, self.page_tokens, strict=True)
         self.load, self._free = load, min((free - asked) * size for free, asked, size in pages)
-        for room in list(takewhile(lambda room: room <= entered, self._since)):
-            tokens = self._since.pop(room)
-            if is_brought(room):
-                self._placed -= tokens
-            else:
-                self._late[room] = tokens
+        self.since.entered(entered, is_brought)
         now = self.left, self.may_wait, self.has_row
         return any(more > less for more, less in zip(now, before, strict=True))
-
-    def _count_out(self, rooms: dict[RoomId, int], room: RoomId) -> bool:
-        tokens = rooms.pop(room, None)
-        self._placed -= tokens or 0
-        return tokens is not None

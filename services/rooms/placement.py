@@ -1,4 +1,4 @@
-"""Which pair of workers gets a request?
+"""Which pair of workers gets a request, or which decode worker alone?
 
 On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
 `services.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
@@ -31,7 +31,8 @@ from services.rooms.side_workers import Ranking, SideWorkers
 LOOKS_MAX: Final = 32
 """Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""
 
-Pair: TypeAlias = tuple[Worker, Worker]
+Pair: TypeAlias = tuple[Worker | None, Worker]
+"""A prefill and a decode worker, or that alone, which computes the prompt itself."""
 Fullness: TypeAlias = tuple[bool, float, int, str]
 """Whether it would wait there, the share used by then, what the request adds to it, and the worker's name."""
 
@@ -51,6 +52,8 @@ class Need:
     margin: int = 0
     """KV positions that decode is to have free beside those that the room begins with: one that was retracted
     asks for them, so that it is not retracted again at once."""
+    may_be_local: bool = False
+    """Where there is no prefill worker for it, a decode worker that computes prompts gets it alone."""
 
     def on(self, worker: WorkerFacts) -> int:
         """KV positions that it may come to take of this worker."""
@@ -96,31 +99,21 @@ def place(
     `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
     worker that fails everything at once always has a free place. `pairs`: broken ones get it only if there is
     no other that could hold it.
+
+    Where no prefill worker is ready, or no pair connects, a decode worker that computes prompts gets it
+    alone, if it may be local.
     """
-    prefill, decode = (_Choice(workers[side], side, need) for side in Side)
+    prefill, decode = _choices(workers, need)
+    if prefill is None:
+        return None, decode.without(avoid).best()
     wanted = prefill.without(avoid), decode.without(avoid)
     if pairs is not None and pairs.broken_count():
         for one, other in (wanted, (prefill, decode)):
             if _has_whole(one, other, pairs):
                 return _best_pair(one, other, pairs)
+        if (alone := _alone(workers, need)) is not None:
+            return None, alone.without(avoid).best()
     return wanted[0].best(), wanted[1].best()
-
-
-def place_back(
-    workers: Mapping[Side, SideWorkers],
-    need: Need,
-    decode: Worker,
-    avoid: Collection[Incarnation] = (),
-    pairs: Pairs | None = None,
-) -> Pair:
-    """On a decode worker that drains, which retracted the request's room, and a prefill worker that reaches
-    it, if there is one. Raises NoSuchWorker and NoCapacity."""
-    prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need).without(avoid)
-    if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode.facts)):
-        raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
-    others = (each for _, each in prefill.in_order())
-    reaching = (each for each in others if pairs is None or not pairs.is_broken(_id(each, decode)))
-    return next(reaching, None) or prefill.best(), decode
 
 
 def to_reserve(
@@ -138,16 +131,38 @@ def to_reserve(
     when those on it are over. Else, of LOOKS_MAX, one that connects, with the most left.
     """
     try:
-        prefill, decode = (_Choice(workers[side], side, need).without(avoid) for side in Side)
+        prefill, decode = _choices(workers, need)
     except NoSuchWorker:
         return None
-    senders = tuple(islice(prefill.ready(), LOOKS_MAX))
+    senders = () if prefill is None else tuple(islice(prefill.without(avoid).ready(), LOOKS_MAX))
 
     def fitness(worker: Worker) -> tuple[bool, bool, int]:
         connects = any(not pairs.is_broken(_id(one, worker)) for one in senders)
         return connects, worker is before, worker.usage.left
 
-    return max(decode.reservable(before), key=fitness, default=None)
+    return max(decode.without(avoid).reservable(before), key=fitness, default=None)
+
+
+def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice | None, _Choice]":
+    """Of each side those that could hold it; of decode alone, where no prefill worker is ready and it may be
+    local. Raises NoSuchWorker."""
+    try:
+        prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need)
+    except NoneReady:
+        if (alone := _alone(workers, need)) is None:
+            raise
+        return None, alone
+    return prefill, _Choice(workers[Side.DECODE], Side.DECODE, need)
+
+
+def _alone(workers: Mapping[Side, SideWorkers], need: Need) -> "_Choice | None":
+    """The decode workers that could compute and hold it, if it may be local and there are any."""
+    if not need.may_be_local:
+        return None
+    try:
+        return _Choice(workers[Side.DECODE], Side.DECODE, need, alone=True)
+    except NoSuchWorker:
+        return None
 
 
 def beyond(worker: Worker, need: Need) -> int:
@@ -160,8 +175,9 @@ class _Choice:
     """The workers of a side that could hold a request, at least one: those that are ready, or, where none is,
     those that may be again at once."""
 
-    def __init__(self, workers: SideWorkers, side: Side, need: Need) -> None:
-        """Raises NoSuchWorker."""
+    def __init__(self, workers: SideWorkers, side: Side, need: Need, *, alone: bool = False) -> None:
+        """`alone`: of those that compute prompts. Raises NoSuchWorker."""
+        self._alone = alone
         self._workers = workers
         self._side = side
         self._need = need
@@ -269,7 +285,8 @@ class _Choice:
 
     def _can_be(self, worker: Worker) -> bool:
         facts = worker.facts
-        return facts.tokens_max >= self._need.on(facts) and facts.incarnation not in self._avoid
+        fits = facts.tokens_max >= self._need.on(facts) and facts.incarnation not in self._avoid
+        return fits and (facts.computes or not self._alone)
 
     def _able(self, by_size: Ranking) -> Iterator[Worker]:
         """Those that can hold it, of workers of which the largest comes first."""
@@ -295,9 +312,9 @@ def _has_whole(prefill: _Choice, decode: _Choice, pairs: Pairs) -> bool:
     return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 
-def _best_pair(prefill: _Choice, decode: _Choice, pairs: Pairs) -> Pair:
+def _best_pair(prefill: _Choice, decode: _Choice, pairs: Pairs) -> tuple[Worker, Worker]:
     """Of pairs with free places that connect, the one whose fuller worker is the least full by then."""
-    best: tuple[list[Fullness], Pair] | None = None
+    best: tuple[list[Fullness], tuple[Worker, Worker]] | None = None
     for full, one in prefill.in_order():
         if best is not None and full > best[0][0]:
             break  # nor is any of the next ones less full

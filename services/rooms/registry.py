@@ -7,19 +7,16 @@ carries placement.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
-from services.rooms.affinity import Block
 from services.rooms.due import Due
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
     NameInUse,
-    NoCapacity,
-    NoSuchWorker,
     TurnStalled,
     UnknownRoom,
     UnknownWorker,
@@ -28,7 +25,7 @@ from services.rooms.errors import (
 from services.rooms.load import WorkerLoad
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
-from services.rooms.placement import Need, beyond, place, place_back, to_reserve
+from services.rooms.placement import Need, Pair, beyond, place, to_reserve
 from services.rooms.registry_records import (
     RoomEntry,
     RoomPhase,
@@ -180,16 +177,23 @@ class Registry:
             worker.state = WorkerState.READY if worker.proven else WorkerState.JOINING
             self._changed(worker)
 
-    def hear_load(self, incarnation: Incarnation, load: WorkerLoad) -> bool:
+    def hear_load(self, incarnation: Incarnation, load: WorkerLoad, now_ms: int) -> bool:
         """What a worker says of its load. Whether there is more space on it than was thought: somebody who
-        waits may fit. One of other groups than it registered says nothing."""
+        waits may fit. A decode worker's of other groups than it registered says nothing."""
         worker = self._workers.get(incarnation)
-        if worker is None or not worker.usage.fits(load):
+        if worker is None:
             return False
         # A higher one than any that was issued is of a bootstrap that was here before.
         entered = load.entered if load.entered < self._next_room else RoomId(0)
-        side = worker.facts.side
-        more = worker.usage.hear(load, entered, lambda room: side not in self._open[room].untaken)
+        side, more = worker.facts.side, False
+
+        def is_brought(room: RoomId) -> bool:
+            return side not in self._open[room].untaken
+
+        if side is Side.PREFILL:
+            worker.queue.hear(load, entered, is_brought, now_ms)
+        elif worker.usage.fits(load):
+            more = worker.usage.hear(load, entered, is_brought)
         self._on[side].loaded(worker)
         return more
 
@@ -212,15 +216,10 @@ class Registry:
             worker.state = WorkerState.SUSPECT
             self._changed(worker)
 
-    def drain(self, incarnation: Incarnation, paused: int = 0) -> int:
-        """It gets no new rooms. Returns how many it is to wait for: its open ones, and `paused` requests
-        whose rooms it retracted, which may have to go on there. Once there are none, none comes."""
+    def drain(self, incarnation: Incarnation) -> None:
         worker = self.worker(incarnation)
         worker.state = WorkerState.DRAINING
-        awaited = len(worker.rooms) + paused
-        worker.dismissed = not awaited
         self._changed(worker)
-        return awaited
 
     def joining(self) -> list[Worker]:
         """Those that no canary has passed through yet."""
@@ -235,8 +234,9 @@ class Registry:
 
     def leave(self, incarnation: Incarnation, proof: str | None, now_ms: int) -> list[RoomEntry]:
         """Remove a worker. `proof`: how its process is known to be gone, or None for a mere silence, which
-        ends its rooms but proves nothing. Returns its open rooms: the caller ends them. A process that is
-        gone holds nothing, so no report of its rooms is waited for."""
+        ends its rooms but proves nothing. Returns its open rooms: the caller ends them. Local ones
+        go on without their prefill worker. A process that is gone holds nothing, so no report of its rooms is
+        waited for."""
         worker = self._workers.pop(incarnation, None)
         self.pairs.forget(incarnation)
         if worker is not None and worker.proven and proof != GOODBYE:
@@ -249,7 +249,9 @@ class Registry:
             self._depart(incarnation, proof)
         elif worker is not None:
             _remember(self._silent, incarnation, worker.facts, DEPARTED_MAX)
-        return [entry for entry in entries if entry.phase is not RoomPhase.RETIRED]
+        return [
+            entry for entry in entries if entry.phase is not RoomPhase.RETIRED and entry.needs(incarnation)
+        ]
 
     def exited(self, name: str, pid: int) -> list[Incarnation]:
         """Whoever started process `pid` as worker `name` saw it exit. Returns the incarnations that were
@@ -283,25 +285,10 @@ class Registry:
 
     # ---- rooms
 
-    def place(
-        self, need: Need, avoid: Collection[Incarnation] = (), back: Incarnation | None = None
-    ) -> tuple[Worker, Worker]:
-        """The best pair (`services.rooms.placement`). `back`: the decode worker that retracted the request's
-        room. Where no other has space, it gets the request even while it drains. Raises NoSuchWorker and
+    def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> Pair:
+        """The best pair, or decode worker alone (`services.rooms.placement`). Raises NoSuchWorker and
         NoCapacity."""
-        try:
-            return place(self._on, need, avoid, self.pairs)
-        except (NoCapacity, NoSuchWorker):
-            worker = None if back is None else self._workers.get(back)
-            if worker is None or not worker.takes_back:
-                raise
-            return place_back(self._on, need, worker, avoid, self.pairs)
-
-    def computed(self, incarnation: Incarnation, blocks: Sequence[Block]) -> None:
-        """A worker has computed what a request is to go on behind, so it may hold that still."""
-        worker = self._workers.get(incarnation)
-        if worker is not None:
-            self._on[worker.facts.side].sent(worker, blocks)
+        return place(self._on, need, avoid, self.pairs)
 
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None
@@ -321,25 +308,47 @@ class Registry:
             self._reserve(self._reserved.pop(), reserved=False)
 
     def unreachable(self) -> list[tuple[Worker, Worker]]:
-        """The pairs of ready workers, if none of them reaches its other."""
+        """The pairs of ready workers, if none of them reaches its other, and no decode worker of them serves
+        alone."""
         prefill, decode = (self._on[side].ready for side in Side)
         if self.pairs.broken_count() < len(prefill) * len(decode):
+            return []
+        if self.serves_alone:
             return []
         ready = list(product(prefill, decode))
         broken = self.pairs.is_broken
         reached = any(not broken((one.facts.incarnation, other.facts.incarnation)) for one, other in ready)
         return [] if reached else ready
 
+    def missing(self) -> list[Side]:
+        """Sides without a ready worker, for want of which nobody gets a room."""
+        empty = [side for side in Side if not self.ready_count(side)]
+        return [] if empty == [Side.PREFILL] and self.serves_alone else empty
+
+    def ready_count(self, side: Side) -> int:
+        return len(self._on[side].ready)
+
     @property
-    def has_choice(self) -> bool:
-        """Some side has more than one worker."""
-        return any(len(side.known) > 1 for side in self._on.values())
+    def serves_alone(self) -> bool:
+        """A decode worker that computes prompts is ready."""
+        return self.alone_count > 0
+
+    @property
+    def alone_count(self) -> int:
+        """Ready decode workers that compute prompts."""
+        return sum(worker.facts.computes for worker in self._on[Side.DECODE].ready)
+
+    @property
+    def asks_what_was_sent(self) -> bool:
+        """Which workers were sent a prompt's beginning matters: some side has more than one, or decode is
+        told when prefill will have computed it."""
+        computes = any(worker.facts.computes for worker in islice(self._on[Side.DECODE].known, 1))
+        return computes or any(len(side.known) > 1 for side in self._on.values())
 
     @property
     def all_full(self) -> bool:
-        """Every request of a client would have to wait: both sides have workers, and one has no space."""
-        sides = self._on.values()
-        return all(len(side.serving) for side in sides) and not all(side.has_space for side in sides)
+        """No request of any client would get a room: a side has no space for any."""
+        return not all(side.has_space for side in self._on.values())
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
@@ -363,7 +372,7 @@ class Registry:
     def open_room(
         self,
         request_id: str,
-        pair: tuple[Worker, Worker],
+        pair: Pair,
         need: Need,
         now_ms: int,
         *,
@@ -371,14 +380,15 @@ class Registry:
         retry_of: RoomId | None = None,
         trace_id: str = "",
     ) -> RoomEntry:
+        """Of a `pair` without a prefill worker decode computes the prompt."""
         room = self._fresh_id()
         prefill, decode = pair
         entry = RoomEntry(
             room,
             request_id,
-            prefill.facts,
+            None if prefill is None else prefill.facts,
             decode.facts,
-            beyond(prefill, need),
+            need.prompt_tokens if prefill is None else beyond(prefill, need),
             need.first_on(decode.facts),
             now_ms,
             canary,
@@ -391,14 +401,20 @@ class Registry:
         for wait in (self._untaken, self._unended):
             wait.enter(room, entry, now_ms)
         self.index.opened(entry)
-        for worker in pair:
+        if prefill is not None:
+            prefill.queue.place(room, entry.prompt_tokens, now_ms)
+            # A canary is to prove a hand-over: decode does not compute what it knows no time of.
+            entry.prefill_ms = None if canary else prefill.queue.left_ms(now_ms)
+        for worker in (decode,) if prefill is None else (prefill, decode):
             worker.rooms.add(room)
             if canary:
                 worker.canaries.add(room)
-            worker.usage.place(room, entry.tokens_on(worker.facts.side))
+            worker.usage.since.place(room, entry.tokens_on(worker.facts.side))
             self._of_worker.setdefault(worker.facts.incarnation, {})[room] = entry
             self._on[worker.facts.side].loaded(worker)
-            self._on[worker.facts.side].sent(worker, need.blocks)
+            new = self._on[worker.facts.side].sent(worker, need.blocks)
+            if worker is prefill:
+                entry.sent = new
         return entry
 
     def get(self, room: RoomId) -> RoomEntry:
@@ -447,6 +463,16 @@ class Registry:
         if entry is not None and entry.phase is RoomPhase.OPEN:
             self._enter(entry, RoomPhase.STREAMING)
 
+    def local(self, room: RoomId) -> None:
+        """Its decode worker computes the prompt itself, so that its prefill worker does not hold it."""
+        entry = self._open.get(room)
+        if entry is None or entry.prefill is None or entry.is_local:
+            return
+        entry.is_local = True
+        worker = self._workers.get(entry.prefill.incarnation)
+        if worker is not None:
+            self._on[Side.PREFILL].not_kept(worker, entry.sent)
+
     def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
         """The room's outcome: None for an answered request. The first one is kept. False if it had one."""
         entry = self._open.get(room)
@@ -482,8 +508,10 @@ class Registry:
         for side in entry.untaken.intersection(sides):
             entry.untaken.discard(side)
             worker = self._workers.get(entry.worker(side).incarnation)
-            if worker is not None and worker.usage.brought(room):
-                self._on[side].loaded(worker)
+            if worker is not None:
+                worker.queue.brought(room)
+                if worker.usage.since.brought(room):
+                    self._on[side].loaded(worker)
         self._look_at_opener(entry)
 
     def unended(self, now_ms: int) -> list[RoomEntry]:
@@ -554,7 +582,8 @@ class Registry:
         if worker is not None and entry.id in worker.rooms:
             worker.rooms.discard(entry.id)
             worker.canaries.discard(entry.id)
-            worker.usage.gone(entry.id)
+            worker.usage.since.gone(entry.id)
+            worker.queue.gone(entry.id)
             self._on[worker.facts.side].loaded(worker)
 
     def _enter(self, entry: RoomEntry, phase: RoomPhase) -> None:
@@ -575,11 +604,11 @@ class Registry:
             return
         del self._open[entry.id]
         self._closing.leave(entry.id)
-        for incarnation in entry.pair:
-            rooms = self._of_worker[incarnation]
+        for facts in entry.workers:
+            rooms = self._of_worker[facts.incarnation]
             del rooms[entry.id]
             if not rooms:
-                del self._of_worker[incarnation]
+                del self._of_worker[facts.incarnation]
         self._enter(entry, RoomPhase.RETIRED)
         if entry.canary:
             table, limit = self._canaries, CANARIES_KEPT
@@ -602,7 +631,7 @@ class Registry:
         self._silent.pop(incarnation, None)
         _remember(self._departed, incarnation, proof, DEPARTED_MAX)
         for entry in self.open_rooms_of(incarnation):
-            for side in Side:
+            for side in entry.sides:
                 if entry.worker(side).incarnation == incarnation:
                     self.side_retired(entry.id, side)
 

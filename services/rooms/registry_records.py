@@ -1,15 +1,17 @@
 """What does the registry write down about a worker, and what about a room?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Final
 
 from services.ids import Incarnation, RoomId
-from services.rooms.affinity import Sent
-from services.rooms.errors import Cause
+from services.rooms.affinity import Block, Sent
+from services.rooms.errors import Cause, LocalBug
 from services.rooms.load import WorkerUsage
+from services.rooms.pairs import PairId
 from services.rooms.phases import Side
+from services.rooms.prefill_queue import PrefillQueue
 from services.rooms.reasons import REASONS
 from services.rooms.timeline import Event, Line
 from services.topology import ONE_RANK, Topology
@@ -77,6 +79,8 @@ class WorkerFacts:
     """Of its process, for whoever started it on the same machine; 0: not told."""
     keeps_prefixes: bool = True
     """Pages of ended sequences are kept for prompts that begin alike."""
+    computes: bool = False
+    """Of a decode worker: it computes the prompt of a room itself where no prefill worker does."""
     secret_digest: bytes = field(default=b"", repr=False)
     """Of a decode worker: by which senders know who speaks to them. Nobody can show the secret itself by
     it."""
@@ -98,8 +102,6 @@ class Worker:
     state: WorkerState = WorkerState.JOINING
     proven: bool = False
     """A canary hand-over has passed through it."""
-    dismissed: bool = False
-    """It drains, and was told that nothing comes any more."""
     reserved: bool = False
     """For one request, while the others that wait are looked at."""
     rooms: set[RoomId] = field(default_factory=set)
@@ -109,6 +111,8 @@ class Worker:
     """When it registered first."""
     usage: WorkerUsage = field(init=False)
     """Of its cache."""
+    queue: PrefillQueue = field(default_factory=PrefillQueue)
+    """Of a prefill worker: what it has yet to compute."""
     sent: Sent = field(init=False)
     """Beginnings of prompts that it may hold."""
 
@@ -126,11 +130,6 @@ class Worker:
     def places_taken(self) -> int:
         """Rooms of clients that it holds."""
         return len(self.rooms) - len(self.canaries)
-
-    @property
-    def takes_back(self) -> bool:
-        """It drains, and serves what it has started: a request whose room it retracted is that, too."""
-        return self.state is WorkerState.DRAINING and not self.dismissed
 
     @property
     def places_left(self) -> int:
@@ -167,7 +166,8 @@ class RoomPhase(Enum):
 class RoomEntry:
     id: RoomId
     request_id: str
-    prefill: WorkerFacts
+    prefill: WorkerFacts | None
+    """None: there was none, and decode computes the prompt."""
     decode: WorkerFacts
     prompt_tokens: int
     """KV positions that it takes in prefill, beyond what was sent there before."""
@@ -182,15 +182,31 @@ class RoomEntry:
     phase: RoomPhase = RoomPhase.OPEN
     closing_ms: int = 0
     cause: Cause | None = None
-    waiting_for: set[Side] = field(default_factory=lambda: set(BOTH))
+    waiting_for: set[Side] = field(init=False)
     """Sides that have not reported the room retired."""
-    untaken: set[Side] = field(default_factory=lambda: set(BOTH))
+    untaken: set[Side] = field(init=False)
     """Sides that, as far as is known here, its opener has not asked for it yet."""
     lines: list[Line] = field(default_factory=list)
     """Its timeline."""
     events_dropped: int = 0
     choices: int = 1
     """Sequences that are drawn in it."""
+    prefill_ms: int | None = None
+    """When it was opened: in how long its prefill worker was expected to have computed its prompt, if that
+    was known."""
+    is_local: bool = False
+    """Its decode worker computes the prompt."""
+    sent: Sequence[Block] = ()
+    """Blocks of the prompt that its prefill worker had not been sent before, until it has computed them."""
+
+    def __post_init__(self) -> None:
+        self.is_local = self.prefill is None
+        self.waiting_for, self.untaken = set(self.sides), set(self.sides)
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """On which it has a worker."""
+        return (Side.DECODE,) if self.prefill is None else tuple(Side)
 
     @property
     def waits_for_opener(self) -> set[Side]:
@@ -212,12 +228,38 @@ class RoomEntry:
             self.lines.append(line)
 
     def worker(self, side: Side) -> WorkerFacts:
-        return self.prefill if side is Side.PREFILL else self.decode
+        """Of one of its `sides`."""
+        if side is Side.DECODE:
+            return self.decode
+        if self.prefill is None:
+            raise LocalBug(f"room {self.id} has no prefill worker")
+        return self.prefill
 
     @property
-    def pair(self) -> tuple[Incarnation, Incarnation]:
-        """Its prefill and its decode worker."""
+    def workers(self) -> tuple[WorkerFacts, ...]:
+        """The prefill worker first, if it has one."""
+        return tuple(map(self.worker, self.sides))
+
+    @property
+    def names(self) -> Mapping[Side, str]:
+        """Of its workers."""
+        return {side: self.worker(side).name for side in self.sides}
+
+    @property
+    def where(self) -> str:
+        """On which workers it is, for people."""
+        return f"on {' and '.join(self.names.values())}" + " alone" * (self.prefill is None)
+
+    @property
+    def pair(self) -> PairId | None:
+        """Its prefill and its decode worker, where the one hands over to the other."""
+        if self.prefill is None or self.is_local:
+            return None
         return self.prefill.incarnation, self.decode.incarnation
+
+    def needs(self, incarnation: Incarnation) -> bool:
+        """It does not go on without this worker, which is one of its own."""
+        return not self.is_local or incarnation == self.decode.incarnation
 
     @property
     def has_failed(self) -> bool:

@@ -117,12 +117,17 @@ class SideWorkers:
         self.roomy.put(worker, (-usage.left,) if begins else None)
         self.short.put(worker, by_share if worker.has_place and usage.may_wait else None)
 
-    def sent(self, worker: Worker, prompt: Sequence[Block]) -> None:
-        """It gets this beginning of a prompt."""
+    def sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
+        """It gets this beginning of a prompt. Returns the blocks that it was not sent before."""
         new, forgotten = worker.sent.add(prompt)
         for block in new:
             self._sent[block] = (*self._sent.get(block, ()), worker)
         self._forget(worker, forgotten)
+        return new
+
+    def not_kept(self, worker: Worker, blocks: Sequence[Block]) -> None:
+        """It does not hold these, although it was sent them."""
+        self._forget(worker, worker.sent.drop(blocks))
 
     def sent_before(self, prompt: Sequence[Block]) -> Sequence[Worker]:
         """Workers that were sent more of its beginning than others, at most HOLDERS_MAX.

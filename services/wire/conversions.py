@@ -117,7 +117,6 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         priority=request.priority,
         arrived_ms=request.arrived_ms,
         carried_tokens_max=request.carried_tokens_max,
-        unspeculated=not request.speculates,
     )
 
 
@@ -170,7 +169,6 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         priority=wire.priority,
         arrived_ms=wire.arrived_ms,
         carried_tokens_max=wire.carried_tokens_max,
-        speculates=not wire.unspeculated,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")
@@ -449,6 +447,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         topology=topology_from_wire(wire.topology),
         pid=wire.pid,
         keeps_prefixes=wire.keeps_prefixes,
+        computes=wire.computes and side is Side.DECODE,
         secret_digest=wire.worker.secret_digest,
     )
 
@@ -487,7 +486,7 @@ def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:
     return rooms_pb2.Room(
         room=entry.id,
         request_id=entry.request_id,
-        prefill=peer_to_wire(entry.prefill),
+        prefill=None if entry.prefill is None else peer_to_wire(entry.prefill),
         decode=peer_to_wire(entry.decode),
         phase=entry.phase.value,
         cause=None if entry.cause is None else cause_to_wire(entry.cause),

@@ -1,9 +1,14 @@
 """How does a worker say by what rooms are to be placed on it?"""
 
+from typing import Final
+
 from services.ids import RoomId
 from services.pages.layout import GROUPS_MAX
 from services.rooms.load import WorkerLoad
 from services.wire.baton.v1 import rooms_pb2
+
+RATE_MAX: Final = 2**32 - 1
+"""Tokens a second."""
 
 
 def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
@@ -16,6 +21,8 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
         running=load.running,
         running_max=load.running_max,
         entered=load.entered,
+        tokens_waiting=load.tokens_waiting,
+        tokens_per_s=min(load.tokens_per_s, RATE_MAX),
     )
 
 
@@ -29,4 +36,6 @@ def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
         running_max=wire.running_max,
         entered=RoomId(wire.entered),
         number=wire.number,
+        tokens_waiting=wire.tokens_waiting,
+        tokens_per_s=wire.tokens_per_s,
     )

@@ -78,11 +78,14 @@ def scores(*told: Score, start: int = 1) -> Step:
     return inference_pb2.RunRoomReply(scores=wire)
 
 
-def tokens(start: int, ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0) -> Step:
+def tokens(
+    start: int, ids: Sequence[int], finish: FinishReason | None = None, choice: int = 0, cached: int = 0
+) -> Step:
     told = inference_pb2.Tokens(
         first=start,
         tokens=[token_to_wire(Token(each)) for each in ids],
         finish=finish_to_wire(finish),
+        cached_tokens=cached,
         choice=choice,
     )
     return inference_pb2.StreamRoomReply(tokens=told)
@@ -109,10 +112,14 @@ class ScriptedWorker:
     tokens_max: int = 1_000
     rooms_max: int = 2
     pid: int = 0
+    computes: bool = False
+    """Of decode: prompts, where no prefill worker does."""
     late_s: float = 0.0
     """How long after the call its first rooms are heard of here."""
     called: list[int] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
+    openings: list[Any] = field(default_factory=list)
+    """The same, as they came."""
     left_ms: list[int] = field(default_factory=list)
     """How long each of them may take, as it was told."""
     cancels: dict[int, str] = field(default_factory=dict)
@@ -127,7 +134,7 @@ class ScriptedWorker:
     found: int | None = None
     """Which incarnation answers for it, if another does."""
     says: rooms_pb2.WorkerLoad | None = None
-    """Of decode: its load, where a room ends."""
+    """Its load, where a room ends."""
     mute: asyncio.Event | None = None
     """It answers nobody who asks whether it is there before this is set."""
 
@@ -152,6 +159,7 @@ class ScriptedWorker:
             tokens_max=self.tokens_max,
             rooms_max=self.rooms_max,
             pid=self.pid,
+            computes=self.computes,
         )
 
     async def unasked(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -204,6 +212,7 @@ class ScriptedWorker:
     def take(self, request: Any) -> tuple[Request, Sequence[Step]]:
         """What is asked, and the script for it. The room may be left in the very message that opens it."""
         self.called.append(request.room)
+        self.openings.append(request)
         asked = request_from_wire(request.request)
         self.asked.append(asked)
         self.left_ms.append(request.request.time_left_ms)
@@ -239,7 +248,8 @@ class PrefillWorker(
     RunRooms = ScriptedWorker.play_all
 
     def message(self, lines: Any) -> Any:
-        return rooms_reply(inference_pb2.RunRoomsReply(), lines)
+        load = self.says if ends_some(lines) else None
+        return rooms_reply(inference_pb2.RunRoomsReply(load=load), lines)
 
     def add(self, server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
@@ -323,8 +333,8 @@ class House:
         return self.registry.get(RoomId(room))
 
     def retired(self, room: int = 1) -> None:
-        """Both workers report the room retired."""
-        for side in Side:
+        """All of its workers report the room retired."""
+        for side in self.entry(room).sides:
             self.rooms.side_retired(RoomId(room), side)
 
     def events(self, room: int = 1) -> list[str]:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
@@ -12,9 +11,9 @@ from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from services.rooms.phases import Side
-from services.rooms.placement import Need
+from services.rooms.placement import Need, Pair
 from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS
-from services.rooms.registry_records import RoomEntry, RoomPhase, Worker
+from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.waiting_line import QUANTUM
 from services.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
@@ -186,7 +185,7 @@ async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> Non
     at.join(more)
     prompt = tuple(range(BLOCK_TOKENS))
     entry = await at.admission.admit("a", 100, 200, prompt=prompt, salt=7)
-    held = next(each for each in at.registry.workers() if each.facts.name == entry.prefill.name).sent
+    held = next(each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL]).sent
     assert held.tokens(blocks(prompt, 7)) == BLOCK_TOKENS
     assert held.tokens(blocks(prompt)) == held.tokens(blocks(prompt, 8)) == 0
 
@@ -236,9 +235,9 @@ async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
         looks: list[Need] = []
         place = at.registry.place
 
-        def counted(need: Need, *more: Any) -> tuple[Worker, Worker]:
+        def counted(need: Need, avoid: Collection[Incarnation] = ()) -> Pair:
             looks.append(need)
-            return place(need, *more)
+            return place(need, avoid)
 
         monkeypatch.setattr(at.registry, "place", counted)
         at.rooms.answered(RoomId(1))
@@ -336,14 +335,14 @@ async def test_a_new_worker_and_one_that_is_back_wake_the_queue(at: House) -> No
     await until(lambda: at.admission.queued() == 1)
     other = PrefillWorker("prefill-1", at.prefill.side, Incarnation(12), address=at.prefill.address)
     at.join(other)
-    assert (await waiting).prefill.name == "prefill-1"
+    assert (await waiting).names[Side.PREFILL] == "prefill-1"
     await at.admission.admit("b", 3, 5)
     at.registry.suspect(other.incarnation)
     waiting = late(at, "c")
     await until(lambda: at.admission.queued() == 1)
     at.registry.side_retired(RoomId(3), other.side)
     at.rooms.renew(other.incarnation)
-    assert (await waiting).prefill.name == "prefill-1"
+    assert (await waiting).names[Side.PREFILL] == "prefill-1"
 
 
 async def test_who_waits_for_a_role_that_is_gone_is_told_so(at: House) -> None:

@@ -146,8 +146,8 @@ async def test_a_failed_room_is_followed_by_one_that_avoids_the_guilty(
         at.decode.scripts = [broken(D, reason), decodes()]
     assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
     old, new = at.entry(2), at.entry(3)
-    assert (old.prefill.name, old.decode.name) == ("prefill-0", "decode-0")
-    assert new.prefill.name == ("prefill-1" if P in guilty else "prefill-0")
+    assert (old.names[P], old.decode.name) == ("prefill-0", "decode-0")
+    assert new.names[P] == ("prefill-1" if P in guilty else "prefill-0")
     assert new.decode.name == ("decode-1" if D in guilty else "decode-0")
     assert old.cause == Cause(reason, "as it happens")
     assert new.cause is None
@@ -200,7 +200,7 @@ async def test_the_next_room_goes_on_behind_the_tokens_that_were_passed_on(at: P
     at.decode.script = [accepted(D), tokens(0, [7]), tokens(1, [8]), tokens(2, [9]), None]
     at.decode_1.script = [accepted(D), tokens(3, [10]), tokens(4, [11], LENGTH), ended(D)]
     assert await read(await at.backend.generate(request)) == ([7, 8, 9, 10, 11], "length")
-    assert at.entry(3).prefill.name == "prefill-0", "it was not its fault"
+    assert at.entry(3).names[P] == "prefill-0", "it was not its fault"
     assert [at.entry(room).tokens for room in (2, 3)] == [5, 7], "each begins with what is known by then"
     await at.all_at_rest(2, 3)
     came = replace(request, arrived_ms=CAME_MS, carried_tokens_max=at.prefill.tokens_max)
@@ -270,7 +270,7 @@ async def test_a_third_room_avoids_the_guilty_of_both_before(at: Pairs) -> None:
     at.decode_1.script = [accepted(D)]
     at.decode_1.scripts = [[accepted(D)], decodes()]
     assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
-    pairs = [(at.entry(room).prefill.name, at.entry(room).decode.name) for room in (2, 3, 4)]
+    pairs = [(at.entry(room).names[P], at.entry(room).decode.name) for room in (2, 3, 4)]
     assert pairs[:2] == [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]
     assert pairs[2] == ("prefill-0", "decode-1"), "both prefill workers are guilty, one decode worker is"
     await at.all_at_rest(2, 3, 4)

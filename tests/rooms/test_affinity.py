@@ -31,7 +31,7 @@ def workers(rooms_max: int = 10) -> Registry:
 def send(stack: Registry, prompt: tuple[int, ...], tokens: int = 400) -> Opened:
     need = Need(tokens, tokens, blocks(prompt))
     entry = stack.open_room("request", stack.place(need), need, 0)
-    return Opened(entry.id, (entry.prefill.name, entry.decode.name))
+    return Opened(entry.id, (entry.names[Side.PREFILL], entry.decode.name))
 
 
 def over(stack: Registry, opened: Opened) -> None:
@@ -170,12 +170,12 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
     first = stack.open_room("request", stack.place(need), need, 0)
     stack.side_retired(first.id, Side.PREFILL)
     second = stack.open_room("request", stack.place(need), need, 0)
-    assert second.prefill.name == first.prefill.name
+    assert second.prefill == first.prefill
     assert second.decode.name != first.decode.name
 
 
-def test_there_is_a_choice_where_a_side_has_two() -> None:
+def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:
     one = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
-    assert not one.has_choice
+    assert not one.asks_what_was_sent
     one.register(facts(Side.DECODE, 2), 0)
-    assert one.has_choice
+    assert one.asks_what_was_sent

@@ -74,10 +74,10 @@ def names(stack: Registry, count: int, need: Need = NEED) -> list[str]:
 
 def test_what_was_placed_since_a_worker_said_what_it_has_is_subtracted_from_it() -> None:
     stack = stack_of(D)
-    stack.hear_load(D.incarnation, load(free=20))
+    stack.hear_load(D.incarnation, load(free=20), 0)
     assert names(stack, 4) == [D.name] * 4
     assert decode(stack).usage.left == 0
-    stack.hear_load(D.incarnation, load(free=10, entered=3, number=2))
+    stack.hear_load(D.incarnation, load(free=10, entered=3, number=2), 0)
     assert decode(stack).usage.left == 10 * PAGE - BEGINS, "room 4 has not come"
     stack.side_retired(RoomId(4), Side.DECODE)
     assert decode(stack).usage.left == 10 * PAGE
@@ -85,34 +85,34 @@ def test_what_was_placed_since_a_worker_said_what_it_has_is_subtracted_from_it()
 
 def test_what_those_ask_for_that_wait_there_is_not_given_again() -> None:
     stack = stack_of(D, OTHER)
-    stack.hear_load(D.incarnation, load(free=40, asked=30, waiting=1))
-    stack.hear_load(OTHER.incarnation, load(free=17))
+    stack.hear_load(D.incarnation, load(free=40, asked=30, waiting=1), 0)
+    stack.hear_load(OTHER.incarnation, load(free=17), 0)
     assert names(stack, 2) == [OTHER.name] * 2
 
 
 def test_a_word_that_is_older_than_another_is_not_listened_to() -> None:
     stack = stack_of(D)
     entry = brought(stack)
-    assert not stack.hear_load(D.incarnation, load(free=10, entered=entry.id, number=7))
+    assert not stack.hear_load(D.incarnation, load(free=10, entered=entry.id, number=7), 0)
     for number in (7, 6):
-        assert not stack.hear_load(D.incarnation, load(free=60, number=number))
+        assert not stack.hear_load(D.incarnation, load(free=60, number=number), 0)
     assert decode(stack).usage.left == 10 * PAGE
 
 
 def test_who_is_told_is_said_to_have_more_space_only_where_it_has() -> None:
     stack = stack_of(D)
-    assert stack.hear_load(D.incarnation, load(free=10)) is False
-    assert stack.hear_load(D.incarnation, load(free=9, number=2)) is False
-    assert stack.hear_load(D.incarnation, load(free=11, number=3)) is True
-    assert stack.hear_load(D.incarnation, load(free=11, waiting=WAITING_MIN, number=4)) is False
-    assert stack.hear_load(D.incarnation, load(free=11, waiting=0, number=5)) is True, "one more may wait"
-    assert stack.hear_load(Incarnation(999), load()) is False
+    assert stack.hear_load(D.incarnation, load(free=10), 0) is False
+    assert stack.hear_load(D.incarnation, load(free=9, number=2), 0) is False
+    assert stack.hear_load(D.incarnation, load(free=11, number=3), 0) is True
+    assert stack.hear_load(D.incarnation, load(free=11, waiting=WAITING_MIN, number=4), 0) is False
+    assert stack.hear_load(D.incarnation, load(free=11, waiting=0, number=5), 0) is True, "one more may wait"
+    assert stack.hear_load(Incarnation(999), load(), 0) is False
 
 
 def test_a_room_that_its_caller_has_not_brought_is_counted_though_later_ones_have_come() -> None:
     stack = stack_of(D)
     late, soon = sent(stack), brought(stack)
-    stack.hear_load(D.incarnation, load(free=50, entered=soon.id))
+    stack.hear_load(D.incarnation, load(free=50, entered=soon.id), 0)
     usage = decode(stack).usage
     assert usage.left == 50 * PAGE - BEGINS
     stack.taken(late.id, {Side.PREFILL})
@@ -120,24 +120,24 @@ def test_a_room_that_its_caller_has_not_brought_is_counted_though_later_ones_hav
     stack.taken(late.id, {Side.DECODE})
     assert usage.left == 50 * PAGE
     never = sent(stack)
-    stack.hear_load(D.incarnation, load(free=50, entered=never.id, number=2))
+    stack.hear_load(D.incarnation, load(free=50, entered=never.id, number=2), 0)
     stack.side_retired(never.id, Side.DECODE)
-    assert (usage.left, usage.placed) == (50 * PAGE, 0)
+    assert (usage.left, len(usage.since)) == (50 * PAGE, 0)
 
 
 def test_rooms_of_a_bootstrap_that_was_here_before_say_nothing_of_those_of_this_one() -> None:
     stack = stack_of(D)
     brought(stack)
-    stack.hear_load(D.incarnation, load(free=50, entered=2**61))
+    stack.hear_load(D.incarnation, load(free=50, entered=2**61), 0)
     assert decode(stack).usage.left == 50 * PAGE - BEGINS
 
 
 def test_the_group_that_has_least_decides_and_one_of_other_groups_says_nothing() -> None:
     stack = stack_of(replace(D, group_page_tokens=(PAGE, 2 * PAGE)))
-    assert not stack.hear_load(D.incarnation, load(free=1))
+    assert not stack.hear_load(D.incarnation, load(free=1), 0)
     assert decode(stack).usage.load is None
     two = replace(load(), free=(40, 30), asked=(0, 12))
-    stack.hear_load(D.incarnation, two)
+    stack.hear_load(D.incarnation, two, 0)
     assert decode(stack).usage.left == 18 * 2 * PAGE
 
 
@@ -154,8 +154,8 @@ def test_a_worker_that_says_nothing_is_counted_by_its_open_rooms_and_asked_for_a
 
 def test_a_room_goes_where_it_can_begin_and_of_those_where_least_is_used() -> None:
     stack = stack_of(D, OTHER)
-    stack.hear_load(D.incarnation, load(free=6))
-    stack.hear_load(OTHER.incarnation, load(free=40, running=5))
+    stack.hear_load(D.incarnation, load(free=6), 0)
+    stack.hear_load(OTHER.incarnation, load(free=40, running=5), 0)
     assert names(stack, 7) == [OTHER.name] * 7
     assert names(stack, 1) == [D.name], "it is as full as the other is, and the room can begin there"
 
@@ -163,7 +163,7 @@ def test_a_room_goes_where_it_can_begin_and_of_those_where_least_is_used() -> No
 def test_bounded_admission_no_more_wait_on_a_worker_than_keep_it_from_idling() -> None:
     for running in (0, 8, 40):
         stack = stack_of(D)
-        stack.hear_load(D.incarnation, load(free=0, running=running))
+        stack.hear_load(D.incarnation, load(free=0, running=running), 0)
         most = max(WAITING_MIN, running // WAITING_SHARE)
         assert names(stack, most) == [D.name] * most
         with pytest.raises(
@@ -171,31 +171,31 @@ def test_bounded_admission_no_more_wait_on_a_worker_than_keep_it_from_idling() -
         ):
             stack.place(NEED)
         assert stack.all_full
-        stack.hear_load(D.incarnation, load(running=running, waiting=most, entered=most, number=2, free=0))
+        stack.hear_load(D.incarnation, load(running=running, waiting=most, entered=most, number=2, free=0), 0)
         assert stack.all_full, "they wait there now"
-        stack.hear_load(D.incarnation, load(running=running, entered=most, number=3, free=5))
+        stack.hear_load(D.incarnation, load(running=running, entered=most, number=3, free=5), 0)
         assert names(stack, 1) == [D.name]
 
 
 def test_a_room_that_no_row_is_free_for_waits_as_one_that_no_page_is_free_for() -> None:
     stack = stack_of(D, OTHER)
-    stack.hear_load(D.incarnation, load(running=63))
-    stack.hear_load(OTHER.incarnation, load(free=20))
+    stack.hear_load(D.incarnation, load(running=63), 0)
+    stack.hear_load(OTHER.incarnation, load(free=20), 0)
     assert names(stack, 1) == [D.name]
     assert names(stack, 4) == [OTHER.name] * 4
-    stack.hear_load(D.incarnation, load(running=70, entered=1, number=2))
+    stack.hear_load(D.incarnation, load(running=70, entered=1, number=2), 0)
     assert names(stack, 1) == [D.name], "a short queue: six sequences wait for rows"
     assert sorted(names(stack, 1)) == [D.name]
 
 
 def test_a_request_that_was_retracted_begins_where_its_margin_is_free_too() -> None:
     stack = stack_of(D, OTHER)
-    stack.hear_load(D.incarnation, load(free=12))
-    stack.hear_load(OTHER.incarnation, load(free=10, asked=3, waiting=1, running=9))
+    stack.hear_load(D.incarnation, load(free=12), 0)
+    stack.hear_load(OTHER.incarnation, load(free=10, asked=3, waiting=1, running=9), 0)
     again = replace(NEED, margin=7 * PAGE)
     assert brought(stack, again).decode.name == D.name
-    stack.hear_load(D.incarnation, load(free=11, running=0, waiting=WAITING_MIN, number=2))
-    stack.hear_load(OTHER.incarnation, load(free=11, running=0, waiting=WAITING_MIN, number=2))
+    stack.hear_load(D.incarnation, load(free=11, running=0, waiting=WAITING_MIN, number=2), 0)
+    stack.hear_load(OTHER.incarnation, load(free=11, running=0, waiting=WAITING_MIN, number=2), 0)
     with pytest.raises(NoCapacity):
         stack.place(again)
     assert stack.place(NEED)
@@ -204,7 +204,7 @@ def test_a_request_that_was_retracted_begins_where_its_margin_is_free_too() -> N
 def test_a_request_that_was_retracted_waits_in_no_workers_short_queue() -> None:
     """There it would begin as soon as what it had fits."""
     stack = stack_of(D)
-    stack.hear_load(D.incarnation, load(free=0, running=9))
+    stack.hear_load(D.incarnation, load(free=0, running=9), 0)
     with pytest.raises(NoCapacity):
         stack.place(replace(NEED, margin=7 * PAGE))
     assert names(stack, 1) == [D.name]
@@ -212,7 +212,7 @@ def test_a_request_that_was_retracted_waits_in_no_workers_short_queue() -> None:
 
 def test_a_margin_asks_for_no_more_than_the_request_may_ever_take() -> None:
     stack = stack_of(D)
-    stack.hear_load(D.incarnation, load())
+    stack.hear_load(D.incarnation, load(), 0)
     again = Need(TOKENS - PAGE, TOKENS, margin=10 * PAGE)
     assert again.asked_of(D) == TOKENS
     assert names(stack, 1, again) == [D.name]
@@ -288,7 +288,7 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
 ) -> None:
     """Rooms come to it, and its words from it, after a while, the words in any order, or not at all."""
     draw, worker, stack = random.Random(seed), WorkerBook(), stack_of(D)
-    stack.hear_load(D.incarnation, worker.load())
+    stack.hear_load(D.incarnation, worker.load(), 0)
     coming: list[RoomId] = []
     words: list[WorkerLoad] = []
     for _ in range(400):
@@ -306,14 +306,14 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
             words.append(worker.load())
         draw.shuffle(words)
         while words and draw.random() < 0.5:
-            stack.hear_load(D.incarnation, words.pop())
+            stack.hear_load(D.incarnation, words.pop(), 0)
             words = words[: draw.choice([0, 3])]
     assert worker.worst <= 8 + WAITING_MIN, "those placed since, by a word that is a few steps old"
     for room in coming:
         worker.enter(room)
-    stack.hear_load(D.incarnation, worker.load())
+    stack.hear_load(D.incarnation, worker.load(), 0)
     usage = decode(stack).usage
-    assert usage.placed == 0
+    assert len(usage.since) == 0
     assert usage.left == PAGE * (max(worker.free - len(worker.held), 0) - 4 * len(worker.rooms))
 
 
@@ -321,18 +321,18 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
 def test_a_worker_does_not_idle_while_somebody_waits(seed: int) -> None:
     """Each room ends as it is told: whatever it leaves is given to the next."""
     draw, worker, stack = random.Random(seed), WorkerBook(), stack_of(D)
-    stack.hear_load(D.incarnation, worker.load())
+    stack.hear_load(D.incarnation, worker.load(), 0)
     for _ in range(60):
         while placed := filled(stack):
             for room in placed:
                 worker.enter(room)
-            stack.hear_load(D.incarnation, worker.load())
+            stack.hear_load(D.incarnation, worker.load(), 0)
         assert worker.rooms, "one waits there, so that it begins at once"
         room = draw.choice(list(worker.held))
         worker.end(room)
         for side in Side:
             stack.side_retired(room, side)
-        stack.hear_load(D.incarnation, worker.load())
+        stack.hear_load(D.incarnation, worker.load(), 0)
 
 
 # ---- many workers
@@ -355,7 +355,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def heard(stack: Registry, said: WorkerLoad) -> None:
     for worker in stack.workers():
         if worker.facts.side is Side.DECODE:
-            stack.hear_load(worker.facts.incarnation, said)
+            stack.hear_load(worker.facts.incarnation, said, 0)
 
 
 @pytest.mark.parametrize("free", [0, 1_200])
@@ -380,7 +380,7 @@ def test_the_one_that_has_space_is_found_behind_any_number_of_smaller_ones_that_
     large = replace(D1, tokens_max=1_000_000, incarnation=Incarnation(7_777_777), name="large", rooms_max=9)
     stack.register(large, 0)
     stack.proven(large.incarnation)
-    stack.hear_load(large.incarnation, load(free=5_000, waiting=WAITING_MIN))
+    stack.hear_load(large.incarnation, load(free=5_000, waiting=WAITING_MIN), 0)
     assert sent(stack, Need(1_000, 1_500)).decode.name == "large"
     small = sent(stack, Need(500, 1_500))
     assert small.decode.name != "large"

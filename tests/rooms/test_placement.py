@@ -214,6 +214,7 @@ def placed(stack: Registry, need: Need, avoid: Collection[Incarnation]) -> tuple
         prefill, decode = stack.place(need, avoid)
     except (NoSuchWorker, NoCapacity) as error:
         return NoSuchWorker if isinstance(error, NoSuchWorker) else NoCapacity
+    assert prefill is not None
     return prefill.facts.name, decode.facts.name
 
 
@@ -265,6 +266,7 @@ def test_of_many_workers_the_best_is_taken_but_for_a_beginning_that_very_many_we
     for _ in range(200):
         need = Need(700, 900, prompt(draw.randrange(30), SYSTEM[:shared], 700))
         for worker in stack.place(need):
+            assert worker is not None
             best = min(fullness(each, need) for each in stack._on[worker.facts.side].ready)
             assert fullness(worker, need)[1] <= best[1] + shared / size
             assert shared or worker.facts.name == best[3]

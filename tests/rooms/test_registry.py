@@ -1,5 +1,6 @@
 """Does the bootstrap know its workers, place rooms fairly, and keep every room until it is over?"""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -77,8 +78,14 @@ def test_what_the_workers_quantise_is_known_once_one_is_there() -> None:
     assert registry.quantize == "int8"
 
 
+def placed(registry: Registry, need: Need, avoid: Collection[Incarnation] = ()) -> tuple[Worker, Worker]:
+    prefill, decode = registry.place(need, avoid)
+    assert prefill is not None
+    return prefill, decode
+
+
 def pair(registry: Registry, tokens: int = 10) -> tuple[Worker, Worker]:
-    return registry.place(Need(tokens, tokens))
+    return placed(registry, Need(tokens, tokens))
 
 
 def opened(registry: Registry, tokens: int = 10, now_ms: int = 0) -> RoomEntry:
@@ -404,7 +411,7 @@ def test_the_least_loaded_pair_is_taken_by_share_of_its_cache() -> None:
     stack = registry_of(P1, P2, small, large)
     order = [opened(stack, tokens=70) for _ in range(10)]
     assert [entry.decode.name for entry in order] == [large.name] * 9 + [small.name]
-    assert [entry.prefill.name for entry in order] == [P1.name, P2.name] * 5
+    assert [entry.names[Side.PREFILL] for entry in order] == [P1.name, P2.name] * 5
 
 
 def test_what_nobody_can_ever_hold_is_not_waited_for() -> None:
@@ -493,25 +500,25 @@ def test_a_missing_side_is_told_even_while_the_other_is_full() -> None:
 def test_who_is_to_be_avoided_gets_the_request_only_if_there_is_no_other() -> None:
     stack = registry_of(P1, P2, D1)
     avoid = {P1.incarnation, D1.incarnation}
-    assert [worker.facts for worker in stack.place(Need(10, 10), avoid=avoid)] == [P2, D1]
-    assert stack.place(Need(10, 10), avoid=avoid | {P2.incarnation})[0].facts is P1
+    assert [worker.facts for worker in placed(stack, Need(10, 10), avoid=avoid)] == [P2, D1]
+    assert placed(stack, Need(10, 10), avoid=avoid | {P2.incarnation})[0].facts is P1
     stack.suspect(P2.incarnation)
-    assert stack.place(Need(10, 10), avoid=avoid)[0].facts is P1, "who is not ready is no other"
+    assert placed(stack, Need(10, 10), avoid=avoid)[0].facts is P1, "who is not ready is no other"
 
 
 def test_who_is_to_be_avoided_is_not_taken_because_the_other_is_full() -> None:
     """A worker that fails everything at once always has a place."""
     stack = registry_of(P1, D1, replace(D2, rooms_max=1))
-    entry = stack.open_room("request", stack.place(Need(10, 10), avoid={D1.incarnation}), Need(10, 10), 0)
+    entry = stack.open_room("request", placed(stack, Need(10, 10), avoid={D1.incarnation}), Need(10, 10), 0)
     assert entry.decode.name == D2.name
     with pytest.raises(NoCapacity):
-        stack.place(Need(10, 10), avoid={D1.incarnation})
+        placed(stack, Need(10, 10), avoid={D1.incarnation})
     assert stack.place(Need(10, 10))[1].facts is D1
 
 
 def test_who_is_too_small_is_no_other() -> None:
     stack = registry_of(P1, D1, replace(D2, tokens_max=5))
-    assert stack.place(Need(10, 10), avoid={D1.incarnation})[1].facts is D1
+    assert placed(stack, Need(10, 10), avoid={D1.incarnation})[1].facts is D1
 
 
 # ---- rooms
@@ -735,4 +742,4 @@ def test_the_only_pair_gets_rooms_though_it_does_not_connect_and_is_named() -> N
 def test_whom_a_request_avoids_it_gets_before_a_pair_that_does_not_connect() -> None:
     stack = registry_of(P1, P2, D1)
     apart(stack, P1, D1)
-    assert stack.place(Need(10, 10), avoid={P2.incarnation})[0].facts is P2
+    assert placed(stack, Need(10, 10), avoid={P2.incarnation})[0].facts is P2

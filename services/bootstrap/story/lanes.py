@@ -68,7 +68,9 @@ def lanes_of(rooms: Sequence[RoomEntry], clock: OneClock) -> list[Lane]:
     lanes = [Lane(CLIENT, CLIENT, "", 0, "host"), Lane(BOOTSTRAP, BOOTSTRAP, "", 0, "host")]
     for side in Side:
         workers = dict.fromkeys(
-            (entry.worker(side).name, entry.worker(side).topology.ranks) for entry in rooms
+            (entry.worker(side).name, entry.worker(side).topology.ranks)
+            for entry in rooms
+            if side in entry.sides
         )
         for name, ranks in workers:
             lanes += [_lane(name, side.value, rank, clock) for rank in range(min(ranks, RANKS_SHOWN_MAX))]

@@ -119,7 +119,7 @@ def _load(worker: Worker) -> dict[str, int] | None:
         "running": usage.load.running,
         "running_max": usage.load.running_max,
         "waiting": usage.load.waiting,
-        "placed_since": usage.placed,
+        "placed_since": len(usage.since),
     }
 
 
@@ -155,7 +155,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
         begun_wall_ms=begun,
         total_ms=max((rooms.clock.wall_ms() if end is None else end.wall_ms) - begun, 0),
         first_token_ms=None if first is None else first - begun,
-        prefill=last.prefill.name,
+        prefill=last.names.get(Side.PREFILL, ""),
         decode=last.decode.name,
         reason="" if cause is None else cause.reason,
         cause="" if cause is None else cause.text,

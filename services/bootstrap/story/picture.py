@@ -90,8 +90,10 @@ def links_of(entry: RoomEntry, lines: Sequence[Line]) -> Iterator[Arrow]:
     first: dict[tuple[str, str], Line] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line)
-    names = {BOOTSTRAP: BOOTSTRAP, **{side.value: entry.worker(side).name for side in Side}}
+    names = {BOOTSTRAP: BOOTSTRAP, **{side.value: name for side, name in entry.names.items()}}
     for text, role, name, to_role, to_name in LINKS:
+        if role not in names or to_role not in names:
+            continue
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None:
             # Who sent it may have noted so only after the other had it.
@@ -157,4 +159,4 @@ def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: flo
 
 
 def _workers(entry: RoomEntry) -> set[str]:
-    return {entry.prefill.name, entry.decode.name}
+    return set(entry.names.values())

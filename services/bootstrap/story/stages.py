@@ -32,12 +32,14 @@ STAGES: Final = (
 def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] = ()) -> Iterator[RequestStep]:
     """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
     later is not where its time went. Behind them the `pauses` that begin with it."""
-    names = {B: B, P: entry.prefill.name, D: entry.decode.name}
+    names = {B: B, **{side.value: name for side, name in entry.names.items()}}
     first: dict[tuple[str, str], float] = {}
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
     failed_ms = min(first.get((B, word), inf) for word in (Moment.FAILED, Moment.RETRACTED))
     for text, (role, name), (to_role, to_name), counts in STAGES:
+        if role not in names or to_role not in names:
+            continue
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))
         if begin is not None and end is not None and begin < failed_ms:
             ms = max(min(end, failed_ms) - begin, 0.0)

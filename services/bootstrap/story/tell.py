@@ -14,6 +14,7 @@ from services.bootstrap.story.stages import stages_of
 from services.bootstrap.story.words import headline, told_ms, why
 from services.openai.errors import CLIENT_GONE
 from services.rooms.errors import Reason
+from services.rooms.phases import Side
 from services.rooms.registry_records import RoomEntry, RoomPhase
 from services.rooms.timeline import BOOTSTRAP, Event, Moment
 
@@ -148,7 +149,7 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
     return Attempt(
         room=str(entry.id),
         phase=entry.phase.value,
-        prefill=entry.prefill.name,
+        prefill=entry.names.get(Side.PREFILL, ""),
         decode=entry.decode.name,
         canary=entry.canary,
         retry_of=None if entry.retry_of is None else str(entry.retry_of),

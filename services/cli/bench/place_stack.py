@@ -58,7 +58,7 @@ class Stack:
     def _tell(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
         """A decode worker says what so many rooms leave of it, up to the last that it entered."""
         free, number = TOKENS_MAX - ROOM_TOKENS * rooms, next(self._numbers)
-        self.registry.hear_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number))
+        self.registry.hear_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number), 0)
 
     def place(self) -> float:
         """Seconds of one placement; its room stays open, and its decode worker says so."""

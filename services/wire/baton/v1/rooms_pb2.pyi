@@ -183,12 +183,17 @@ class OpenRoomRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    MAY_BE_LOCAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     tokens: _builtins.int
     """Prompt plus output: what the decode worker may come to hold of one choice. The room begins with less."""
     choices: _builtins.int
     """Sequences that are to be drawn behind the prompt; 0 for one."""
+    may_be_local: _builtins.bool
+    """The caller takes a room without a prefill worker, where none is ready: its decode worker computes the prompt.
+    Not of a prompt that is scored.
+    """
     def __init__(
         self,
         *,
@@ -196,10 +201,11 @@ class OpenRoomRequest(_message.Message):
         prompt_tokens: _builtins.int = ...,
         tokens: _builtins.int = ...,
         choices: _builtins.int = ...,
+        may_be_local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "may_be_local", b"may_be_local", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,11 +219,16 @@ class OpenRoomReply(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     key: _builtins.bytes
     """A secret of the room: whoever cancels it or tells its outcome without a certificate shows it."""
+    prefill_ms: _builtins.int
+    """Of StreamRoomRequest."""
     @_builtins.property
-    def prefill(self) -> Global___Peer: ...
+    def prefill(self) -> Global___Peer:
+        """Absent: decode alone is asked for the room, and told of no prefill worker."""
+
     @_builtins.property
     def decode(self) -> Global___Peer: ...
     def __init__(
@@ -227,12 +238,15 @@ class OpenRoomReply(_message.Message):
         prefill: Global___Peer | None = ...,
         decode: Global___Peer | None = ...,
         key: _builtins.bytes = ...,
+        prefill_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "prefill", b"prefill", "prefill_ms", b"prefill_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "key", b"key", "prefill", b"prefill", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "key", b"key", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
+    _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_ms) -> _WhichOneofReturnType__prefill_ms | None: ...
 
 Global___OpenRoomReply: _TypeAlias = OpenRoomReply  # noqa: Y015
 
