@@ -412,7 +412,9 @@ async def test_a_trace_is_asked_of_all_alike_and_what_was_refused_is_told(tmp_pa
     assert asked[0] == asked[1]
     assert len(asked[0]) == 2 * 4, "no prompt is asked twice: a prefix cache would know it"
     assert {len(json.loads(each)["prompt"]) for each in asked[0]} == {10}
-    assert "| trace | – | b |" in (tmp_path / "compare-two.md").read_text()
+    table = (tmp_path / "compare-two.md").read_text()
+    assert "| trace | – | b |" in table
+    assert "goodput is of requests with a TTFT of 900 ms at most" in table
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,13 @@ class LoadSpec(TomlTable):
     def objective(self) -> Objective:
         return Objective(self.ttft_slo_ms, self.tpot_slo_ms, self.itl_slo_ms)
 
+    def _measured(self) -> str:
+        limits = self.objective.described().items()
+        kept = ", ".join(
+            f"{name.removesuffix('_ms').upper()} of {limit:g} ms at most" for name, limit in limits
+        )
+        return f"{self.rounds} rounds" + (f"; goodput is of requests with a {kept}" if kept else "")
+
 
 class ClosedLoad(LoadSpec):
     """So many requests at a time, each anew as soon as one was answered."""
@@ -109,7 +116,7 @@ class ClosedLoad(LoadSpec):
     def sentence(self) -> str:
         """How it is told to readers."""
         lengths = f"prompts of {self.prompt_tokens} tokens, {self.output_tokens} tokens out"
-        return f"{self.title}: {lengths}, {self.rounds} rounds"
+        return f"{self.title}: {lengths}, {self._measured()}"
 
 
 class TraceLoad(LoadSpec):
@@ -138,7 +145,7 @@ class TraceLoad(LoadSpec):
         taken = "all" if self.requests is None else f"the first {self.requests}"
         return (
             f"{self.title}: {taken} requests of {self.trace.name}, times multiplied by {self.time_scale:g}, "
-            f"lengths by {self.length_scale:g}, {self.rounds} rounds"
+            f"lengths by {self.length_scale:g}, {self._measured()}"
         )
 
 
