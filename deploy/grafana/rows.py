@@ -226,6 +226,15 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             },
             unit="s",
         ),
+        Panel(
+            "Drafts",
+            "Tokens a second that decode checked before they were drawn (`--speculate`). Those that were"
+            " taken came without a step of their own; many that were not only make steps longer.",
+            {
+                outcome: total("decode", per_second("baton_decode_draft_tokens_total", outcome=outcome))
+                for outcome in ("taken", "missed")
+            },
+        ),
     ),
     "Where does the time to the first token go?": (
         Panel(

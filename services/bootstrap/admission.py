@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
@@ -37,6 +37,9 @@ answers of chats have in published traces. `max_tokens` says nothing of it, sinc
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 
 
+K = TypeVar("K")
+
+
 class QueueFull(Exception):
     """As many requests wait for a pair of workers as may."""
 
@@ -61,6 +64,8 @@ class Retry:
     """The workers that it had could hold what is asked for now."""
     margin: int = 0
     """KV positions that decode is to have free for it beside those that it begins with."""
+    back: Incarnation | None = None
+    """The decode worker that retracted the room: it serves the request to its end even while it drains."""
 
     @property
     def is_attempt(self) -> bool:
@@ -121,6 +126,9 @@ class Admission:
         """Requests that had a room, and wait for a side to have a ready worker again, by class."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
+        self._paused: Counter[Incarnation | None] = Counter()
+        """Requests that had a room and have no other yet, by the decode worker that retracted it, if one
+        did."""
         self._news = asyncio.Event()
         """Set for a moment when a worker may have become ready, or have got space."""
         self._ending: Cause | None = None
@@ -190,6 +198,10 @@ class Admission:
             self._registry.side_retired(entry.id, side)
         self.wake()
 
+    def drain(self, incarnation: Incarnation) -> int:
+        """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`)."""
+        return self._registry.drain(incarnation, self._paused[incarnation])
+
     def wake(self) -> None:
         """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
         self._news.set()
@@ -253,6 +265,7 @@ class Admission:
     async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
         self.retrying[retry.room] += 1
+        self._paused[retry.back] += 1
         try:
             await asyncio.sleep(retry.pause_s)
             until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -264,9 +277,8 @@ class Admission:
                     if hopeless or self._ending or not await self._worker_news(asked, until_s):
                         raise
         finally:
-            self.retrying[retry.room] -= 1
-            if not self.retrying[retry.room]:
-                del self.retrying[retry.room]
+            _less(self.retrying, retry.room)
+            _less(self._paused, retry.back)
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
@@ -388,9 +400,12 @@ class Admission:
         retry = asked.retry
         if asked.prompt and self._registry.asks_what_was_sent:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
+            if retry is not None and retry.back is not None:
+                self._registry.computed(retry.back, asked.need.blocks)
         now_ms = self._clock.now_ms()
         try:
-            pair = self._registry.place(asked.need, frozenset() if retry is None else retry.avoid)
+            avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)
+            pair = self._registry.place(asked.need, avoid, back)
         except NoneReady as error:
             if retry is None and self._registry.expects(error.side, now_ms):
                 raise NoCapacity(f"{error} yet") from error
@@ -418,6 +433,12 @@ class Admission:
             else:
                 self._timelines.report(retry.room, Moment.GOES_ON, f"as room {entry.id} {where}")
         return entry
+
+
+def _less(counts: Counter[K], key: K) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _cost(need: Need) -> int:

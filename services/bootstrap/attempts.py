@@ -50,8 +50,9 @@ Follow = Callable[[RoomEntry, Request, float], RoomStream]
 
 
 def reusable(request: Request) -> Sequence[int]:
-    """What a worker may have of it already: nothing of a prompt that is scored (`scored-is-computed`)."""
-    return request.prompt if request.prompt_logprobs is None else ()
+    """What a worker may have of it already, of what was drawn, too: nothing of a prompt that is scored
+    (`scored-is-computed`)."""
+    return request.tokens if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)
@@ -244,7 +245,8 @@ class RequestStream:
         pause = self._pause_s(strand, cause)
         left = request.max_tokens - len(request.output)
         margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
-        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin)
+        back = None if REASONS[cause.reason].is_attempt else failed.decode.incarnation
+        retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
         try:
             async with asyncio.timeout(left_s):
                 entry = await self._rooms.admission.admit(

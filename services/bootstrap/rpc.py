@@ -87,8 +87,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             worker = self._rooms.registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
-            self._rooms.registry.drain(worker.facts.incarnation)
-            return workers_pb2.DrainReply(rooms=len(worker.rooms))
+            return workers_pb2.DrainReply(rooms=self._rooms.admission.drain(worker.facts.incarnation))
 
     async def Leave(
         self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext

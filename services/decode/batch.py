@@ -21,6 +21,11 @@ class ChoiceStep(NamedTuple):
     choice: Choice
 
     @property
+    def positions(self) -> int:
+        """That its row computes, drafts aside."""
+        return self.choice.sequence.length - self.choice.computed
+
+    @property
     def has_pages(self) -> bool:
         """For all that its row computes."""
         return self.choice.sequence.length <= self.room.covered[self.choice.place]
@@ -46,7 +51,7 @@ def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep
     begins = False
     for each in running:
         if each.choice.forks:
-            tokens += each.choice.sequence.length - each.choice.computed
+            tokens += each.positions
             if begins and tokens > max_running:
                 continue
             begins = True

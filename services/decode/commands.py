@@ -1,14 +1,25 @@
 """What does each command of a decode worker change on a rank?"""
 
+from typing import Any
+
+from services.decode.drafting import Drafting
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
+from services.worker.callers import Callers
 from services.worker.commands import RankCommands
+from services.worker.parts import RankParts
 
 
 class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
+    def __init__(
+        self, core: Receiving[DecodeRoom], callers: Callers[Any], parts: RankParts, drafting: Drafting
+    ) -> None:
+        super().__init__(core, callers, parts)
+        self._drafting = drafting
+
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
             case "stream":
@@ -20,6 +31,8 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
                 self._core.quiet(RoomId(command.quiet.room), Generation(command.quiet.generation))
             case "end_choice":
                 self._cut(command.end_choice)
+            case "position_cost":
+                self._drafting.per_mille = command.position_cost
             case "revoke":
                 self._core.revoke()
             case _:

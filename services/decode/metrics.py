@@ -62,6 +62,14 @@ class DecodeMetrics(WorkerMetrics):
             registry=registry,
         )
 
+        drafts = Counter(
+            "baton_decode_draft_tokens_total",
+            "Tokens that were drafted and checked, by what came of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._drafts_taken, self._drafts_missed = drafts.labels("taken"), drafts.labels("missed")
+
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         super().record_queues(queues)
         running = queues[RoomQueue.RUNNING]
@@ -69,6 +77,12 @@ class DecodeMetrics(WorkerMetrics):
 
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)
+
+    def drafted(self, drafted: int, taken: int) -> None:
+        """A step checked so many drafts, and took so many of them."""
+        if drafted:
+            self._drafts_taken.inc(taken)
+            self._drafts_missed.inc(drafted - taken)
 
     def grew(self, pages: int, retracted: Sequence[int]) -> None:
         """Running rooms took so many pages. Of each that was retracted: tokens whose KV it had."""

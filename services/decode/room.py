@@ -1,7 +1,9 @@
 """What does a decode worker keep of a room, beside what the hand-over does?"""
 
+from collections import abc
 from dataclasses import dataclass, field
 
+from services.decode.drafter import Drafter
 from services.engine.interface import PageSum, Row, Sequence
 from services.handover.receiving_room import ReceivingRoom
 from services.ids import PageTables
@@ -23,15 +25,19 @@ class Choice:
     sequence: Sequence
     computed: int = 0
     """Leading tokens whose KV is in its pages, once the room is admitted."""
+    drafter: Drafter | None = None
+    """Once something may be drafted for it."""
+    checking: int = 0
+    """Drafts in its last row."""
 
     @property
     def forks(self) -> bool:
         """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
 
-    def row(self, pages: PageTables) -> Row:
+    def row(self, pages: PageTables, drafts: abc.Sequence[int] = ()) -> Row:
         """What its next step computes. `pages`: its tables, by group."""
-        return Row(self.sequence, self.computed, self.sequence.length, pages, sample=True)
+        return Row(self.sequence, self.computed, self.sequence.length, pages, sample=True, drafts=drafts)
 
 
 @dataclass(slots=True, eq=False)

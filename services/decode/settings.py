@@ -1,13 +1,30 @@
 """What can be set on a decode worker?"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from services.rooms.lookup import LEAST, LONGEST
 from services.runtime.errors import SettingsError
 from services.runtime.model_files import Quantize
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, number
+from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import WorkerSettings
+
+LONGEST_MAX: Final = 64
+
+
+def _speculation(text: str) -> str:
+    kind, colon, longest = text.partition(":")
+    if kind not in ("none", "ngram") or (colon and kind == "none"):
+        raise BadValue
+    if colon and not LEAST <= number(0).parse(longest) <= LONGEST_MAX:
+        raise BadValue
+    return text
+
+
+SPECULATION: Final = SettingKind(
+    "none|ngram[:N]", f"none, ngram or ngram:N with N from {LEAST} to {LONGEST_MAX}", _speculation
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +34,13 @@ class DecodeSettings(WorkerSettings):
     role: ClassVar[str] = "decode"
 
     max_running: int = setting(64, "Most sequences decoded together.", POSITIVE)
+    speculate: str = setting(
+        "none",
+        "Check drafts of what comes next, several tokens in one step. What is drawn is the same. With ngram"
+        " they are what followed the longest earlier occurrence of a sequence's last tokens, of which N are"
+        f" compared ({LONGEST}). A request may refuse them (speculate: false).",
+        SPECULATION,
+    )
     batch_memory: int = setting(
         2**28,
         "Memory beside the KV pages, on a CPU without compiled steps, in which the running batch's keys and"
@@ -50,6 +74,12 @@ class DecodeSettings(WorkerSettings):
         " pages.",
         DURATION_MS,
     )
+
+    @property
+    def drafts_by(self) -> int:
+        """Tokens of an earlier occurrence that are compared; 0: nothing is drafted."""
+        kind, _, longest = self.speculate.partition(":")
+        return 0 if kind == "none" else int(longest or LONGEST)
 
     @property
     def multiplies_codes(self) -> bool:

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from services.decode.batch import how_many
 from services.decode.commands import DecodeCommands
+from services.decode.drafting import Drafting
 from services.decode.handover_client import Peers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
 from services.decode.page_check import PageCheck
@@ -68,9 +69,12 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         peers: Peers,
         metrics: DecodeMetrics,
         max_running: int,
+        drafts_by: int = 0,
     ) -> None:
-        """`slots`: the memory of those that `receiving` hands out."""
-        super().__init__(receiving, parts, metrics, DecodeStepping(receiving, parts, metrics, max_running))
+        """`slots`: the memory of those that `receiving` hands out. `drafts_by`: see `Drafting.longest`."""
+        self._drafting = Drafting(drafts_by)
+        computing = DecodeStepping(receiving, parts, metrics, max_running, self._drafting)
+        super().__init__(receiving, parts, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
         """Of every rank's memory, in rank order, once they have told."""
         self._receiving = receiving
@@ -80,7 +84,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._peers = peers
         self._max_running = max_running
         self._landing = PageCheck(receiving, parts.stepper)
-        self._commands = DecodeCommands(receiving, self.callers, parts)
+        self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
         self._loads = 0
         """How often it was said by what rooms are placed here."""
         self._untold = True
@@ -91,6 +95,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     def take_commands(self) -> bytes:
         if self._receiving.revocation_due(self._parts.clock.now_ms(), shut_out=self._peers.shut_out):
             self._parts.mailbox.put(group_pb2.Command(revoke=True))
+        cost = self._drafting.cost.news()
+        if cost is not None:
+            self._parts.mailbox.put(group_pb2.Command(position_cost=cost))
         return super().take_commands()
 
     def observe(self) -> bool:

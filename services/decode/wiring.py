@@ -71,6 +71,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         peers=peers,
         metrics=metrics,
         max_running=settings.max_running,
+        drafts_by=settings.drafts_by,
     )
     service = DecodeService(work, host.mailbox, rank.incarnation)
     return Fitting(

@@ -11,7 +11,7 @@ from services.handover.receiving_room import ReceivingRoom
 from services.ids import PageCounts
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.rooms.growth import RunningRoom, Want, growth, suffice
+from services.rooms.growth import RunningRoom, Want, growth, spared, suffice
 from services.rooms.phases import Phase
 
 AHEAD: Final = 2
@@ -33,6 +33,15 @@ class Space(NamedTuple, Generic[R]):
     """Pages that were lacking, over all groups."""
     given: int = 0
     """Of these, pages that were there."""
+
+
+class DraftReach(NamedTuple):
+    """Of a row with drafts."""
+
+    stop: int
+    """How far it gets: its choice has pages up to there."""
+    given: int
+    """Pages that were taken for that, over all groups."""
 
 
 class Growing(Generic[R]):
@@ -104,6 +113,14 @@ class Growing(Generic[R]):
         computed = [at for at, (room, _, _) in enumerate(rows) if at not in dry and room.id not in gone]
         wanted, given = (sum(sum(wants[at].pages) for at in which) for which in (range(len(wants)), grown))
         return Space(computed, retracted, wanted, given)
+
+    def reach(self, room: R, choice: int, stop: int) -> DraftReach:
+        """See `Receiving.reach` (`drafts-make-way`)."""
+        pages, given = self._lacking(room, choice, stop), 0
+        if any(pages) and spared(pages, self._holdings.available, self.margin):
+            self._grow(room, choice, stop, pages)
+            given = sum(pages)
+        return DraftReach(min(room.covered[choice], stop), given)
 
     def _holders(self) -> tuple[list[tuple[R, PageCounts]], PageCounts]:
         """Rooms that run, each with what it would give back, and what those that are over are about to."""

@@ -12,7 +12,7 @@ from math import inf
 from operator import gt
 from typing import Final, TypeVar, assert_never
 
-from services.handover.growing import Growing, Space
+from services.handover.growing import DraftReach, Growing, Space
 from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import (
     Close,
@@ -283,6 +283,12 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         for room in space.retracted:
             self._retract(room, space.wanted)
         return space
+
+    def reach(self, room: R, choice: int, stop: int) -> DraftReach:
+        """How far towards `stop` a choice's drafts are computed in the next step, whose rows have their pages
+        by then. Drafts take only such as nobody who runs may need next, and retract nobody
+        (`drafts-make-way`). On all ranks alike, as `space_for`."""
+        return self._growing.reach(room, choice, stop)
 
     def load(self, running_max: int) -> WorkerLoad:
         """By what rooms are placed here. `running_max`: sequences that a step continues at most."""

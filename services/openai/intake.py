@@ -176,6 +176,7 @@ def admit(
                 further_seeds=tuple((sampling.seed + each) % SEEDS for each in range(1, choices.drawn)),
                 prompt_logprobs=top,
                 priority=body.priority,
+                speculates=body.speculate,
                 tenant=tenant,
             )
         )

@@ -552,6 +552,8 @@ class Sampled(Drawing):
     """Absent: all."""
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
     """Its class: of what waits, the lowest is served first."""
+    speculate: bool = True
+    """Drafts of what comes next may be checked: what is drawn is the same."""
     request_id: RequestId | None = None
     rid: RequestId | None = None
     """The same, SGLang's."""

@@ -5,7 +5,8 @@ sequence's earlier drafts say. So the most promising drafts are checked first, a
 tokens for its time than the step has without it. A sequence whose drafts are not taken soon gets none. One is
 tried now and then, ever less often, since texts change.
 
-Everything is a function of outputs and of numbers that all ranks of a worker share: all choose alike.
+Everything is a function of outputs and of numbers that all ranks of a worker share: all choose alike
+(`drafts-agreed`).
 """
 
 import heapq

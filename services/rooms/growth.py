@@ -48,6 +48,12 @@ def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
     return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
+def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
+    """Whether a draft may have so many: they leave what those that run may need next (`drafts-make-way`)."""
+    needed = map(add, pages, margin) if margin else pages
+    return all(map(le, needed, free))
+
+
 def growth(
     wants: Sequence[Want], running: Sequence[RunningRoom], free: PageCounts, coming: PageCounts
 ) -> Growth:

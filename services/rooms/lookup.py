@@ -2,7 +2,7 @@
 
 Texts repeat themselves: an edit repeats the code, a summary its source, a list its items. So what followed
 the longest earlier occurrence of a sequence's end is a draft of what comes next. It follows from the tokens
-alone: whoever knows them drafts the same.
+alone: whoever knows them drafts the same (`drafts-agreed`).
 
 The index is that of LZ77: of each pair of tokens where it ended last, and of each place where its pair ended
 before. A token is entered in constant time and takes 12 bytes; a look-up compares CHAIN_MAX places at most.

@@ -116,6 +116,23 @@ def place(
     return wanted[0].best(), wanted[1].best()
 
 
+def place_back(
+    workers: Mapping[Side, SideWorkers],
+    need: Need,
+    decode: Worker,
+    avoid: Collection[Incarnation] = (),
+    pairs: Pairs | None = None,
+) -> Pair:
+    """On a decode worker that drains, which retracted the request's room, and a prefill worker that reaches
+    it, if there is one. Raises NoSuchWorker and NoCapacity."""
+    prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need).without(avoid)
+    if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode.facts)):
+        raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
+    others = (each for _, each in prefill.in_order())
+    reaching = (each for each in others if pairs is None or not pairs.is_broken(_id(each, decode)))
+    return next(reaching, None) or prefill.best(), decode
+
+
 def to_reserve(
     workers: Mapping[Side, SideWorkers],
     need: Need,

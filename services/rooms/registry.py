@@ -7,16 +7,19 @@ carries placement.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
 from services.ids import Incarnation, RoomId
+from services.rooms.affinity import Block
 from services.rooms.due import Due
 from services.rooms.errors import (
     Cause,
     DeclaredGone,
     NameInUse,
+    NoCapacity,
+    NoSuchWorker,
     TurnStalled,
     UnknownRoom,
     UnknownWorker,
@@ -25,7 +28,7 @@ from services.rooms.errors import (
 from services.rooms.load import WorkerLoad
 from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair, beyond, place, to_reserve
+from services.rooms.placement import Need, Pair, beyond, place, place_back, to_reserve
 from services.rooms.registry_records import (
     RoomEntry,
     RoomPhase,
@@ -216,10 +219,15 @@ class Registry:
             worker.state = WorkerState.SUSPECT
             self._changed(worker)
 
-    def drain(self, incarnation: Incarnation) -> None:
+    def drain(self, incarnation: Incarnation, paused: int = 0) -> int:
+        """It gets no new rooms. Returns how many it is to wait for: its open ones, and `paused` requests
+        whose rooms it retracted, which may have to go on there. Once there are none, none comes."""
         worker = self.worker(incarnation)
         worker.state = WorkerState.DRAINING
+        awaited = len(worker.rooms) + paused
+        worker.dismissed = not awaited
         self._changed(worker)
+        return awaited
 
     def joining(self) -> list[Worker]:
         """Those that no canary has passed through yet."""
@@ -285,10 +293,23 @@ class Registry:
 
     # ---- rooms
 
-    def place(self, need: Need, avoid: Collection[Incarnation] = ()) -> Pair:
-        """The best pair, or decode worker alone (`services.rooms.placement`). Raises NoSuchWorker and
-        NoCapacity."""
-        return place(self._on, need, avoid, self.pairs)
+    def place(self, need: Need, avoid: Collection[Incarnation] = (), back: Incarnation | None = None) -> Pair:
+        """The best pair, or decode worker alone (`services.rooms.placement`). `back`: the decode worker that
+        retracted the request's room. Where no other has space, it gets the request even while it drains.
+        Raises NoSuchWorker and NoCapacity."""
+        try:
+            return place(self._on, need, avoid, self.pairs)
+        except (NoCapacity, NoSuchWorker):
+            worker = None if back is None else self._workers.get(back)
+            if worker is None or not worker.takes_back:
+                raise
+            return place_back(self._on, need, worker, avoid, self.pairs)
+
+    def computed(self, incarnation: Incarnation, blocks: Sequence[Block]) -> None:
+        """A worker has computed what a request is to go on behind, so it may hold that still."""
+        worker = self._workers.get(incarnation)
+        if worker is not None:
+            self._on[worker.facts.side].sent(worker, blocks)
 
     def reserve(
         self, need: Need, avoid: Collection[Incarnation] = (), before: Incarnation | None = None
@@ -347,8 +368,9 @@ class Registry:
 
     @property
     def all_full(self) -> bool:
-        """No request of any client would get a room: a side has no space for any."""
-        return not all(side.has_space for side in self._on.values())
+        """Every request of a client would have to wait: both sides have workers, and one has no space."""
+        sides = self._on.values()
+        return all(len(side.serving) for side in sides) and not all(side.has_space for side in sides)
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without

@@ -102,6 +102,8 @@ class Worker:
     state: WorkerState = WorkerState.JOINING
     proven: bool = False
     """A canary hand-over has passed through it."""
+    dismissed: bool = False
+    """It drains, and was told that nothing comes any more."""
     reserved: bool = False
     """For one request, while the others that wait are looked at."""
     rooms: set[RoomId] = field(default_factory=set)
@@ -130,6 +132,11 @@ class Worker:
     def places_taken(self) -> int:
         """Rooms of clients that it holds."""
         return len(self.rooms) - len(self.canaries)
+
+    @property
+    def takes_back(self) -> bool:
+        """It drains, and serves what it has started: a request whose room it retracted is that, too."""
+        return self.state is WorkerState.DRAINING and not self.dismissed
 
     @property
     def places_left(self) -> int:

@@ -129,6 +129,8 @@ class Request:
     carried_tokens_max: int = 0
     """Most tokens, prompt and output, behind which another room may go on: what prefill workers hold. A room
     with more is retracted only where no other is left. 0: any number."""
+    speculates: bool = True
+    """Drafts of what comes next may be checked, where its worker does that. What is drawn is the same."""
     tenant: bytes = b""
     """In whose share it is served while it waits. What it stands for is not to be read from it, and no worker
     is told."""

@@ -117,6 +117,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
         priority=request.priority,
         arrived_ms=request.arrived_ms,
         carried_tokens_max=request.carried_tokens_max,
+        unspeculated=not request.speculates,
     )
 
 
@@ -169,6 +170,7 @@ def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
         priority=wire.priority,
         arrived_ms=wire.arrived_ms,
         carried_tokens_max=wire.carried_tokens_max,
+        speculates=not wire.unspeculated,
     )
     if request.finish_reason(request.output) is not None:
         raise Malformed(f"request.output answers the request already, with {len(request.output)} tokens")

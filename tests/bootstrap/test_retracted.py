@@ -1,7 +1,7 @@
 """Is a room that decode retracted no failure to anybody, and does its client see a pause and nothing else?"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count as count_up
 from typing import Any
@@ -12,7 +12,8 @@ from services.bootstrap.admission import Retry
 from services.bootstrap.attempts import RequestStream
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
-from services.rooms.errors import Cause, Reason
+from services.rooms.affinity import BLOCK_TOKENS, blocks
+from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
 from services.rooms.placement import Need
@@ -293,13 +294,19 @@ class Fleet:
         self.at.admission.wake()
 
     async def goes_on(
-        self, name: str, arrived_ms: int = 0, avoid: int | None = None
+        self,
+        name: str,
+        arrived_ms: int = 0,
+        avoid: int | None = None,
+        back: int | None = None,
+        tokens: Sequence[int] = (),
     ) -> "asyncio.Future[Any]":
         """A request that was retracted, and that has no space yet."""
         avoided = frozenset() if avoid is None else frozenset({FLEET[avoid]})
-        retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200)
+        by = None if back is None else FLEET[back]
+        retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200, back=by)
         waiting = self.at.admission.queued()
-        asking = self.at.admission.admit(name, 400, 900, retry, arrived_ms=arrived_ms)
+        asking = self.at.admission.admit(name, 400, 900, retry, tokens, arrived_ms=arrived_ms)
         opened = asyncio.ensure_future(asking)
         await until(lambda: self.at.admission.queued() == waiting + 1)
         return opened
@@ -390,11 +397,103 @@ async def test_a_worker_that_it_avoids_is_not_left_to_it(fleet: Fleet) -> None:
     assert (await old).decode.name == "decode-1"
 
 
+@pytest.mark.parametrize("back", [0, 1])
+async def test_of_workers_with_the_space_it_goes_to_the_one_that_computed_it(fleet: Fleet, back: int) -> None:
+    old = await fleet.goes_on("old", back=back, tokens=range(400))
+    fleet.says(back, 400)
+    fleet.says(1 - back, 500)
+    for worker in (back, 1 - back):
+        assert not old.done()
+        fleet.at.rooms.hear_load(FLEET[worker], load(650 + 20 * (worker != back), next(fleet.numbers)))
+    fleet.at.admission.wake()
+    assert (await old).decode.name == f"decode-{back}"
+
+
+async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prompt ends in the middle of a block."""
+    async with two_pairs() as at:
+        needs: list[Need] = []
+        place = at.registry.place
+
+        def noted(need: Need, *more: Any) -> Any:
+            needs.append(need)
+            return place(need, *more)
+
+        monkeypatch.setattr(at.registry, "place", noted)
+        at.prefill.script = prefills()
+        at.decode.scripts, at.decode.script = [retracted(next_token)], [accepted(D)]
+        prompt = tuple(range(2 * BLOCK_TOKENS - 1))
+        stream = await at.backend.generate(replace(asked(400), prompt=prompt))
+        for _ in range(2):
+            await stream.next()
+        output = at.decode.asked[1].output
+        assert [each.blocks for each in needs] == [blocks(prompt), blocks((*prompt, *output))]
+        assert len(needs[1].blocks) == 2
+        await stream.hang_up(Hangup.CLIENT_GONE)
+
+
 async def test_a_worker_is_left_to_nobody_who_has_given_up(fleet: Fleet) -> None:
     old = await fleet.goes_on("old")
     old.cancel()
     await asyncio.gather(old, return_exceptions=True)
     assert await fleet.small() == "decode-0"
+
+
+# ---- while its worker drains
+
+
+async def test_drain_keeps_promises_what_a_worker_retracts_while_it_drains_it_serves_to_the_end(
+    paused: House,
+) -> None:
+    """It is the only one of its side, and newcomers get nothing there."""
+    at = paused
+    _, reading = await wait_for_pages(at)
+    assert at.admission.drain(at.decode.incarnation) == 3, "two rooms, and the request that waits"
+    with pytest.raises(NoSuchWorker):
+        await at.admission.admit("fresh", 3, 5)
+    assert not reading.done()
+    at.retired(1)
+    assert await reading == ([7, 8, 9], "length")
+    assert at.entry(3).decode.name == at.decode.name
+    assert at.admission.drain(at.decode.incarnation) == 2
+    for room in (2, 3):
+        at.retired(room)
+    assert at.admission.drain(at.decode.incarnation) == 0
+
+
+async def test_drain_keeps_promises_it_is_waited_for_as_long_as_it_has_none_other(fleet: Fleet) -> None:
+    registry = fleet.at.registry
+    old = await fleet.goes_on("old", back=0)
+    assert fleet.at.admission.drain(FLEET[0]) == 1
+    fleet.says(0, 700)
+    assert (await old).decode.name == "decode-0", "the other has no space for it"
+    assert [await fleet.small() for _ in range(2)] == ["decode-1"] * 2
+    with pytest.raises(NoCapacity):
+        registry.place(Need(400, 900, margin=200))
+
+
+async def test_what_a_draining_worker_retracted_goes_on_elsewhere_where_there_is_space(fleet: Fleet) -> None:
+    old = await fleet.goes_on("old", back=0)
+    fleet.at.admission.drain(FLEET[0])
+    fleet.says(1, 700)
+    assert (await old).decode.name == "decode-1"
+    assert fleet.at.admission.drain(FLEET[0]) == 0
+
+
+@pytest.mark.parametrize("retracted_it", [True, False])
+async def test_a_draining_worker_that_was_told_that_nothing_comes_gets_nothing(
+    fleet: Fleet, *, retracted_it: bool
+) -> None:
+    """Nor does one get anything that did not retract the room."""
+    if retracted_it:
+        assert fleet.at.admission.drain(FLEET[0]) == 0
+    old = await fleet.goes_on("old", back=0 if retracted_it else None)
+    if not retracted_it:
+        fleet.at.admission.drain(FLEET[0])
+    fleet.says(0, 900)
+    assert not old.done()
+    fleet.says(1, 700)
+    assert (await old).decode.name == "decode-1"
 
 
 async def test_a_client_that_hangs_up_in_the_pause_is_gone_and_nothing_has_failed(paused: House) -> None:

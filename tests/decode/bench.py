@@ -181,9 +181,11 @@ class DecodeBench:
         group: RankGroup | None = None,
         reuse: bool = False,
         grammars: Shelf | None = None,
+        drafts_by: int = 0,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
-        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them."""
+        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them. `drafts_by`: see
+        `Drafting.longest`."""
         self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
@@ -242,6 +244,7 @@ class DecodeBench:
             peers=self.peers,
             metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
+            drafts_by=drafts_by,
         )
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:
@@ -439,6 +442,7 @@ async def decoding(
     checksum: KvChecksum = KvChecksum.RECORD,
     reuse: bool = False,
     grammars: Shelf | None = None,
+    drafts_by: int = 0,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
@@ -456,6 +460,7 @@ async def decoding(
             checksum=checksum,
             reuse=reuse,
             grammars=grammars,
+            drafts_by=drafts_by,
         )
         try:
             yield bench

@@ -36,11 +36,13 @@ RANKS = 2
 class Group:
     """Two ranks that hold the same, and keep prefixes, beside a sender that plays a script."""
 
-    def __init__(self, sender: Sender, address: str, pages: int) -> None:
+    def __init__(self, sender: Sender, address: str, pages: int, drafts_by: int = 0) -> None:
         self.sender = sender
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
         self.ranks = [
-            DecodeBench(sender, address, pages=pages, fabric=self.fabric, group=group, reuse=True)
+            DecodeBench(
+                sender, address, pages=pages, fabric=self.fabric, group=group, reuse=True, drafts_by=drafts_by
+            )
             for group in Loopback(RANKS).groups()
         ]
         self.leader, self.follower = self.ranks
@@ -88,7 +90,7 @@ class Group:
 
 
 @asynccontextmanager
-async def grouped(pages: int = PAGES) -> AsyncIterator[Group]:
+async def grouped(pages: int = PAGES, drafts_by: int = 0) -> AsyncIterator[Group]:
     sender = Sender()
     sender.may_connect.set()
 
@@ -96,7 +98,7 @@ async def grouped(pages: int = PAGES) -> AsyncIterator[Group]:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
 
     async with serving(add) as address:
-        made = Group(sender, address, pages)
+        made = Group(sender, address, pages, drafts_by)
         tell(made.ranks)
         try:
             yield made

@@ -13,7 +13,7 @@ promise-kept shared-is-read-only same-root-only exits-release-all one-retire sta
 layers-by-id choices-apart
 
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
-commands-ordered no-starvation growth-is-agreed
+commands-ordered no-starvation growth-is-agreed drafts-agreed
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
 own-draws choices-end-alone
@@ -23,7 +23,7 @@ deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-id
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load retracted-is-no-failure
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 placed-by-use drain-keeps-promises zero-page-hand-over
-oldest-goes-on memory-as-used
+oldest-goes-on memory-as-used drafts-make-way
 
 no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged
 """

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from services.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken
+from services.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken, take
 from services.pages.checksum import WORD, key, lane, mix, multiplier
 from services.pages.layout import KvLayout, full_group
 from services.rooms.request import Request, Sampling, Score, Token
@@ -150,8 +150,8 @@ class ToyEngine:
             found = _POSITION.unpack_from(self.memory.view, _offset(row.pages, position))
             if found != (whose, known[position]):
                 self.foreign.append(f"room {whose} position {position}: {found}")
-        for position in range(row.start, row.stop):
-            _POSITION.pack_into(self.memory.view, _offset(row.pages, position), whose, known[position])
+        for position, token in enumerate(row.fed, row.start):
+            _POSITION.pack_into(self.memory.view, _offset(row.pages, position), whose, token)
         scores = row.sequence.scores
         if scores is not None:
             scores.told += [score_of(row.sequence.request, position + 1) for position in row.scored]
@@ -162,9 +162,15 @@ class ToyEngine:
             return NotHeld("nothing is allowed there")
         if not row.sample:
             return ()
-        token = next_token(known, luck(row.sequence.request))
-        asked = row.sequence.request.sampling.top_logprobs
-        return (Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked]),)
+        return take(
+            row.drafts, (_drawn(row, [*known, *row.drafts[:count]]) for count in range(1 + len(row.drafts)))
+        )
+
+
+def _drawn(row: Row, tokens: Sequenced[int]) -> Token:
+    token = next_token(tokens, luck(row.sequence.request))
+    asked = row.sequence.request.sampling.top_logprobs
+    return Token(token) if asked is None else Token(token, -0.5, ((token, -0.5),)[:asked])
 
 
 def read(address: int, length: int) -> bytes:

@@ -36,6 +36,7 @@ class Command(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     END_CHOICE_FIELD_NUMBER: _builtins.int
     COMPUTE_HERE_FIELD_NUMBER: _builtins.int
+    POSITION_COST_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
@@ -44,6 +45,10 @@ class Command(_message.Message):
     """Of a decode worker: its exposed memory is to be taken back from its senders."""
     drain: _builtins.bool
     """No more rooms: those that there are end, then every rank leaves."""
+    position_cost: _builtins.int
+    """Of a decode worker: what one more position takes of a step, in thousandths of the time of a step of none.
+    Drafts are checked as far as they are worth that.
+    """
     @_builtins.property
     def run(self) -> _inference_pb2.RunRoomRequest: ...
     @_builtins.property
@@ -86,12 +91,13 @@ class Command(_message.Message):
         drain: _builtins.bool = ...,
         end_choice: _inference_pb2.EndChoiceRequest | None = ...,
         compute_here: Global___ComputeHere | None = ...,
+        position_cost: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "position_cost", b"position_cost", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "position_cost", b"position_cost", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "position_cost"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 

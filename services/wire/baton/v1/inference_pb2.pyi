@@ -168,6 +168,7 @@ class InferenceRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ARRIVED_MS_FIELD_NUMBER: _builtins.int
     CARRIED_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    UNSPECULATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -197,6 +198,8 @@ class InferenceRequest(_message.Message):
     """Most tokens, prompt and output, behind which another room of the request may go on: a room that has more is
     retracted only where no other is left. 0: any number.
     """
+    unspeculated: _builtins.bool
+    """No drafts of what comes next are checked, also where the worker does that."""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -243,10 +246,11 @@ class InferenceRequest(_message.Message):
         priority: _builtins.int = ...,
         arrived_ms: _builtins.int = ...,
         carried_tokens_max: _builtins.int = ...,
+        unspeculated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_prompt_logprobs", b"_prompt_logprobs", "_time_left_ms", b"_time_left_ms", "grammar", b"grammar", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_prompt_logprobs", b"_prompt_logprobs", "_time_left_ms", b"_time_left_ms", "arrived_ms", b"arrived_ms", "cache_salt", b"cache_salt", "carried_tokens_max", b"carried_tokens_max", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grammar", b"_grammar", "_prompt_logprobs", b"_prompt_logprobs", "_time_left_ms", b"_time_left_ms", "arrived_ms", b"arrived_ms", "cache_salt", b"cache_salt", "carried_tokens_max", b"carried_tokens_max", "eos_token_ids", b"eos_token_ids", "further_seeds", b"further_seeds", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "tracestate", b"tracestate", "unspeculated", b"unspeculated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
     _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015

@@ -461,8 +461,9 @@ class DrainReply(_message.Message):
 
     ROOMS_FIELD_NUMBER: _builtins.int
     rooms: _builtins.int
-    """Rooms that were opened on the worker and that it has not reported retired. It serves these, also
-    those that have not reached it yet, and asks again until there are none.
+    """Rooms that were opened on the worker and that it has not reported retired, and requests whose rooms it
+    retracted and that may have to go on there. It serves these, also those that have not reached it yet, and
+    asks again until there are none.
     """
     def __init__(
         self,

@@ -1,0 +1,217 @@
+"""Do tokens that were drafted come as those that are drawn one by one, and take nothing from others?"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.decode.drafter import Drafter
+from services.engine.interface import Sequence as Tokens
+from services.ids import RoomId
+from services.rooms.growth import spared
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from tests.decode.bench import Caller, DecodeBench, decoding
+from tests.decode.test_group import grouped
+from tests.decode.test_growth import asked, retracted, running
+from tests.prefill import toy
+
+LONGEST = 8
+MAX_TOKENS = 24
+
+
+@pytest.fixture(params=[0, 1, 3], ids="a_miss_after_{}".format)
+def right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Drafts are right so far: the toy repeats itself nowhere, so that no look-up would find any."""
+    foresee(monkeypatch, request.param)
+    return int(request.param)
+
+
+def foresee(monkeypatch: pytest.MonkeyPatch, right: int, wrong: int = 1) -> None:
+    """So many drafts are what comes, and those behind them are not."""
+
+    def draft(self: Drafter, most: int) -> list[int]:
+        request, output = self._sequence.request, self._sequence.output
+        come = toy.answer(replace(request, output=tuple(output)))[: min(most, right + wrong)]
+        come = come[: request.max_tokens - len(output) - 1]
+        return [*come[:right], *(token + 1 for token in come[right:])]
+
+    monkeypatch.setattr(Drafter, "draft", draft)
+
+
+def sizes(caller: Caller) -> list[int]:
+    """Tokens of each message."""
+    return [len(reply.tokens.tokens) for reply in caller.replies if reply.HasField("tokens")]
+
+
+def drafted(bench: DecodeBench) -> tuple[float, float]:
+    """Taken, and not."""
+    taken, missed = (
+        bench.gauge("baton_decode_draft_tokens_total", outcome=outcome) for outcome in ("taken", "missed")
+    )
+    return taken, missed
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_drawn_is_drawn_the_same_tokens_come_in_fewer_steps(right: int, choices: int) -> None:
+    request = asked(1, 1, MAX_TOKENS, choices=choices)
+    async with decoding(pages=40, drafts_by=LONGEST) as bench:
+        caller = await running(bench, request)
+        await bench.settle()
+        assert await caller.outcome() == ""
+        assert caller.choices == {at: toy.answer(request.choice(at)) for at in range(choices)}
+        assert bench.engine.foreign == [], "what was not taken is written over before it is read"
+        taken, missed = drafted(bench)
+        assert missed > 0
+        assert (taken > 0) is (max(sizes(caller)) > 1) is (right > 0)
+        assert bench.gauge("baton_decode_tokens_total") == choices * MAX_TOKENS - 1
+        if right:
+            assert bench.engine.steps < MAX_TOKENS - 1
+        bench.assert_empty()
+
+
+async def test_an_answer_that_ends_in_the_middle_of_what_was_taken_ends_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foresee(monkeypatch, right=8)
+    whole = toy.answer(asked(1, 1, MAX_TOKENS))
+    for last in range(1, 9):
+        request = replace(asked(1, 1, MAX_TOKENS), stop_token_ids=(whole[last],))
+        async with decoding(drafts_by=LONGEST, reuse=True) as bench:
+            caller = await running(bench, request)
+            await bench.settle()
+            assert await caller.outcome() == ""
+            assert caller.tokens == whole[: last + 1]
+            assert caller.replies[-2].tokens.finish == inference_pb2.FINISH_REASON_STOP
+            bench.assert_empty()
+
+
+async def test_what_is_kept_is_what_was_taken(right: int) -> None:
+    """Another room begins with all whole blocks of it: the toy says whose each position is."""
+    request = asked(1, 1, MAX_TOKENS)
+    async with decoding(drafts_by=LONGEST, reuse=True) as bench:
+        await running(bench, request)
+        await bench.settle()
+        told = (*request.prompt, *toy.answer(request))
+        again = asked(1001, 2, prompt=(*told, 5), max_tokens=4)
+        caller = await bench.stream(again)
+        grant = await bench.granted(1001)
+        computed = len(told) - 1
+        assert grant.prefix_tokens == computed - computed % toy.PAGE_TOKENS
+        bench.land(again)
+        await bench.settle()
+        assert caller.tokens == toy.answer(again)
+        assert bench.engine.foreign == []
+
+
+@pytest.mark.parametrize("right", [0, 8], ids="{}_right".format)
+@pytest.mark.parametrize("pages", [6, 8])
+async def test_drafts_make_way_nobody_is_retracted_for_them(
+    pages: int, right: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they end in a page: with drafts no more rooms are retracted than without. The old one drafts
+    as far as it may; the young one is about to end."""
+    foresee(monkeypatch, right, wrong=8)
+    for length in range(2, 2 + toy.PAGE_TOKENS):
+        requests = [
+            asked(1, arrived_ms=5, max_tokens=14, prompt=(1,) * length),
+            asked(2, arrived_ms=9, max_tokens=6),
+        ]
+        counts: list[float] = []
+        for drafts_by in (0, LONGEST):
+            async with decoding(pages=pages, drafts_by=drafts_by) as bench:
+                await bench.enter(group_pb2.Command(position_cost=1))
+                callers = [await running(bench, each) for each in requests]
+                await bench.settle()
+                counts.append(retracted(bench))
+                for caller, request in zip(callers, requests, strict=True):
+                    told = caller.tokens
+                    assert told == toy.answer(request)[: len(told)]
+                bench.assert_empty()
+        assert counts[1] <= counts[0], f"a prompt of {length}"
+
+
+async def test_drafts_make_way_the_pages_that_those_that_run_may_need_next_are_left() -> None:
+    """Two rooms that grow leave a page for each: beyond that, drafts get what there is."""
+    for spare, given in ((0, 0), (1, 1)):
+        async with decoding(pages=6 + spare, drafts_by=LONGEST) as bench:
+            bench.engine.hold()
+            for room in (1, 2):
+                await running(bench, asked(room, room))
+            assert bench.holdings.available == (2 + spare,)
+            held = bench.work.roster.get(RoomId(1))
+            covered = held.covered[0]
+            assert bench.receiving.reach(held, 0, covered) == (covered, 0), "these it has"
+            assert bench.receiving.reach(held, 0, covered + 1) == (covered + given, given)
+            bench.engine.go()
+            await bench.settle()
+            bench.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("pages", "free", "margin", "may"),
+    [
+        ((1,), (3,), (2,), True),
+        ((1,), (2,), (2,), False),
+        ((1,), (1,), (), True),
+        ((1, 2), (5, 3), (1, 2), False),
+    ],
+)
+def test_drafts_leave_what_those_that_run_may_need_next(
+    pages: Sequence[int], free: Sequence[int], margin: Sequence[int], may: bool
+) -> None:
+    assert spared(tuple(pages), tuple(free), tuple(margin)) is may
+
+
+async def test_ranks_draft_the_same_whatever_each_has_seen(right: int) -> None:
+    requests = [asked(1, 1, MAX_TOKENS), asked(2, 2, MAX_TOKENS, choices=2)]
+    async with grouped(pages=40, drafts_by=LONGEST) as group:
+        callers = [await group.stream(each) for each in requests]
+        for request in requests:
+            await group.granted(int(request.request_id))
+            for rank in group.ranks:
+                rank.land(request)
+        await group.settle()
+        for caller, request in zip(callers, requests, strict=True):
+            assert await caller.outcome() == ""
+            assert caller.choices == {at: toy.answer(request.choice(at)) for at in range(request.choices)}
+        counts = {drafted(rank) for rank in group.ranks}
+        assert len(counts) == 1
+        assert (counts.pop()[0] > 0) is (right > 0)
+
+
+async def test_a_request_may_refuse_drafts_and_a_worker_has_none_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foresee(monkeypatch, right=3)
+    refusing = replace(asked(1, 1, MAX_TOKENS), speculates=False)
+    for drafts_by, request in ((LONGEST, refusing), (0, asked(1, 1, MAX_TOKENS))):
+        async with decoding(drafts_by=drafts_by) as bench:
+            caller = await running(bench, request)
+            await bench.settle()
+            assert caller.tokens == toy.answer(request)
+            assert drafted(bench) == (0, 0)
+
+
+async def test_all_go_by_the_cost_that_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that costs more than it can bring: nothing is drafted any more."""
+    foresee(monkeypatch, right=3)
+    async with decoding(drafts_by=LONGEST) as bench:
+        await bench.enter(group_pb2.Command(position_cost=10_000))
+        caller = await running(bench, asked(1, 1, max_tokens=9))
+        await bench.settle()
+        assert caller.tokens == toy.answer(asked(1, 1, max_tokens=9))
+        assert drafted(bench) == (0, 0)
+
+
+async def test_a_long_prompt_is_read_beside_steps_and_what_it_repeats_is_drafted() -> None:
+    """By the look-up itself: the prompt holds its own answer twice, which the toy would never draw again, so
+    that only what is drafted is looked at."""
+    drafts: list[list[int]] = []
+    request = asked(1, 1, 8, prompt=(1, 2, 3, 4, 5, 6, 1, 2, 3))
+    drafter = Drafter(Tokens(request, [4, 5]), LONGEST)
+    assert drafter.unread == 11
+    while drafter.read(4):
+        drafts.append(drafter.draft(3))
+    assert drafter.unread == 0
+    assert drafts[-1] == [6, 1, 2]
+    assert len(drafter.draft(99)) == request.max_tokens - 2 - 1, "no further than its answer may be"
