@@ -351,7 +351,7 @@ class Admission:
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
             others = line.up_to(claim.priority) - line.again - 1
-            is_full = others >= self._max_queue or len(line) + hoping > 2 * self._max_queue
+            is_full = others >= self._max_queue
         else:
             # One that was retracted is not turned away: there are no more of those than had a room.
             others = line.again - 1 + hoping
@@ -363,6 +363,18 @@ class Admission:
         if wait_ms is not None and wait_ms > self._may_wait_ms:
             told = f"{counted(ahead.all, 'request')} before it"
             raise NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")
+        if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
+            self._turn_away_last(claim)
+
+    def _turn_away_last(self, claim: Claim) -> None:
+        """One of a lower class, for the place of a newcomer. Raises QueueFull where there is none."""
+        last = self._line.last()
+        if last is None or last.claim.priority <= claim.priority:
+            raise QueueFull(f"the queue for workers is full: {counted(len(self._line) - 1, 'request')}")
+        self._line.leave(last)
+        if not last.waiting.opened.done():
+            text = "the queue for workers is full, and its place went to a request of a higher class"
+            last.waiting.opened.set_exception(QueueFull(text))
 
     async def _turn(self, waiting: _WaitingRequest) -> RoomEntry:
         opened, may_wait = waiting.opened, waiting.asked.retry is None

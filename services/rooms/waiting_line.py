@@ -107,6 +107,11 @@ class _ClassLine(Generic[T]):
         found = [each for tenant in self._tenants.values() for each in tenant.waiting.values()]
         return sorted(found, key=lambda each: each.number)
 
+    def last(self) -> InLine[T]:
+        """The newest of the tenant with the most."""
+        most = max(self._tenants.values(), key=lambda tenant: tenant.count)
+        return next(reversed(most.waiting.values()))
+
     def enter(self, one: InLine[T]) -> None:
         name = one.claim.tenant
         tenant = self._tenants.get(name)
@@ -228,6 +233,11 @@ class WaitingLine(Generic[T]):
             return lower
         highest = self._highest()
         return None if highest is None else self._classes[highest].first()
+
+    def last(self) -> InLine[T] | None:
+        """Who leaves before all others, if one has to: of the lowest class, and of the tenant that has the
+        most waiting there, the newest. None of those that had a room. Not for use within a look."""
+        return self._classes[self._order[-1]].last() if self._order else None
 
     def take(self, one: InLine[T]) -> None:
         """It is served, and its tenant and class have had so much."""

@@ -97,12 +97,40 @@ async def test_a_queue_full_of_a_class_leaves_those_above_it_a_place(at: House) 
         await at.admission.admit("one too many", 3, 5, priority=1)
     waiting += [late(at, f"{each}") for each in range(4)]
     await until(lambda: at.admission.queued() == 8)
-    for priority in (0, -1):
-        with pytest.raises(QueueFull):
-            await at.admission.admit("twice as many is the most", 3, 5, priority=priority)
+    with pytest.raises(QueueFull):
+        await at.admission.admit("one too many", 3, 5)
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+    assert at.admission.queued() == 0
+
+
+async def test_bounded_admission_twice_as_many_is_the_most_and_the_lowest_class_makes_place(
+    at: House,
+) -> None:
+    """However many classes there are: the newest of the tenant that has the most waiting is turned away."""
+    await fill(at)
+
+    def waits(name: str, priority: int, tenant: bytes = b"") -> "asyncio.Future[RoomEntry]":
+        return asyncio.ensure_future(at.admission.admit(name, 3, 5, priority=priority, tenant=tenant))
+
+    lowest = [waits(f"low-{each}", 2, b"few" if each == 3 else b"many") for each in range(4)]
+    middle = [waits(f"middle-{each}", 1) for each in range(4)]
+    await until(lambda: at.admission.queued() == 8)
+    first = waits("first", 0)
+    with pytest.raises(QueueFull, match="its place went to a request of a higher class"):
+        await lowest[2]
+    assert at.admission.queued() == 8
+    with pytest.raises(QueueFull):
+        await at.admission.admit("one too many", 3, 5, priority=2)
+    at.rooms.answered(RoomId(1))
+    at.retired(1)
+    assert (await first).request_id == "first"
+    rest = [*lowest[:2], lowest[3], *middle]
+    assert not any(each.done() for each in rest)
+    for each in rest:
+        each.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
     assert at.admission.queued() == 0
 
 
