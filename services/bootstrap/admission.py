@@ -122,8 +122,8 @@ class Admission:
         self._pace = LinePace()
         """How fast those in the queue get rooms."""
         self._line: WaitingLine[_WaitingRequest] = WaitingLine()
-        self._hoping: Counter[int] = Counter()
-        """Requests that had a room, and wait for a side to have a ready worker again, by class."""
+        self._hoping: Counter[tuple[int, Side | None]] = Counter()
+        """Requests that had a room, and wait for a side to have a ready worker again, by class and side."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
         self._paused: Counter[Incarnation | None] = Counter()
@@ -227,21 +227,28 @@ class Admission:
         return len(self._line) + self._hoping.total()
 
     def queued_by_class(self) -> Counter[int]:
-        return self._line.by_class() + self._hoping
+        counts = self._line.by_class()
+        for (priority, _), count in self._hoping.items():
+            counts[priority] += count
+        return counts
 
     def queued_by_side(self) -> Mapping[Side, int]:
-        """The same, counted on the side that has no space for whoever is first, if it is one alone."""
+        """The same: those that hope for a worker on its side, and the others on the side that has no space
+        for whoever is first of them, if it is one alone."""
+        counts: Counter[Side] = Counter()
+        for (_, side), count in self._hoping.items():
+            counts += Counter({} if side is None else {side: count})
         first = self._line.first()
         if first is None:
-            return {}
+            return counts
         asked = first.waiting.asked
         try:
             self._registry.place(asked.need, frozenset() if asked.retry is None else asked.retry.avoid)
         except (NoCapacity, NoneReady) as error:
-            return {} if error.side is None else {error.side: len(self._line)}
+            counts += Counter({} if error.side is None else {error.side: len(self._line)})
         except NoSuchWorker:
-            return {}
-        return {}
+            pass
+        return counts
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
         """Ids of those that wait in the queue, class by class and the oldest first, each with the line that
@@ -274,7 +281,7 @@ class Admission:
                     return await self._open_in_turn(asked)
                 except NoSuchWorker as error:
                     hopeless = isinstance(error, TooLarge) and not retry.fits
-                    if hopeless or self._ending or not await self._worker_news(asked, until_s):
+                    if hopeless or self._ending or not await self._worker_news(asked, error, until_s):
                         raise
         finally:
             _less(self.retrying, retry.room)
@@ -390,12 +397,13 @@ class Admission:
                 self.discard(opened.result(), QUEUED_GONE)
             raise
 
-    async def _worker_news(self, asked: _Asked, until_s: float | None) -> bool:
+    async def _worker_news(self, asked: _Asked, lacks: NoSuchWorker, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
         bounded = asked.retry is None or asked.retry.is_attempt
         if bounded and self._line.again + self._hoping.total() >= self._max_queue:
             return False
-        self._hoping[asked.claim.priority] += 1
+        hope = asked.claim.priority, lacks.side if isinstance(lacks, NoneReady) else None
+        self._hoping[hope] += 1
         try:
             async with asyncio.timeout_at(until_s):
                 await self._news.wait()
@@ -404,7 +412,7 @@ class Admission:
         else:
             return True
         finally:
-            self._hoping -= Counter({asked.claim.priority: 1})
+            _less(self._hoping, hope)
 
     def _open(self, asked: _Asked) -> RoomEntry:
         if self._ending is not None:

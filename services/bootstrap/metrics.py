@@ -282,7 +282,8 @@ class RegistryCollector(Collector):
         yield queue
         sides = GaugeMetricFamily(
             "baton_side_queue_requests",
-            "Requests waiting for a pair of workers, on the side that has no space for whoever is first.",
+            "Requests waiting for a pair of workers, on the side that has no worker for them, or no space for"
+            " whoever is first.",
             labels=["side"],
         )
         lacking = self._lacking()

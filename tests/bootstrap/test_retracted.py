@@ -257,6 +257,7 @@ async def test_nor_is_it_turned_away_while_decode_has_no_worker(paused: House) -
     again = Retry(RoomId(2), Reason.RETRACTED, frozenset(), None)
     hoping = [asyncio.ensure_future(at.admission.admit(f"{each}", 3, 5, again)) for each in range(3)]
     await until(lambda: at.admission.queued() == 3)
+    assert (at.admission.queued_by_class(), at.admission.queued_by_side()) == ({0: 3}, {D: 3})
     for each in hoping:
         each.cancel()
     await asyncio.gather(*hoping, return_exceptions=True)
