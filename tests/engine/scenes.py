@@ -16,7 +16,7 @@ from services.engine.interface import PageSum, Row, Sequence, TeamBroken, Undraw
 from services.engine.ranks import join_team
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
-from tests.engine.worker import GREEDY, ShuffledEngine
+from tests.engine.worker import GREEDY, Guesses, ShuffledEngine
 
 Answers = list[list[int]]
 
@@ -64,6 +64,26 @@ def drawn(
             if token is not None:
                 told[index].append(token)
     return told
+
+
+def guessed(
+    post: Post,
+    directory: Path,
+    prompts: Answers,
+    samplings: Sequenced[Sampling],
+    tokens: int,
+    answers: Sequenced[Sequenced[Token]],
+) -> tuple[list[list[Token]], int]:
+    """As `draws`, with drafts some of which are those `answers`, and in how many steps."""
+    worker = ShuffledEngine(post.engine(directory))
+    tenants = [
+        worker.admit(*asked) for asked in zip(prompts, [tokens] * len(prompts), samplings, strict=True)
+    ]
+    outputs = {
+        tenant.sequence.request.request_id: [token.id for token in answer]
+        for tenant, answer in zip(tenants, answers, strict=True)
+    }
+    return worker.answers(tenants, Guesses(outputs, worker.engine.vocab_size), 9)
 
 
 def several(

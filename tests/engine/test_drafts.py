@@ -1,6 +1,5 @@
 """Are the tokens with drafts, whatever they are, those without, in every way of computing?"""
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -24,12 +23,11 @@ from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.engine.tiny import SHAPE, save
-from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
+from tests.engine.worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledEngine, Tenant
 from tests.support.calling import Calling
 
 LENGTHS: Final = (1, 15, 30, 47)
 TOKENS: Final = 40
-DRAFTS_MAX: Final = 5
 WINDOWED: Final = "three queries a head"
 
 
@@ -61,44 +59,6 @@ def engine(
     return ways[request.param]()
 
 
-class Guesses:
-    """Drafts of which some are what comes, and some are not."""
-
-    def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
-        """`outputs`: by request, what comes."""
-        self.right = self.asked = 0
-        self._outputs = outputs
-        self._vocabulary = vocabulary
-        self._numbers = random.Random(3)
-
-    def __call__(self, tenant: Tenant) -> list[int]:
-        numbers, had = self._numbers, len(tenant.sequence.output)
-        count = numbers.randrange(DRAFTS_MAX + 1)
-        drafts = self._outputs[tenant.sequence.request.request_id][had : had + count]
-        drafts += [numbers.randrange(self._vocabulary) for _ in range(count - len(drafts))]
-        if count and numbers.random() < 0.5:
-            drafts[numbers.randrange(count)] = numbers.randrange(self._vocabulary)
-        return drafts
-
-
-def told_by(
-    worker: ShuffledEngine, tenants: list[Tenant], guess: Callable[[Tenant], list[int]]
-) -> tuple[list[list[Token]], int]:
-    """The tokens of each, and how many steps drew them."""
-    told: dict[int, list[Token]] = {id(tenant): [] for tenant in tenants}
-    steps = 0
-    while not all(tenant.done for tenant in tenants):
-        going = [tenant for tenant in tenants if not tenant.done]
-        for tenant, tokens in zip(going, worker.guess(going, 20, guess), strict=True):
-            told[id(tenant)] += tokens
-        steps += 1
-    return [*told.values()], steps
-
-
-def nothing(_: Tenant) -> list[int]:
-    return []
-
-
 @needs_kernel
 def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEngine) -> None:
     """Greedy, with penalties that count the output so far, seeded, with log-probabilities, all in the same
@@ -112,13 +72,13 @@ def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEn
         ]
 
     plain, guessing = ShuffledEngine(engine), ShuffledEngine(engine)
-    expected, steps = told_by(plain, asked(plain), nothing)
+    expected, steps = plain.answers(asked(plain), lambda _: ())
     tenants = asked(guessing)
     outputs = {
         each.sequence.request.request_id: [token.id for token in tokens]
         for each, tokens in zip(tenants, expected, strict=True)
     }
-    found, fewer = told_by(guessing, tenants, Guesses(outputs, engine.vocab_size))
+    found, fewer = guessing.answers(tenants, Guesses(outputs, engine.vocab_size))
     assert fewer < 0.8 * steps, "some drafts are taken"
     for mine, right in zip(found, expected, strict=True):
         assert [token.id for token in mine] == [token.id for token in right]

@@ -153,6 +153,23 @@ def test_one_rank_draws_for_all(crew: Crew, model: Path, tiny_engine: MakeEngine
                 assert token.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+def test_drawn_is_drawn_all_ranks_take_the_drafts_that_one_has_drawn(crew: Crew, model: Path) -> None:
+    """With the log-probabilities at each position, and in fewer steps than tokens."""
+    asked = model, random_prompts(LENGTHS), SAMPLINGS, OUTPUT_TOKENS
+    (alone, *_) = crew.play(SQUARE, scenes.draws, *asked)
+    told = crew.play(SQUARE, scenes.guessed, *asked, alone)
+    assert all(each == told[0] for each in told)
+    found, steps = told[0]
+    for mine, right in zip(found, alone, strict=True):
+        assert [token.id for token in mine] == [token.id for token in right]
+        for token, other in zip(mine, right, strict=True):
+            assert [each for each, _ in token.top] == [each for each, _ in other.top]
+            assert token.logprob == (
+                None if other.logprob is None else pytest.approx(other.logprob, abs=1e-4)
+            )
+    assert steps < OUTPUT_TOKENS
+
+
 def test_own_draws_the_choices_of_a_prompt_are_drawn_by_two_ranks_as_by_one(
     crew: Crew, model: Path, tiny_engine: MakeEngine
 ) -> None:

@@ -15,6 +15,10 @@ from services.rooms.request import Request, Sampling, Token
 GREEDY = Sampling(temperature=0.0)
 
 
+DRAFTS_MAX = 5
+"""Of one row."""
+
+
 @dataclass(eq=False)
 class Tenant:
     """A sequence and what this worker keeps for it."""
@@ -28,6 +32,30 @@ class Tenant:
     @property
     def done(self) -> bool:
         return self.sequence.request.finish_reason(self.sequence.output) is not None
+
+
+Guess = abc.Callable[[Tenant], abc.Sequence[int]]
+"""Drafts of what comes next."""
+
+
+class Guesses:
+    """Drafts of which some are what comes, and some are not."""
+
+    def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
+        """`outputs`: by request, what comes."""
+        self.right = self.asked = 0
+        self._outputs = outputs
+        self._vocabulary = vocabulary
+        self._numbers = random.Random(3)
+
+    def __call__(self, tenant: Tenant) -> list[int]:
+        numbers, had = self._numbers, len(tenant.sequence.output)
+        count = numbers.randrange(DRAFTS_MAX + 1)
+        drafts = self._outputs[tenant.sequence.request.request_id][had : had + count]
+        drafts += [numbers.randrange(self._vocabulary) for _ in range(count - len(drafts))]
+        if count and numbers.random() < 0.5:
+            drafts[numbers.randrange(count)] = numbers.randrange(self._vocabulary)
+        return drafts
 
 
 class ShuffledEngine:
@@ -78,9 +106,7 @@ class ShuffledEngine:
         drawn for each of them."""
         return [tokens[0] if tokens else None for tokens in self.guess(tenants, chunk, lambda _: ())]
 
-    def guess(
-        self, tenants: abc.Sequence[Tenant], chunk: int, guess: abc.Callable[[Tenant], abc.Sequence[int]]
-    ) -> list[tuple[Token, ...]]:
+    def guess(self, tenants: abc.Sequence[Tenant], chunk: int, guess: Guess) -> list[tuple[Token, ...]]:
         """The same, with drafts where a token is drawn. What comes behind an answer's end is dropped."""
         rows, taking = [], []
         for tenant in tenants:
@@ -105,6 +131,19 @@ class ShuffledEngine:
                     drawn[-1] = taken[:had]
                     break
         return drawn
+
+    def answers(
+        self, tenants: abc.Sequence[Tenant], guess: Guess, chunk: int = 20
+    ) -> tuple[list[list[Token]], int]:
+        """The tokens of each, with drafts, and in how many steps they came."""
+        told: dict[int, list[Token]] = {id(tenant): [] for tenant in tenants}
+        steps = 0
+        while not all(tenant.done for tenant in tenants):
+            going = [tenant for tenant in tenants if not tenant.done]
+            for tenant, tokens in zip(going, self.guess(going, chunk, guess), strict=True):
+                told[id(tenant)] += tokens
+            steps += 1
+        return [*told.values()], steps
 
     def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
         """Step until all are done. Returns their outputs."""
