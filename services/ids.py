@@ -1,6 +1,6 @@
 """Which number names what? A room, a tenancy, a process, a page: four numbers that are never mixed."""
 
-from typing import NewType, TypeAlias
+from typing import Final, NewType, TypeAlias
 
 RoomId = NewType("RoomId", int)
 """One live request. 64 bits, >= 1, never reused. Only the registry makes one, and no arithmetic on it says
@@ -12,6 +12,9 @@ Generation = NewType("Generation", int)
 Incarnation = NewType("Incarnation", int)
 """One process of a worker. 64 random bits, >= 1, drawn at start; a restarted worker is a new peer
 (`incarnation`)."""
+
+NO_PEER: Final = Incarnation(0)
+"""Of a room that has no worker on the other side."""
 
 PageId = NewType("PageId", int)
 """One page of a rank's pool, by its place there. >= 0."""

@@ -64,6 +64,8 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_prefill_scored_tokens_total",
         "baton_decode_tokens_total",
         "baton_decode_draft_tokens_total",
+        "baton_decode_local_rooms_total",
+        "baton_decode_prompt_tokens_total",
         "baton_decode_pages_grown_total",
         "baton_decode_rooms_retracted_total",
         "baton_decode_retracted_tokens_total",

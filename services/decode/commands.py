@@ -23,8 +23,7 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
         match what:
             case "stream":
-                room: DecodeRoom = self._open(command.stream, command.stream.prefill, "prefill")
-                room.prefill.CopyFrom(command.stream.prefill)
+                self._stream(command.stream)
             case "connected":
                 self._core.connected(Incarnation(command.connected))
             case "quiet":
@@ -33,11 +32,20 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
                 self._cut(command.end_choice)
             case "position_cost":
                 self._drafting.per_mille = command.position_cost
+            case "compute_here":
+                told = command.compute_here
+                self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.why)
             case "revoke":
                 self._core.revoke()
             case _:
                 return False
         return True
+
+    def _stream(self, wire: inference_pb2.StreamRoomRequest) -> None:
+        room: DecodeRoom = self._open(wire, wire.prefill if wire.HasField("prefill") else None, "prefill")
+        room.prefill.CopyFrom(wire.prefill)
+        if wire.HasField("prefill_ms"):
+            room.prefill_by_ms = self._parts.clock.now_ms() + wire.prefill_ms
 
     def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:
         room, rooms = RoomId(wire.room), self._core.roster

@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.rooms.phases import RECEIVER_MOVES
+from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from services.rooms.queues import RoomQueue
 from services.worker.metrics import Counts, WorkerMetrics
 
@@ -13,7 +13,10 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 
 QUEUES: Final = {
     RoomQueue.PREALLOC: ("baton_decode_prealloc_queue_requests", "Rooms without pages yet."),
-    RoomQueue.TRANSFER: ("baton_decode_transfer_queue_requests", "Rooms whose pages have not all landed."),
+    RoomQueue.TRANSFER: (
+        "baton_decode_transfer_queue_requests",
+        "Rooms whose pages have not all landed, or whose prompts are being computed here.",
+    ),
     RoomQueue.WAITING: (
         "baton_decode_waiting_requests",
         "Sequences of admitted rooms that do not fit the batch.",
@@ -24,7 +27,7 @@ QUEUES: Final = {
 
 class DecodeMetrics(WorkerMetrics):
     def __init__(self, registry: CollectorRegistry, max_running: int) -> None:
-        super().__init__(RECEIVER_MOVES, QUEUES, registry)
+        super().__init__({**RECEIVER_MOVES, **LOCAL_MOVES}, QUEUES, registry)
         self._max_running = max_running
         batch = Gauge(
             "baton_decode_batch_places",
@@ -46,6 +49,16 @@ class DecodeMetrics(WorkerMetrics):
             registry=registry,
         )
 
+        self._local = Counter(
+            "baton_decode_local_rooms_total",
+            "Rooms whose prompts were computed here, since that was sooner or no prefill worker was there.",
+            registry=registry,
+        )
+        self._computed = Counter(
+            "baton_decode_prompt_tokens_total",
+            "Tokens of these prompts that were computed here.",
+            registry=registry,
+        )
         self._grown = Counter(
             "baton_decode_pages_grown_total",
             "KV pages that running rooms took as they drew.",
@@ -83,6 +96,14 @@ class DecodeMetrics(WorkerMetrics):
         if drafted:
             self._drafts_taken.inc(taken)
             self._drafts_missed.inc(drafted - taken)
+
+    def claimed(self) -> None:
+        self._local.inc()
+
+    def computed(self, tokens: int) -> None:
+        """Of local rooms' prompts."""
+        if tokens:
+            self._computed.inc(tokens)
 
     def grew(self, pages: int, retracted: Sequence[int]) -> None:
         """Running rooms took so many pages. Of each that was retracted: tokens whose KV it had."""

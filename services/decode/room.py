@@ -45,6 +45,10 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
     REPLY = inference_pb2.StreamRoomReply
 
     prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
+    prefill_by_ms: int | None = field(default=None, init=False)
+    """When prefill is expected to have its first token, by this rank's clock; None: nobody said so."""
+    look_again_ms: int = field(default=0, init=False)
+    """When the leader looks again whether to compute it here."""
     choices: tuple[Choice, ...] = field(init=False)
     landed: PageSum | None = field(default=None, init=False)
     """With `--kv-checksum pages`: of what landed, once the seal was seen."""
@@ -61,7 +65,12 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
         """What it draws."""
         return [choice.sequence for choice in self.choices]
 
+    def prompt_row(self, start: int, stop: int) -> Row:
+        """Of a local room."""
+        last = stop == self.request.prefill_tokens
+        return Row(self.choices[0].sequence, start, stop, self.pages[0], last)
+
     def begin(self) -> None:
-        """It was admitted: what the sender computed is there for each choice."""
+        """It was admitted: what it begins with is there for each choice."""
         for choice in self.choices:
             choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens

@@ -80,7 +80,8 @@ class Speaker:
 
 @dataclass(slots=True)
 class _Grant:
-    """It is not answered, and still wanted."""
+    """It is not answered, and still wanted. Or it says that there is none: the room is computed here
+    (`GrantRequest.mine`)."""
 
     request: inference_pb2.GrantRequest
     held: bool = False
@@ -274,7 +275,7 @@ class SenderLink:
         grant = self._grants.get(room)
         if grant is None or grant.held or room in self._grants_to_send:
             return  # it is not wanted any more, or not asked
-        if not reply.HasField("refused"):
+        if not reply.HasField("refused") or grant.request.mine:
             del self._grants[room]
             return
         problem = refusal_from_wire(reply.refused)
@@ -407,8 +408,11 @@ class SenderLink:
         else:
             if self.connecting or self._grants:
                 log.info("a stream to a sender broke", worker=self.peer.name, cause=str(error))
-            for room in [room for room, grant in self._grants.items() if not grant.held]:
-                self._grant_failed(room, error)
+            for room, grant in [each for each in self._grants.items() if not each[1].held]:
+                if grant.request.mine:
+                    self._grants_to_send[room] = None  # nobody waits for its answer, but the sender for it
+                else:
+                    self._grant_failed(room, error)
             if error.kind == WrongIncarnation.__name__:
                 self.knows = False  # whoever knew is not there any more
             if self.connecting:

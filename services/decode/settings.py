@@ -54,6 +54,12 @@ class DecodeSettings(WorkerSettings):
         " them (0: none; not run on a GPU yet).",
         number(0, 1024),
     )
+    local_gap_ms: int = setting(
+        50,
+        "Compute a room's prompt here where that is sooner than prefill's: in parts, each of which holds up"
+        " the sequences that run for so long at most (0: only where no prefill worker is there).",
+        number(0, 60_000),
+    )
     prealloc_timeout_ms: int = setting(
         120_000,
         "Longest that a room waits for free pages, where its opener did not say how long the request may"

@@ -1,6 +1,7 @@
 """What does a step compute for each choice that goes on, and what comes of it?"""
 
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from services.decode.batch import ChoiceStep, next_batch
 from services.decode.drafting import Drafting
@@ -8,14 +9,23 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.room import Choice, DecodeRoom
 from services.engine.interface import Row, Undrawn
 from services.handover.receiving import Receiving
+from services.rooms.local import PromptPace
+from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Token
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.parts import RankParts
+from services.worker.prompts import PromptPart, next_parts
+from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
+ALONE_TOKENS: Final = 256
+"""Of local rooms' prompts, in a step for which nobody waits."""
 
-class DecodeStepping(Stepping[ChoiceStep]):
+StepOf: TypeAlias = ChoiceStep | PromptPart[DecodeRoom]
+
+
+class DecodeStepping(Stepping[StepOf]):
     def __init__(
         self,
         receiving: Receiving[DecodeRoom],
@@ -23,23 +33,24 @@ class DecodeStepping(Stepping[ChoiceStep]):
         metrics: DecodeMetrics,
         max_running: int,
         drafting: Drafting,
+        local_gap_ms: int,
     ) -> None:
-        """`max_running`: most sequences that a step continues."""
+        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
         super().__init__(receiving, parts, metrics)
         self.drafting = drafting
+        self.pace = PromptPace(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
+        """As this rank sees it."""
         self._receiving = receiving
         self._metrics = metrics
         self._max_running = max_running
 
     def join(self, room: DecodeRoom) -> None:
-        """The room was admitted. Choice 0's first token came in the record; the others draw theirs."""
-        if room.record is None:
-            raise AssertionError(f"room {room.id} was admitted without its record")
+        """The room was admitted. Choice 0 has its first token; the others draw theirs."""
+        if room.first is None:
+            raise AssertionError(f"room {room.id} was admitted without its first token")
         room.begin()
         if 0 in room.ends.going_on:
-            record = room.record
-            first = Token(record.first_token, record.first_logprob, record.alternatives)
-            self._emit(room, room.choices[0], [first], self._receiving.drawn(room, 0))
+            self._emit(room, room.choices[0], [room.first], self._receiving.drawn(room, 0))
 
     def start(self) -> tuple[bool, bool]:
         """Whether there is a next step, which is started, and whether rooms are retracted for it. Only while
@@ -55,9 +66,19 @@ class DecodeStepping(Stepping[ChoiceStep]):
         self._metrics.grew(space.given, [room.kv_tokens for room in space.retracted])
         drafted = self.drafting.drafts(step)
         rows = [self._row(part, drafts) for part, drafts in zip(step, drafted, strict=True)]
-        started = self._start(step, rows)
+        prompts = self._prompts()
+        started = self._start([*step, *prompts], [*rows, *(part.row for part in prompts)])
         self.drafting.read(step)
         return started, bool(space.retracted)
+
+    def _prompts(self) -> list[PromptPart[DecodeRoom]]:
+        """What the next step computes of local rooms."""
+        rooms = [room for room in self._receiving.roster if room.computable]
+        if not rooms:
+            return []
+        holds_up = any(room.runs or room.phase is Phase.TRANSFERRING for room in self._receiving.roster)
+        budget = self._receiving.beside_tokens if holds_up else ALONE_TOKENS
+        return next_parts(rooms, budget, sent=False)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
         """`drafts`: as many of them as there are pages to spare for."""
@@ -72,22 +93,41 @@ class DecodeStepping(Stepping[ChoiceStep]):
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""
-        ended = self._take()
+        ended, now_ms = self._take(), self._parts.clock.now_ms()
         if ended is None:
+            if self._step and self.running_us < STEP_MS * 1000:
+                self._receiving.stepping(now_ms)
             return
         step, taken = ended
-        self.drafting.stepped(step, self.running_us / 1000)
-        count = sum(len(tokens) for tokens in taken if not isinstance(tokens, Undrawn))
-        self._metrics.decoded(count)
-        self.tokens += count
+        choices = [part for part in step if isinstance(part, ChoiceStep)]
+        prompts = sum(part.stop - part.start for part in step if isinstance(part, PromptPart))
+        if step:
+            self.pace.stepped(prompts, len(choices), self.running_us / 1000)
+        if not prompts:
+            self.drafting.stepped(choices, self.running_us / 1000)
+        drawn = 0
         for part, tokens in zip(step, taken, strict=True):
-            room, choice = part
-            if choice.place not in room.ends.going_on:
-                continue  # its reader had enough meanwhile, and the others do not end by it
             if isinstance(tokens, Undrawn):
-                self._fail(part, tokens)
-            elif not room.stopping:
-                self._append(room, choice, tokens)
+                self._undrawn(part, tokens)
+            elif isinstance(part, PromptPart):
+                self._receiving.computed(part.room, part.stop, tokens[0] if tokens else None)
+            else:
+                drawn += len(tokens)
+                self._drawn(part, tokens)
+        self._metrics.decoded(drawn)
+        self._metrics.computed(prompts)
+        self.tokens += drawn + prompts
+        self._receiving.stepping(now_ms)
+
+    def _undrawn(self, part: StepOf, why: Undrawn) -> None:
+        if isinstance(part, PromptPart) or part.choice.place in part.room.ends.going_on:
+            self._fail(part, why)
+
+    def _drawn(self, part: ChoiceStep, tokens: Sequence[Token]) -> None:
+        """Of a choice whose reader had enough meanwhile nothing comes, and the others go on."""
+        room, choice = part
+        if choice.place in room.ends.going_on and not room.stopping:
+            self._append(room, choice, tokens)
 
     def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> None:
         """They come next, up to the choice's end: what was drawn behind that is dropped."""
@@ -112,6 +152,7 @@ class DecodeStepping(Stepping[ChoiceStep]):
             first=len(choice.sequence.output) - len(tokens),
             tokens=map(token_to_wire, tokens),
             finish=finish_to_wire(finish),
+            cached_tokens=room.cached if room.local else 0,
             choice=choice.place,
         )
         room.reply(inference_pb2.StreamRoomReply(tokens=told))

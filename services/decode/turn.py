@@ -12,6 +12,7 @@ from collections import abc
 from typing import assert_never
 
 from services.decode.batch import how_many
+from services.decode.claims import Claims
 from services.decode.commands import DecodeCommands
 from services.decode.drafting import Drafting
 from services.decode.handover_client import Peers, endpoint_to_wire
@@ -22,6 +23,7 @@ from services.decode.room import DecodeRoom
 from services.decode.stepping import DecodeStepping
 from services.handover.receiving import Receiving
 from services.handover.requests import (
+    Claim,
     Close,
     Connect,
     Forget,
@@ -70,10 +72,13 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         metrics: DecodeMetrics,
         max_running: int,
         drafts_by: int = 0,
+        local_gap_ms: int = 0,
     ) -> None:
-        """`slots`: the memory of those that `receiving` hands out. `drafts_by`: see `Drafting.longest`."""
+        """`slots`: the memory of those that `receiving` hands out. `drafts_by`: see `Drafting.longest`.
+        `local_gap_ms`: for how long a part of a prompt may hold up the sequences that run; 0: prompts are
+        computed here only where no prefill worker is there."""
         self._drafting = Drafting(drafts_by)
-        computing = DecodeStepping(receiving, parts, metrics, max_running, self._drafting)
+        computing = DecodeStepping(receiving, parts, metrics, max_running, self._drafting, local_gap_ms)
         super().__init__(receiving, parts, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
         """Of every rank's memory, in rank order, once they have told."""
@@ -85,6 +90,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._max_running = max_running
         self._landing = PageCheck(receiving, parts.stepper)
         self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
+        self._claims = Claims(receiving, computing.pace, parts.clock)
         self._loads = 0
         """How often it was said by what rooms are placed here."""
         self._untold = True
@@ -98,6 +104,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         cost = self._drafting.cost.news()
         if cost is not None:
             self._parts.mailbox.put(group_pb2.Command(position_cost=cost))
+        for decided in self._claims.due():
+            self._parts.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()
 
     def observe(self) -> bool:
@@ -147,7 +155,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         count = how_many(self.roster)
         return {
             RoomQueue.PREALLOC: census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
-            RoomQueue.TRANSFER: census[Phase.TRANSFERRING],
+            RoomQueue.TRANSFER: census[Phase.TRANSFERRING] + census[Phase.COMPUTING],
             RoomQueue.WAITING: max(count - self._max_running, 0),
             RoomQueue.RUNNING: min(count, self._max_running),
         }
@@ -182,8 +190,14 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 self._grant(self.roster.get(request.room), request)
             case Join():
                 room = self.roster.get(request.room)
-                self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
+                if room.local:
+                    self._metrics.claimed()
+                else:
+                    self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
                 self._computing.join(room)
+            case Claim():
+                claim = inference_pb2.GrantRequest(room=request.room, receiver=self._incarnation, mine=True)
+                self._peers.grant(self.roster.get(request.room).prefill, claim)
             case SumPages():
                 self._landing.begin(self.roster.get(request.room), request.first_token)
             case Close():

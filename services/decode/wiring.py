@@ -72,6 +72,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         metrics=metrics,
         max_running=settings.max_running,
         drafts_by=settings.drafts_by,
+        local_gap_ms=settings.local_gap_ms,
     )
     service = DecodeService(work, host.mailbox, rank.incarnation)
     return Fitting(

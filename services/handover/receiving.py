@@ -15,6 +15,7 @@ from typing import Final, TypeVar, assert_never
 from services.handover.growing import DraftReach, Growing, Space
 from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import (
+    Claim,
     Close,
     Connect,
     Forget,
@@ -25,7 +26,7 @@ from services.handover.requests import (
     SumPages,
 )
 from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageCounts, RoomId
+from services.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
 from services.pages.checksum import KvChecksum, told
 from services.pages.errors import RecordCorrupt, RecordForeign, added
 from services.pages.holdings import Holdings
@@ -34,13 +35,13 @@ from services.pages.record import MetadataRecord, announced, read_slot, touched
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
-from services.rooms.evidence import Connected, Fenced, Finished, Landed, Proof, Sealed
+from services.rooms.evidence import Computed, Connected, Fenced, Finished, Landed, Proof, Sealed
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.plurals import counted
 from services.rooms.quarantine import in_quarantine, revocation_due
 from services.rooms.reasons import REASONS, Fault
-from services.rooms.request import FinishReason, Request
+from services.rooms.request import FinishReason, Request, Token
 from services.rooms.roster import NOTHING, ROWS_MAX, Capacity
 from services.rooms.timeline import Moment
 
@@ -89,6 +90,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self._lacks_since_ms: int | None = None
         """Since when somebody who runs has waited for pages without a break, as this rank's clock has it."""
         self._growing = Growing(self.roster, holdings, layout, running_max)
+        self.beside_tokens = layout.block_tokens
+        """Of local rooms' prompts, that a step computes beside sequences that run: as told last."""
 
     # ---- commands, the same on every rank
 
@@ -130,8 +133,19 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             division=division,
         )
         self._report(opened, Moment.ACCEPTED, f"{counted(sum(division.needed), 'page')} needed")
-        self._ask(Connect(room, sender))
+        if sender == NO_PEER:
+            self._claim(opened, "no prefill worker is there")
+        else:
+            self._ask(Connect(room, sender))
         return opened
+
+    def compute_here(self, room: RoomId, beside_tokens: int, why: str) -> None:
+        """The leader decided that this worker computes the room's prompt itself (`mine-or-granted`). One that
+        is granted by now, or over, is its sender's. `beside_tokens`: of prompts, that a step computes from
+        now on beside sequences that run."""
+        self.beside_tokens = beside_tokens
+        if room in self.roster and self._claim(self.roster.get(room), why):
+            self._ask(Claim(room, self.roster.get(room).peer))
 
     def connected(self, sender: Incarnation) -> None:
         """It knows this worker's memory."""
@@ -158,7 +172,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         """A prefill process is known to be gone: nothing of it can land any more. What it finished before
         is there, and is not lost with it (`drain-keeps-promises`)."""
         for room in self.roster:
-            if room.peer != sender or room.phase is Phase.SUCCESS:
+            if room.peer != sender or room.phase is Phase.SUCCESS or room.local:
                 continue
             if room.phase is Phase.TRANSFERRING and room.record is None:
                 self.poll(room)
@@ -213,12 +227,28 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             self.fail(room, Reason.RECORD_CORRUPT, f"decode: {error}")
             return True
         room.record = record
-        room.outputs[0][:] = [*room.request.output, record.first_token]
+        self._begin_output(room, Token(record.first_token, record.first_logprob, record.alternatives))
         if self._checksum is KvChecksum.PAGES:
             self._ask(SumPages(room.id, room.prefix_tokens))
         else:
             self._seal(room, record)
         return True
+
+    def stepping(self, now_ms: int) -> None:
+        """A step goes on, or has ended: progress of all that are computed here, or wait for the next."""
+        for room in self.roster:
+            if room.phase is Phase.COMPUTING:
+                room.progressed(now_ms)
+
+    def computed(self, room: R, tokens: int, first: Token | None) -> None:
+        """A step ended: the first `tokens` tokens of a local room are in its pages. `first`: the token that
+        was drawn behind them all. Nothing follows where the room has failed meanwhile."""
+        if room.phase is not Phase.COMPUTING:
+            return
+        room.computed = tokens
+        if first is not None:
+            self._begin_output(room, first)
+            room.note(Computed())
 
     def summed(self, room: R, total: int) -> None:
         """The sum of what landed is complete."""
@@ -298,7 +328,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 waiting += 1
                 asked = tuple(map(sum, zip(asked, room.pages_needed, room.margin, strict=True)))
-            elif room.phase is Phase.TRANSFERRING or room.runs:
+            elif room.phase in (Phase.TRANSFERRING, Phase.COMPUTING) or room.runs:
                 running += len(room.ends.going_on)
         entered = max((room.id for room in self.roster), default=RoomId(0))
         free = self.capacity().free or nothing
@@ -313,9 +343,12 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     def perform(self, room: R, effect: Effect | ReceiverEffect, now_ms: int) -> None:
         match effect:
             case Effect.QUEUE:
-                self._report(room, Moment.CONNECTED)
+                if not room.local:
+                    self._report(room, Moment.CONNECTED)
             case ReceiverEffect.GRANT:
                 self._grant(room)
+            case ReceiverEffect.COMPUTE:
+                self._compute(room)
             case ReceiverEffect.ADMIT:
                 self._admit(room)
             case Effect.RELEASE:
@@ -328,6 +361,12 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 self._fence(room)
             case _:
                 assert_never(effect)
+
+    def _claim(self, room: R, why: str) -> bool:
+        if not room.claim():
+            return False
+        self._report(room, Moment.LOCAL, why)
+        return True
 
     # ---- what moves do
 
@@ -359,11 +398,27 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         )
         self._report(room, Moment.GRANTED, detail)
 
+    def _compute(self, room: R) -> None:
+        """Reserve, and tell nobody. The last token is computed in any case: what follows is drawn from it."""
+        known = room.request.tokens[:-1]
+        holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
+        room.prefix_tokens = room.computed = holding.shared_tokens
+        self._growing.granted(room)
+        told = f"{counted(sum(map(len, holding.pages)), 'page')}, {counted(room.computed, 'token')} cached"
+        self._report(room, Moment.COMPUTING, told)
+
+    def _begin_output(self, room: R, first: Token) -> None:
+        room.first = first
+        room.outputs[0][:] = [*room.request.output, first.id]
+
     def _admit(self, room: R) -> None:
         """The pages are the room's for good."""
-        if room.record is None:
-            raise AssertionError(f"room {room.id} was admitted without its record")
-        self.holdings.commit(room.id)
+        if room.first is None:
+            raise AssertionError(f"room {room.id} was admitted without its first token")
+        if room.local:
+            self.holdings.own(room.id)
+        else:
+            self.holdings.commit(room.id)
         self.holdings.keep(room.id, room.request.tokens)
         self._growing.begins(room)
         self._report(room, Moment.ADMITTED)
@@ -422,7 +477,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         if (whole or room.ended_for is Reason.RETRACTED) and 0 not in room.ends.cut:
             # Of one that was stopped or cut, the ranks need not have seen the same steps end. One that was
             # retracted no rank was computing.
-            self.holdings.keep(room.id, room.computed)
+            self.holdings.keep(room.id, room.written)
         self._growing.over(room)
         self._release(room, now_ms)
 

@@ -10,7 +10,7 @@ from services.rooms.errors import Cause
 from services.rooms.growth import Age
 from services.rooms.phases import Phase
 from services.rooms.receiver import Receiver
-from services.rooms.request import Request
+from services.rooms.request import Request, Token
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +30,10 @@ class ReceivingRoom(Receiver):
     Whatever else ends it by then is more (`retracted-is-no-failure`)."""
     prefix_tokens: int = field(default=0, init=False)
     """Leading tokens whose pages were held when it was granted."""
+    computed: int = field(default=0, init=False)
+    """Of a local room: leading tokens whose KV is in its pages."""
+    first: Token | None = field(default=None, init=False)
+    """Drawn behind what it begins with, by the sender or here."""
     record: MetadataRecord | None = field(default=None, init=False)
     """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
     near_until_s: float | None = field(default=None, init=False)
@@ -45,9 +49,22 @@ class ReceivingRoom(Receiver):
         self.covered = self.division.begun
 
     @property
-    def computed(self) -> tuple[int, ...]:
+    def written(self) -> tuple[int, ...]:
         """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
         return (*self.request.prompt, *self.outputs[0][:-1])
+
+    @property
+    def computable(self) -> bool:
+        return self.phase is Phase.COMPUTING and not self.complete and self.cause is None
+
+    @property
+    def complete(self) -> bool:
+        """Of a local room: all that is known was computed."""
+        return self.computed == self.request.prefill_tokens
+
+    @property
+    def cached(self) -> int:
+        return self.prefix_tokens
 
     @property
     def runs(self) -> bool:

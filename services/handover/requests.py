@@ -82,6 +82,14 @@ class Grant:
 
 
 @dataclass(slots=True)
+class Claim:
+    """Tell the room's sender that this worker computes the prompt itself: nothing is granted."""
+
+    room: RoomId
+    peer: Incarnation
+
+
+@dataclass(slots=True)
 class Close:
     """Ask the sender until it has proven that it writes nothing more for this tenancy. Comes back as
     `Receiving.quiet`."""
@@ -103,12 +111,12 @@ class SumPages:
 
 @dataclass(slots=True)
 class Join:
-    """The room's choices join the batch, behind the first token of its record."""
+    """The room's choices join the batch, behind its first token."""
 
     room: RoomId
 
 
-ReceiverRequest: TypeAlias = Connect | Grant | SumPages | Join | Close | Forget
+ReceiverRequest: TypeAlias = Connect | Grant | Claim | SumPages | Join | Close | Forget
 """What a receiver's side asks beside a `SideRequest`."""
 
 

@@ -31,13 +31,14 @@ from services.pages.layout import KvLayout
 from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
-from services.rooms.evidence import Fenced, Finished, Granted, Proof, Sealed, Written
+from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from services.rooms.phases import GATED, Effect, Phase, SenderEffect
 from services.rooms.plurals import counted
 from services.rooms.request import Request, Token
 from services.rooms.sender import Sender
 from services.rooms.timeline import Moment
 
+CLAIMED: Final = Cause(Reason.LOCAL, "the decode worker computes the prompt itself")
 GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")
 
 
@@ -204,12 +205,7 @@ class Sending(HandOverSide[S, SenderRequest]):
     def grant(self, room: RoomId, receiver: Incarnation, grant: Granted, route: Route | NotConnected) -> None:
         """The receiver tells where the room may be written. `route`: to the exposure that it names, or why
         there is none. Raises UnknownRoom, PeerFault, NotConnected, Truncated."""
-        if room not in self.roster:
-            self.roster.note(room, grant)  # counted, and creates nothing
-            raise UnknownRoom(f"room {room} is not known here")
-        held = self.roster.get(room)
-        if receiver != held.peer:
-            raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
+        held = self._answered(room, receiver, grant)
         if isinstance(route, NotConnected):
             if not self.elected:
                 # The leader answers the grant, and may have taken it: this rank alone ends the room.
@@ -228,6 +224,15 @@ class Sending(HandOverSide[S, SenderRequest]):
             raise Truncated(f"room {room}: {added(granted)} pages granted, {added(expected)} to be sent")
         held.note(grant)
         held.route = route
+
+    def claimed(self, room: RoomId, receiver: Incarnation) -> None:
+        """The receiver computes the prompt itself, and grants nothing (`mine-or-granted`). Raises
+        UnknownRoom, PeerFault."""
+        claim = Failed(CLAIMED)
+        held = self._answered(room, receiver, claim)
+        if held.grant is not None:
+            raise PeerFault(f"room {room}: claimed by a receiver that has granted it")
+        held.note(claim)
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
         """The receiver gave the room up. What answers it is a proof (`ack-is-proof`), so it is for the room's
@@ -356,6 +361,16 @@ class Sending(HandOverSide[S, SenderRequest]):
                 self._ask(Outcome(room.id, room.cause))
             case _:
                 assert_never(effect)
+
+    def _answered(self, room: RoomId, receiver: Incarnation, answer: Evidence) -> S:
+        """The room that a receiver answers, by a grant or by a claim. Raises UnknownRoom, PeerFault."""
+        if room not in self.roster:
+            self.roster.note(room, answer)  # counted, and creates nothing
+            raise UnknownRoom(f"room {room} is not known here")
+        held = self.roster.get(room)
+        if receiver != held.peer:
+            raise PeerFault(f"room {room}: the registry named another receiver")  # `authorised-writer`
+        return held
 
     # ---- what moves do
 

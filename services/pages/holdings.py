@@ -96,6 +96,10 @@ class Holdings:
                 total[state] += count
         return total
 
+    def cached(self, tokens: Sequence[int], salt: int = UNSALTED) -> int:
+        """How many of the leading `tokens` are held already, as of now."""
+        return len(self.prefixes.match(tokens, salt)) * self.prefixes.block_tokens
+
     def take(
         self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED
     ) -> Holding:
@@ -141,6 +145,12 @@ class Holdings:
         holding = self._in(room, Standing.EXPOSED)
         self._all(PagePool.commit, holding.own)
         self.slots.commit(holding.slot)
+        holding.standing = Standing.COMMITTED
+
+    def own(self, room: RoomId) -> None:
+        """No peer is ever told of the memory: it is the room's for good."""
+        holding = self._in(room, Standing.HELD)
+        self._all(PagePool.commit, holding.own)
         holding.standing = Standing.COMMITTED
 
     def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> PageTables:

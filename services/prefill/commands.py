@@ -47,6 +47,9 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
 
     def _grant(self, wire: inference_pb2.GrantRequest) -> None:
         receiver = Incarnation(wire.receiver)
+        if wire.mine:
+            self._core.claimed(RoomId(wire.room), receiver)
+            return
         pages = tables_from_wire(wire.pages)
         grant = Granted(Generation(wire.generation), pages, wire.slot, wire.prefix_tokens)
         route: Route | NotConnected

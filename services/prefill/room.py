@@ -4,7 +4,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.engine.interface import PromptScores, Sequence
+from services.engine.interface import PromptScores, Row, Sequence
 from services.handover.sending import SendingRoom
 from services.pages.checksum import told
 from services.pages.layout import GroupHead
@@ -44,6 +44,9 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
         """Of what was computed for a rank of the receiver that holds `heads`, as its record says it."""
         summed = self.sequence.page_sum
         return 0 if summed is None else told(summed.of(heads))
+
+    def prompt_row(self, start: int, stop: int) -> Row:
+        return Row(self.sequence, start, stop, self.pages, stop == self.request.prefill_tokens)
 
     @property
     def scored(self) -> int:

@@ -4,7 +4,6 @@ from typing import Final
 
 from services.engine.interface import Undrawn
 from services.handover.sending import Sending
-from services.prefill.batch import PromptPart, next_parts
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
 from services.rooms.plurals import counted
@@ -12,6 +11,7 @@ from services.rooms.timeline import Moment
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.parts import RankParts
+from services.worker.prompts import PromptPart, next_parts
 from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
@@ -19,7 +19,7 @@ CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
 
-class PrefillStepping(Stepping[PromptPart]):
+class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
     def __init__(
         self,
         sending: Sending[PrefillRoom],

@@ -30,7 +30,7 @@ class Deadlines:
                 return self.bootstrapping_ms
             case Phase.WAITING_FOR_INPUT:
                 return self.waiting_ms
-            case Phase.TRANSFERRING | Phase.SEALING:
+            case Phase.TRANSFERRING | Phase.COMPUTING | Phase.SEALING:
                 return self.transferring_ms
             case Phase.SUCCESS:
                 return self.success_ms

@@ -59,6 +59,11 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """Receiver of a local room: its prompt is computed here, and its first token drawn."""
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled:
     """This rank can hold the room's draws to its request's grammar."""
 
@@ -82,4 +87,4 @@ class Fenced:
     proof: Proof
 
 
-Evidence = Connected | Granted | Landed | Written | Sealed | Compiled | Failed | Finished | Fenced
+Evidence = Connected | Granted | Landed | Written | Sealed | Computed | Compiled | Failed | Finished | Fenced

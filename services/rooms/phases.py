@@ -23,6 +23,8 @@ class Phase(Enum):
     """Sender: destination known, waiting for pages to compute into. Receiver: waiting for pages."""
     TRANSFERRING = "transferring"
     """Sender: computing and pushing. Receiver: destination exposed, not yet ready on every rank."""
+    COMPUTING = "computing"
+    """Receiver of a local room: it computes the prompt itself; nothing is exposed."""
     SEALING = "sealing"
     """Sender: every rank's pages are written; the elected rank writes the record and the seal."""
     SUCCESS = "success"
@@ -70,6 +72,8 @@ class ReceiverEffect(Enum):
 
     GRANT = "grant"
     """Reserve pages and a zeroed slot, expose them, send the destination."""
+    COMPUTE = "compute"
+    """Reserve pages and start computing: a local room's."""
     ADMIT = "admit"
     """The pages are ours for good; join the batch."""
 
@@ -102,5 +106,14 @@ RECEIVER_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | Receiver
     **_ENDINGS,
 }
 
-GATED: Final = frozenset({Phase.TRANSFERRING, Phase.SEALING})
+LOCAL_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | ReceiverEffect]]] = {
+    (Phase.BOOTSTRAPPING, Vote.ADVANCE): (Phase.WAITING_FOR_INPUT, Effect.QUEUE),
+    (Phase.WAITING_FOR_INPUT, Vote.ADVANCE): (Phase.COMPUTING, ReceiverEffect.COMPUTE),
+    (Phase.COMPUTING, Vote.ADVANCE): (Phase.SUCCESS, ReceiverEffect.ADMIT),
+    (Phase.COMPUTING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
+    **{way: move for way, move in _ENDINGS.items() if way[0] is not Phase.TRANSFERRING},
+}
+"""A receiver's that computes the prompt itself."""
+
+GATED: Final = frozenset({Phase.TRANSFERRING, Phase.COMPUTING, Phase.SEALING})
 """Phases that a rank which is not ready cannot be voted out of but by ABORT (`gate-before-agree`)."""

@@ -3,22 +3,29 @@
     BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SUCCESS ---> RETIRED
        connecting         no pages yet           exposed         admitted       |
             |                  |                     |                          |
+            |                  +-----> COMPUTING ----|---> SUCCESS ...          |
+            |                  |      a local room   |                          |
             +------------------+---------------------+--> FAILED ---------------+
                                                            proof: no write can land
 
-The readiness gate is pages AND seal, and it is part of the vote (`gate-before-agree`).
+The readiness gate is pages AND seal, and it is part of the vote (`gate-before-agree`). A local room is one
+that this worker computes itself: it waits for nobody, exposes nothing, and its gate is that all of its prompt
+is computed and its first token drawn, on every rank.
 """
 
 from dataclasses import dataclass
 from operator import gt, sub
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from services.ids import Generation, PageCounts
 from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
-from services.rooms.evidence import Connected, Evidence, Landed, Proof, Sealed
-from services.rooms.phases import RECEIVER_MOVES, Moves, Phase, Side
+from services.rooms.evidence import Computed, Connected, Evidence, Landed, Proof, Sealed
+from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, Moves, Phase, Side
 from services.rooms.plurals import counted
 from services.rooms.room import NOT_COMPILED, Room
+
+UNDECIDED: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
+"""Phases in which nothing was granted: the room may still become a local one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +46,27 @@ class Receiver(Room):
     generation: Generation | None = None
     pages_landed: PageCounts = ()
     sealed: bool = False
+    local: bool = False
+    """This worker computes the prompt itself, as all ranks agreed before the room was granted
+    (`mine-or-granted`)."""
+    whole: bool = False
+    """Of a local room: the prompt is computed, and the first token drawn."""
+
+    @property
+    def moves(self) -> Moves:
+        return LOCAL_MOVES if self.local else RECEIVER_MOVES
+
+    def claim(self) -> bool:
+        """It is computed here, from now on; False where it is granted or over, or was claimed before."""
+        if self.local or self.phase not in UNDECIDED:
+            return False
+        self.local = True
+        return True
 
     def expose(self, generation: Generation, held: PageCounts) -> None:
         """The room's memory is about to be named to the sender, as this generation. Once. `held`: leading
         pages of each group that hold what the sender would write."""
-        if self.generation is not None or self.phase is not Phase.TRANSFERRING:
+        if self.generation is not None or self.phase is not Phase.TRANSFERRING or self.local:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
         if any(map(gt, held, self.pages_expected)):
             raise LocalBug(f"room {self.id}: {sum(held)} pages held of {sum(self.pages_expected)}")
@@ -66,6 +89,10 @@ class Receiver(Room):
                 self.sealed = True
                 if self.pages_landed == self.pages_expected:
                     self.proof = self.proof or Proof.DONE
+            case Computed():
+                if not self.local:
+                    raise LocalBug(f"room {self.id}: computed here, though it is its sender's to compute")
+                self.whole = True
             case _:
                 raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a receiver")
 
@@ -74,9 +101,15 @@ class Receiver(Room):
             raise StaleGeneration(f"room {self.id}: generation {generation}, ours is {self.generation}")
 
     def _ready(self) -> bool:
-        if self.phase is Phase.BOOTSTRAPPING:
-            return self.connected
-        return self.sealed and self.pages_landed == self.pages_expected and self.compiled
+        match self.phase:
+            case Phase.BOOTSTRAPPING:
+                return self.connected or self.local
+            case Phase.WAITING_FOR_INPUT:
+                return self.compiled or not self.local
+            case Phase.COMPUTING:
+                return self.whole
+            case _:
+                return self.sealed and self.pages_landed == self.pages_expected and self.compiled
 
     def _contradiction(self) -> Cause | None:
         """A seal comes after every page, so one over too few pages is not worth waiting (`no-truncation`).
@@ -93,14 +126,18 @@ class Receiver(Room):
         return f"{sum(self.pages_landed)} of {counted(sum(self.pages_expected), 'page')}"
 
     def _unwritten(self) -> bool:
-        return self.sealed
+        return self.sealed or self.local
 
     def _wanting(self) -> str:
         match self.phase:
             case Phase.BOOTSTRAPPING:
                 return "not connected to the prefill worker"
             case Phase.WAITING_FOR_INPUT:
+                if self.local and not self.compiled:
+                    return NOT_COMPILED
                 return f"not free yet: {counted(sum(self.pages_needed), 'page')}"
+            case Phase.COMPUTING:
+                return "the prompt is not computed"
             case Phase.TRANSFERRING:
                 if self.sealed and not self.compiled:
                     return NOT_COMPILED

@@ -111,7 +111,7 @@ class Room(ABC):
             case _:
                 if self.ending(now_ms) is not None:
                     return Vote.ABORT
-                ready = has_capacity if self.phase is Phase.WAITING_FOR_INPUT else self._ready()
+                ready = self._ready() and (has_capacity or self.phase is not Phase.WAITING_FOR_INPUT)
         return Vote.ADVANCE if ready else Vote.STAY
 
     def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
@@ -122,7 +122,7 @@ class Room(ABC):
         """
         if verdict is Vote.STAY:
             return None
-        if (self.phase, verdict) not in self.MOVES:
+        if (self.phase, verdict) not in self.moves:
             raise IllegalMove(f"room {self.id}: {verdict.name} while {self.phase.value}")
         if verdict is Vote.ABORT:
             own = self.ending(now_ms)
@@ -134,13 +134,18 @@ class Room(ABC):
         elif self.phase in GATED and not self._ready():
             raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
         before = self.phase
-        self.phase, effect = self.MOVES[before, verdict]
+        self.phase, effect = self.moves[before, verdict]
         if self.phase is before:
             self.stopping = True
         else:
             self.phase_ms[before] = now_ms - self.entered_ms
             self.entered_ms = now_ms
         return effect
+
+    @property
+    def moves(self) -> Moves:
+        """That the room can make."""
+        return self.MOVES
 
     @property
     def urgency(self) -> tuple[int, int, RoomId]:
@@ -188,7 +193,7 @@ class Room(ABC):
 
     @abstractmethod
     def _ready(self) -> bool:
-        """BOOTSTRAPPING, TRANSFERRING and SEALING: is everything there that the next phase needs?"""
+        """Is everything there that the next phase needs, but for capacity? Before SUCCESS."""
 
     def _contradiction(self) -> Cause | None:
         """What was seen that cannot both be true, if anything."""

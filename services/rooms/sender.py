@@ -57,6 +57,8 @@ class Sender(Room):
         match self.phase:
             case Phase.BOOTSTRAPPING:
                 return self.grant is not None and self.compiled
+            case Phase.WAITING_FOR_INPUT:
+                return True
             case Phase.TRANSFERRING:
                 return self.written
             case _:

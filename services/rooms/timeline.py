@@ -60,7 +60,7 @@ class Moment(StrEnum):
     DESTINATION_KNOWN = "destination known"
     """Prefill: the decode worker's pages and slot are known on every rank."""
     COMPUTING = "computing"
-    """Prefill: pages are reserved, and the first step begins."""
+    """Both workers: pages are reserved, and the first step begins. Decode computes local rooms alone."""
     CHUNK_COMPUTED = "chunk computed"
     """Prefill: a step ended that was not the prompt's last."""
     FIRST_TOKEN = "first token"  # noqa: S105 - no password

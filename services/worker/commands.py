@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from services.handover.receiving import Receiving
 from services.handover.sending import Sending
-from services.ids import Incarnation, RoomId
+from services.ids import NO_PEER, Incarnation, RoomId
 from services.rooms.errors import PeerFault
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import (
@@ -50,22 +50,23 @@ class RankCommands(ABC, Generic[Core]):
     def _open(
         self,
         wire: inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest,
-        peer: rooms_pb2.Peer,
+        peer: rooms_pb2.Peer | None,
         field: str,
     ) -> Any:
-        """Enter a room, and tell its caller so. `peer`: the `field` of the message. Returns the room's
-        record. Raises Malformed and a Refusal."""
+        """Enter a room, and tell its caller so. `peer`: the `field` of the message; None: there is none.
+        Returns the room's record. Raises Malformed and a Refusal."""
         name, request, parts = room_from_wire(wire.room), request_from_wire(wire.request), self._parts
-        check_peer(peer, field)
+        if peer is not None:
+            check_peer(peer, field)
         parts.bounds.check(request)
         now_ms = parts.clock.now_ms()
         room = self._core.open(
             name,
             request,
-            Incarnation(peer.incarnation),
+            NO_PEER if peer is None else Incarnation(peer.incarnation),
             now_ms,
             ends_ms=ends_from_wire(wire.request, now_ms),
-            peer_name=peer.name,
+            peer_name="" if peer is None else peer.name,
             compiled=not parts.folds.needs(request),
         )
         room.replies = self._callers.take(name)

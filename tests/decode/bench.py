@@ -182,6 +182,7 @@ class DecodeBench:
         reuse: bool = False,
         grammars: Shelf | None = None,
         drafts_by: int = 0,
+        local_gap_ms: int = 0,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
         with one mark. `grammars`: of a rank that draws; the toy holds no answer to them. `drafts_by`: see
@@ -245,6 +246,7 @@ class DecodeBench:
             metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
             drafts_by=drafts_by,
+            local_gap_ms=local_gap_ms,
         )
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:
@@ -252,9 +254,12 @@ class DecodeBench:
 
     # ---- what comes from outside
 
-    async def stream(self, request: Request, *, prefill: int = PREFILL) -> "Caller":
-        """StreamRoom, as its handler does it, up to the first turn."""
-        caller = Caller(self, request, prefill)
+    async def stream(
+        self, request: Request, *, prefill: int = PREFILL, prefill_ms: int | None = None
+    ) -> "Caller":
+        """StreamRoom, as its handler does it, up to the first turn. `prefill`: 0 for none; `prefill_ms`: when
+        it is expected to have the prompt computed."""
+        caller = Caller(self, request, prefill, prefill_ms)
         caller.task = asyncio.ensure_future(caller.listen())
         await asyncio.sleep(0)
         await self.turn()
@@ -389,18 +394,22 @@ def tell(ranks: Sequence[DecodeBench]) -> None:
 class Caller:
     """Whoever called StreamRoom."""
 
-    def __init__(self, bench: DecodeBench, request: Request, prefill: int) -> None:
-        self._bench, self._request, self._prefill = bench, request, prefill
+    def __init__(
+        self, bench: DecodeBench, request: Request, prefill: int, prefill_ms: int | None = None
+    ) -> None:
+        self._bench, self._request, self._prefill, self._prefill_ms = bench, request, prefill, prefill_ms
         self.replies: list[inference_pb2.StreamRoomReply] = []
         self.task: asyncio.Future[None]
 
     async def listen(self) -> None:
         room = int(self._request.request_id)
+        peer = rooms_pb2.Peer(name="prefill-0", incarnation=self._prefill, address=self._bench.address)
         wire = inference_pb2.StreamRoomRequest(
             room=room,
             incarnation=DECODE,
-            prefill=rooms_pb2.Peer(name="prefill-0", incarnation=self._prefill, address=self._bench.address),
+            prefill=peer if self._prefill else None,
             request=request_to_wire(self._request),
+            prefill_ms=self._prefill_ms,
         )
         async with self._bench.work.callers.calling(
             RoomId(room), group_pb2.Command(stream=wire), replies_max(wire.request)
@@ -443,6 +452,7 @@ async def decoding(
     reuse: bool = False,
     grammars: Shelf | None = None,
     drafts_by: int = 0,
+    local_gap_ms: int = 0,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
     sender.may_connect.set()
@@ -461,6 +471,7 @@ async def decoding(
             reuse=reuse,
             grammars=grammars,
             drafts_by=drafts_by,
+            local_gap_ms=local_gap_ms,
         )
         try:
             yield bench

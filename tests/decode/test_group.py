@@ -36,12 +36,21 @@ RANKS = 2
 class Group:
     """Two ranks that hold the same, and keep prefixes, beside a sender that plays a script."""
 
-    def __init__(self, sender: Sender, address: str, pages: int, drafts_by: int = 0) -> None:
+    def __init__(
+        self, sender: Sender, address: str, pages: int, drafts_by: int = 0, local_gap_ms: int = 0
+    ) -> None:
         self.sender = sender
         self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
         self.ranks = [
             DecodeBench(
-                sender, address, pages=pages, fabric=self.fabric, group=group, reuse=True, drafts_by=drafts_by
+                sender,
+                address,
+                pages=pages,
+                fabric=self.fabric,
+                group=group,
+                reuse=True,
+                drafts_by=drafts_by,
+                local_gap_ms=local_gap_ms,
             )
             for group in Loopback(RANKS).groups()
         ]
@@ -59,8 +68,8 @@ class Group:
                 await self.turn()
                 await asyncio.sleep(0.001)
 
-    async def stream(self, request: object = ASKED) -> Caller:
-        caller = Caller(self.leader, request, 11)  # type: ignore[arg-type]
+    async def stream(self, request: object = ASKED, prefill_ms: int | None = None) -> Caller:
+        caller = Caller(self.leader, request, 11, prefill_ms)  # type: ignore[arg-type]
         caller.task = asyncio.ensure_future(caller.listen())
         await asyncio.sleep(0)
         await self.turns_until(lambda: bool(caller.replies))
@@ -90,7 +99,7 @@ class Group:
 
 
 @asynccontextmanager
-async def grouped(pages: int = PAGES, drafts_by: int = 0) -> AsyncIterator[Group]:
+async def grouped(pages: int = PAGES, drafts_by: int = 0, local_gap_ms: int = 0) -> AsyncIterator[Group]:
     sender = Sender()
     sender.may_connect.set()
 
@@ -98,7 +107,7 @@ async def grouped(pages: int = PAGES, drafts_by: int = 0) -> AsyncIterator[Group
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(sender, server)
 
     async with serving(add) as address:
-        made = Group(sender, address, pages, drafts_by)
+        made = Group(sender, address, pages, drafts_by, local_gap_ms)
         tell(made.ranks)
         try:
             yield made

@@ -165,9 +165,7 @@ async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others
                     await bench.step_end()
                 await bench.turn()
         used = {
-            page
-            for room, choice in bench.work._computing._step
-            for page in bench.holdings.get(room.id).pages[0]
+            page for part in bench.work._computing._step for page in bench.holdings.get(part.room.id).pages[0]
         }
         await bench.turns(4)
         assert not bench.stepper.free

@@ -13,7 +13,7 @@ promise-kept shared-is-read-only same-root-only exits-release-all one-retire sta
 layers-by-id choices-apart
 
 same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admission-agreed
-commands-ordered no-starvation growth-is-agreed drafts-agreed
+commands-ordered no-starvation growth-is-agreed drafts-agreed mine-or-granted
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
 own-draws choices-end-alone drawn-is-drawn not-taken-never-read

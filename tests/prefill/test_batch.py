@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.ids import Incarnation, RoomId
-from services.prefill.batch import next_parts
 from services.prefill.room import PrefillRoom
 from services.rooms.request import Request
+from services.worker.prompts import next_parts
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
 

@@ -21,7 +21,15 @@ R = TypeVar("R", bound=Room)
 
 PEER = Incarnation(99)
 
-LIVE: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SEALING})
+LIVE: Final = frozenset(
+    {
+        Phase.BOOTSTRAPPING,
+        Phase.WAITING_FOR_INPUT,
+        Phase.TRANSFERRING,
+        Phase.COMPUTING,
+        Phase.SEALING,
+    }
+)
 """Phases in which a room can still fail. The others are terminal and absorb (`terminal-absorbs`)."""
 
 

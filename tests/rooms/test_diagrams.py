@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.pages.pool import PAGE_MOVES
-from services.rooms.phases import RECEIVER_MOVES, SENDER_MOVES, Moves, Side
+from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Side
 from tests.pages.diagrams import page_states
 from tests.rooms.diagrams import mermaid
 
@@ -41,7 +41,9 @@ def test_the_document_marks_no_other_diagram() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "moves"), [("sender", SENDER_MOVES), ("receiver", RECEIVER_MOVES)], ids=["sender", "receiver"]
+    ("name", "moves"),
+    [("sender", SENDER_MOVES), ("receiver", RECEIVER_MOVES), ("receiver", LOCAL_MOVES)],
+    ids=["sender", "receiver", "local"],
 )
 def test_every_move_of_a_room_is_drawn(name: str, moves: Moves) -> None:
     for (phase, vote), (after, effect) in moves.items():

@@ -7,6 +7,7 @@ from services.ids import Generation, RoomId
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
 from services.rooms.evidence import (
+    Computed,
     Connected,
     Evidence,
     Failed,
@@ -18,7 +19,7 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.phases import GATED, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
+from services.rooms.phases import GATED, LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
 from services.rooms.receiver import Receiver
 from services.rooms.request import Request
 from services.rooms.room import Room
@@ -30,14 +31,26 @@ ROOM = RoomId(7)
 GEN = Generation(3)
 FIRST = Cause(Reason.TRANSFER_FAILED, "the first")
 SECOND = Cause(Reason.CANCELLED, "the second")
-TABLES: dict[type[Room], Moves] = {Sender: SENDER_MOVES, Receiver: RECEIVER_MOVES}
+
+
+class Claimed(Receiver):
+    """A receiver that computes the prompt itself."""
+
+
+TABLES: dict[type[Room], Moves] = {Sender: SENDER_MOVES, Receiver: RECEIVER_MOVES, Claimed: LOCAL_MOVES}
 WAY: dict[type[Room], list[list[Evidence]]] = {
     Sender: [[Granted(GEN, (page_ids(4),), 0)], [], [Written()], [Sealed(GEN)]],
     Receiver: [[Connected()], [], [Landed(GEN, (1,)), Sealed(GEN)]],
+    Claimed: [[Connected()], [], [Computed()]],
 }
 """What lets a room go on from each of its live phases."""
 
-PHASES = [(kind, phase) for kind in TABLES for phase in Phase if kind is Sender or phase is not Phase.SEALING]
+PHASES = [
+    (kind, phase)
+    for kind, moves in TABLES.items()
+    for phase in Phase
+    if phase in {to for to, _ in moves.values()} | {Phase.BOOTSTRAPPING}
+]
 LIVING = [(kind, phase) for kind, phase in PHASES if phase in LIVE]
 
 
@@ -47,11 +60,13 @@ def room_in(kind: type[Room], phase: Phase, *, ms: int = 100) -> Room:
     for evidence in WAY[kind]:
         if room.phase is phase or phase is Phase.FAILED:
             break
+        _claim(kind, room)
         if isinstance(room, Receiver) and room.phase is Phase.TRANSFERRING:
             room.expose(GEN, (0,))
         for each in evidence:
             room.note(each)
         room.settle(Vote.ADVANCE, 0)
+    _claim(kind, room)
     if phase is Phase.FAILED:
         room.note(Failed(FIRST))
         room.settle(Vote.ABORT, 0)
@@ -60,6 +75,11 @@ def room_in(kind: type[Room], phase: Phase, *, ms: int = 100) -> Room:
         room.settle(Vote.ADVANCE, 0)
     assert room.phase is phase
     return room
+
+
+def _claim(kind: type[Room], room: Room) -> None:
+    if kind is Claimed and isinstance(room, Receiver) and room.phase is Phase.WAITING_FOR_INPUT:
+        room.claim()
 
 
 @pytest.mark.parametrize("vote", [Vote.ABORT, Vote.ADVANCE], ids=str)
@@ -74,7 +94,7 @@ def test_moves_listed(kind: type[Room], phase: Phase, vote: Vote) -> None:
         assert room.phase is phase
         return
     if phase in GATED and vote is Vote.ADVANCE:
-        if isinstance(room, Receiver):
+        if kind is Receiver and isinstance(room, Receiver):
             room.expose(GEN, (0,))
         for each in WAY[kind][3 if phase is Phase.SEALING else 2]:
             room.note(each)
@@ -90,7 +110,7 @@ def test_stay_changes_nothing(kind: type[Room], phase: Phase) -> None:
     assert (room.phase, room.entered_ms) == (phase, 0)
 
 
-@pytest.mark.parametrize("moves", TABLES.values(), ids=["sender", "receiver"])
+@pytest.mark.parametrize("moves", TABLES.values(), ids=["sender", "receiver", "claimed"])
 def test_terminal_absorbs(moves: Moves) -> None:
     """SUCCESS and FAILED are left for RETIRED alone, and RETIRED not at all."""
     after = {phase: {to for (at, _), (to, _) in moves.items() if at is phase} for phase in Phase}
@@ -99,7 +119,7 @@ def test_terminal_absorbs(moves: Moves) -> None:
     assert after[Phase.RETIRED] == set()
 
 
-@pytest.mark.parametrize(("kind", "moves"), TABLES.items(), ids=["sender", "receiver"])
+@pytest.mark.parametrize(("kind", "moves"), TABLES.items(), ids=["sender", "receiver", "claimed"])
 def test_every_live_phase_can_fail_and_every_phase_can_end(kind: type[Room], moves: Moves) -> None:
     for phase in (phase for each, phase in LIVING if each is kind):
         assert moves[phase, Vote.ABORT] == (Phase.FAILED, Effect.FENCE)
@@ -125,7 +145,9 @@ def test_first_proof_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "phase"), [*LIVING, (Sender, Phase.SUCCESS), (Receiver, Phase.SUCCESS)], ids=str
+    ("kind", "phase"),
+    [*LIVING, (Sender, Phase.SUCCESS), (Receiver, Phase.SUCCESS), (Claimed, Phase.SUCCESS)],
+    ids=str,
 )
 def test_deadline_everywhere_starts_on_entry_and_changes_the_vote_alone(
     kind: type[Room], phase: Phase
@@ -141,7 +163,7 @@ def test_deadline_everywhere_starts_on_entry_and_changes_the_vote_alone(
     assert phase.value in room.cause.text
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_no_deadline_is_a_proof(kind: type[Room]) -> None:
     """`proof-not-time`: a failed room stays however long it takes."""
     room = room_in(kind, Phase.FAILED, ms=40)
@@ -150,7 +172,7 @@ def test_no_deadline_is_a_proof(kind: type[Room]) -> None:
     assert room.vote(10**12, has_capacity=True) is Vote.ADVANCE
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_free_capacity_moves_a_room_that_waits_for_it_and_no_other(kind: type[Room]) -> None:
     for phase in (phase for each, phase in LIVING if each is kind):
         vote = room_in(kind, phase).vote(1, has_capacity=True)
@@ -174,11 +196,15 @@ WAITING = [
     (Receiver, Phase.WAITING_FOR_INPUT),
     (Receiver, Phase.TRANSFERRING),
     (Receiver, Phase.SUCCESS),
+    (Claimed, Phase.WAITING_FOR_INPUT),
+    (Claimed, Phase.SUCCESS),
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "phase"), [*LIVING, (Sender, Phase.SUCCESS), (Receiver, Phase.SUCCESS)], ids=str
+    ("kind", "phase"),
+    [*LIVING, (Sender, Phase.SUCCESS), (Receiver, Phase.SUCCESS), (Claimed, Phase.SUCCESS)],
+    ids=str,
 )
 def test_waiting_has_no_deadline_but_its_requests_and_what_is_no_waiting_keeps_its_own(
     kind: type[Room], phase: Phase
@@ -203,7 +229,7 @@ def test_a_seal_after_the_deadline_does_not_save_the_room() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.SUCCESS, Phase.FAILED])
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_a_room_that_a_running_step_uses_stays(kind: type[Room], phase: Phase) -> None:
     room = room_in(kind, phase)
     room.note(Finished())
@@ -214,7 +240,7 @@ def test_a_room_that_a_running_step_uses_stays(kind: type[Room], phase: Phase) -
     assert room.vote(1, has_capacity=False) is Vote.ADVANCE
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_ending_early_in_success_is_agreed_first(kind: type[Room]) -> None:
     room = room_in(kind, Phase.SUCCESS)
     room.note(Failed(FIRST))
@@ -229,7 +255,7 @@ def test_ending_early_in_success_is_agreed_first(kind: type[Room]) -> None:
     assert room.phase_ms[Phase.SUCCESS] == 3
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_a_finished_room_does_not_ask_to_be_stopped(kind: type[Room]) -> None:
     room = room_in(kind, Phase.SUCCESS)
     room.note(Finished())
@@ -242,7 +268,7 @@ def test_a_retired_room_that_was_not_retired_is_a_bug() -> None:
         room_in(Sender, Phase.RETIRED).vote(1, has_capacity=True)
 
 
-@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver"])
+@pytest.mark.parametrize("kind", TABLES, ids=["sender", "receiver", "claimed"])
 def test_a_verdict_that_the_rank_never_wished_is_a_bug(kind: type[Room]) -> None:
     """After the gate a missing seal is a bug, not a retry."""
     for phase in (phase for each, phase in LIVING if each is kind and phase in GATED):

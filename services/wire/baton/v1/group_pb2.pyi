@@ -114,7 +114,7 @@ class ComputeHere(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     chunk_tokens: _builtins.int
-    """Most tokens of its prompt that one step computes beside the sequences that run."""
+    """Most tokens of all such prompts that one step computes beside the sequences that run, from now on."""
     why: _builtins.str
     """For people: the leader's reckoning."""
     def __init__(

@@ -5,18 +5,18 @@ room's turn comes; of the other half, those that need least are done, so that a 
 a very long one; what is left over goes to the oldest again. Prompts of one length are computed one after the
 other, since each is soonest done so.
 
-What the last step of a prompt computed is the one part of its KV that is not written beside a step. So the
-last part of a prompt of several steps is a small one.
+What the last step of a prompt computed is the one part of its KV that a sender does not write beside a step.
+So the last part of a sender's prompt of several steps is a small one.
 
 Pure: the same tables give the same step on every rank.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from services.engine.interface import Row
-from services.prefill.room import PrefillRoom
+from services.rooms.request import Request
 
 STEPS_MIN: Final = 4
 """Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""
@@ -24,17 +24,37 @@ LAST_SHARE: Final = 4
 """Of the budget: a fourth."""
 
 
+class PromptRoom(Protocol):
+    """Of which a prompt is to be computed, and the output it goes on behind."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def cached(self) -> int:
+        """Leading tokens whose KV was there when it began."""
+
+    @property
+    def computed(self) -> int:
+        """Leading tokens whose KV is in its pages."""
+
+    def prompt_row(self, start: int, stop: int) -> Row:
+        """Of these positions; behind all that is known the first token is drawn."""
+
+
+P = TypeVar("P", bound=PromptRoom)
+
+
 @dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(Generic[P]):
     """Positions [start, stop) of one room's prompt, and of the output it goes on behind."""
 
-    room: PrefillRoom
+    room: P
     start: int
     stop: int
 
     @property
     def row(self) -> Row:
-        return Row(self.room.sequence, self.start, self.stop, self.room.pages, self.last)
+        return self.room.prompt_row(self.start, self.stop)
 
     @property
     def scored(self) -> int:
@@ -47,11 +67,17 @@ class PromptPart:
         return self.stop == self.room.request.prefill_tokens
 
 
-def next_parts(rooms: Iterable[PrefillRoom], budget_tokens: int, scored_tokens: int) -> list[PromptPart]:
+def next_parts(
+    rooms: Iterable[P], budget_tokens: int, scored_tokens: int = 0, *, sent: bool = True
+) -> list[PromptPart[P]]:
     """Fill one step. `rooms`: that may be computed, oldest first. `scored_tokens`: most of the budget
-    that goes to prompts that are scored, whose logits take memory; they share that in the same way."""
-    waiting = [room for room in rooms if not room.complete]
-    left = [_for_this_step(room, budget_tokens) for room in waiting]
+    that goes to prompts that are scored, whose logits take memory; they share that in the same way. `sent`:
+    what is computed is to be written to a receiver."""
+    waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
+    left = [
+        _before_the_last(room, budget_tokens) if sent else room.request.prefill_tokens - room.computed
+        for room in waiting
+    ]
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
@@ -81,8 +107,8 @@ def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
     return takes
 
 
-def _for_this_step(room: PrefillRoom, budget_tokens: int) -> int:
-    """Most tokens of it that may be computed next."""
+def _before_the_last(room: PromptRoom, budget_tokens: int) -> int:
+    """Most tokens of it that may be computed next, so that its last part is a small one."""
     left, last = room.request.prefill_tokens - room.computed, budget_tokens // LAST_SHARE
     short = room.request.prefill_tokens - room.cached <= (STEPS_MIN - 1) * budget_tokens
     return left if short or left <= last else max(left - last, left // 2)

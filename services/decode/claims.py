@@ -1,0 +1,53 @@
+"""Which rooms does the leader decide to compute here?
+
+Its ranks hear it as a command, before the room is granted. A room is looked at as it comes, and again now and
+then while it waits for pages.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.decode.batch import how_many
+from services.decode.room import DecodeRoom
+from services.handover.receiving import Receiving
+from services.rooms.local import PromptPace, computed_here
+from services.rooms.receiver import UNDECIDED
+from services.runtime.clock import Clock
+from services.wire.baton.v1 import group_pb2
+
+LOOK_MS: Final = 50
+"""Between two looks at a room: what is cached of its prompt is looked up each time."""
+
+
+class Claims:
+    def __init__(self, receiving: Receiving[DecodeRoom], pace: PromptPace, clock: Clock) -> None:
+        self._receiving = receiving
+        self._pace = pace
+        self._clock = clock
+
+    def due(self) -> Iterator[group_pb2.ComputeHere]:
+        """What to tell all ranks now."""
+        if not self._pace.gap_ms:
+            return
+        now_ms, rooms = self._clock.now_ms(), list(self._receiving.roster)
+        looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
+        if not looked_at:
+            return
+        beside = how_many(rooms) > 0
+        ahead = sum(room.request.prefill_tokens - room.computed for room in rooms if room.computable)
+        for room in looked_at:
+            room.look_again_ms = now_ms + LOOK_MS
+            known, request = room.request.prefill_tokens, room.request
+            missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
+            prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
+            local = computed_here(self._pace, missing, known, ahead, prefill_ms, beside=beside)
+            if local is not None:
+                ahead += missing
+                yield group_pb2.ComputeHere(
+                    room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(local)
+                )
+
+    def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
+        """A scored prompt is prefill's (`scored-is-computed`)."""
+        told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
+        return told and not room.local and room.cause is None and now_ms >= room.look_again_ms

@@ -1,0 +1,207 @@
+"""Does a decode worker compute a prompt itself where that is sooner, and is it all or nothing?"""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from services.ids import RoomId
+from services.pages.pool import PageState
+from services.rooms.phases import Phase
+from services.rooms.request import Request
+from services.wire.baton.v1 import group_pb2, inference_pb2
+from tests.decode.bench import DecodeBench, decoding
+from tests.decode.test_group import grouped
+from tests.decode.test_growth import asked, running
+from tests.prefill import toy
+from tests.prefill.bench import PREFILL
+
+GAP_MS = 50
+LATE_MS = 60_000
+"""Prefill has much to do."""
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[DecodeBench]:
+    async with decoding(pages=16, reuse=True, local_gap_ms=GAP_MS) as made:
+        yield made
+
+
+def long(room: int, tokens: int = 30, **told: object) -> Request:
+    return asked(room, arrived_ms=room, prompt=tuple(range(tokens)), **told)  # type: ignore[arg-type]
+
+
+async def test_mine_or_granted_a_prompt_that_prefill_has_late_is_computed_here(bench: DecodeBench) -> None:
+    caller = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert caller.tokens == toy.answer(long(1))
+    [told] = bench.sender.grants.values()
+    assert told.mine
+    assert not told.pages
+    assert not told.generation
+    bench.assert_empty()
+
+
+@pytest.mark.parametrize("prefill_ms", [None, 0])
+async def test_mine_or_granted_a_prompt_that_prefill_has_at_once_is_granted(
+    bench: DecodeBench, prefill_ms: int | None
+) -> None:
+    caller = await bench.stream(long(1), prefill_ms=prefill_ms)
+    assert not (await bench.granted(1)).mine
+    bench.land(long(1))
+    await bench.settle()
+    assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_nothing_is_exposed_for_a_local_room(bench: DecodeBench) -> None:
+    bench.engine.hold()
+    await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.turns_until(lambda: bench.phase(1) is Phase.COMPUTING)
+    assert bench.pages(PageState.EXPOSED) == 0
+    assert bench.holdings.slots.census()[PageState.EXPOSED] == 0
+    bench.engine.go()
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_only_what_is_not_cached_is_computed_here(bench: DecodeBench) -> None:
+    first = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.settle()
+    before = bench.gauge("baton_decode_prompt_tokens_total")
+    again = replace(long(1001), output=tuple(first.tokens[:-2]))
+    caller = await bench.stream(again, prefill_ms=LATE_MS)
+    await bench.settle()
+    assert [*again.output, *caller.tokens] == toy.answer(long(1))
+    known = again.prefill_tokens
+    missing = known - (known - 1) // toy.PAGE_TOKENS * toy.PAGE_TOKENS
+    assert bench.gauge("baton_decode_prompt_tokens_total") - before == missing
+    bench.assert_empty()
+
+
+async def test_a_room_without_a_prefill_worker_is_computed_here(bench: DecodeBench) -> None:
+    caller = await bench.stream(long(1), prefill=0)
+    await bench.settle()
+    assert caller.tokens == toy.answer(long(1))
+    assert not bench.sender.grants
+    bench.assert_empty()
+
+
+async def test_all_choices_go_on_behind_a_prompt_that_was_computed_here(bench: DecodeBench) -> None:
+    request = long(1, tokens=10, max_tokens=6, choices=3)
+    caller = await bench.stream(request, prefill_ms=LATE_MS)
+    await bench.settle()
+    assert caller.choices == {at: toy.answer(request.choice(at)) for at in range(3)}
+    bench.assert_empty()
+
+
+async def test_a_scored_prompt_is_prefills(bench: DecodeBench) -> None:
+    scored = replace(long(1), prompt_logprobs=0)
+    await bench.stream(scored, prefill_ms=LATE_MS)
+    assert not (await bench.granted(1)).mine
+    bench.sender.quiet.set()
+    await bench.cancel(1)
+    await bench.settle()
+
+
+async def test_sequences_that_run_wait_for_no_more_than_a_part_of_a_prompt(bench: DecodeBench) -> None:
+    old = await running(bench, asked(2, arrived_ms=2))
+    bench.sender.may_connect.clear()
+    await bench.enter(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=3, chunk_tokens=5)))
+    await bench.stream(long(1, max_tokens=6), prefill=PREFILL + 1)
+    seen: list[int] = []
+    bench.mailbox.put(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=1, chunk_tokens=5)))
+    while len(bench.work.roster) and bench.phase(1) is not Phase.SUCCESS:
+        if not bench.stepper.free:
+            await bench.step_end()
+        await bench.turn()
+        seen.append(bench.work.roster.get(RoomId(1)).computed)
+    assert max(after - before for before, after in pairwise(seen)) == 5
+    bench.sender.may_connect.set()
+    await bench.settle()
+    assert old.tokens == toy.answer(asked(2, 2))
+    bench.assert_empty()
+
+
+async def test_a_local_room_ends_while_it_is_computed_and_its_pages_stay_until_its_step_has_ended(
+    bench: DecodeBench,
+) -> None:
+    bench.engine.hold()
+    caller = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.turns_until(lambda: not bench.stepper.free)
+    await bench.cancel(1)
+    await bench.turns(3)
+    assert await caller.outcome() == "cancelled"
+    assert bench.phase(1) is Phase.FAILED
+    assert bench.pages(PageState.FREE) < bench.holdings.sizes[0]
+    bench.engine.go()
+    await bench.settle()
+    assert not bench.sender.closes, "nobody may write there"
+    bench.assert_empty()
+
+
+async def test_a_sender_that_is_gone_does_not_end_what_is_computed_here(bench: DecodeBench) -> None:
+    bench.engine.hold()
+    caller = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.turns_until(lambda: bench.phase(1) is Phase.COMPUTING)
+    await bench.enter(group_pb2.Command(departed=PREFILL))
+    bench.engine.go()
+    await bench.settle()
+    assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_a_claim_that_comes_behind_its_grant_changes_nothing(bench: DecodeBench) -> None:
+    caller = await bench.stream(long(1))
+    await bench.granted(1)
+    bench.mailbox.put(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=1, chunk_tokens=5)))
+    await bench.turns(3)
+    assert bench.phase(1) is Phase.TRANSFERRING
+    bench.land(long(1))
+    await bench.settle()
+    assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_a_refused_claim_ends_nothing(bench: DecodeBench) -> None:
+    bench.sender.refuse_grants.append(ValueError("the room is not here"))
+    caller = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.settle()
+    assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_gate_before_agree_a_local_room_is_admitted_once_every_rank_has_computed_it() -> None:
+    async with grouped(local_gap_ms=GAP_MS) as group:
+        group.follower.engine.hold()
+        request = asked(1, arrived_ms=1, prompt=tuple(range(10)))
+        caller = await group.stream(request, prefill_ms=LATE_MS)
+        for _ in range(10):
+            await group.turn()
+        assert [each.phase(1) for each in group.ranks] == [Phase.COMPUTING] * 2
+        group.follower.engine.go()
+        await group.settle()
+        assert caller.tokens == toy.answer(request)
+        assert [each.mine for each in group.leader.sender.grants.values()] == [True]
+
+
+async def test_a_claim_that_was_not_heard_is_told_again(bench: DecodeBench) -> None:
+    bench.sender.may_answer_grants.clear()
+    bench.engine.hold()
+    await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.granted(1)
+    bench.sender.grants.clear()
+    bench.sender.broken.set()
+    await bench.turns_until(lambda: bench.sender.ended)
+    bench.sender.broken.clear()
+    assert (await bench.granted(1)).mine
+    bench.sender.may_answer_grants.set()
+    bench.engine.go()
+    await bench.settle()
+
+
+def test_what_is_said_of_a_claim_is_nothing_but_the_room() -> None:
+    claim = inference_pb2.GrantRequest(room=1, receiver=2, mine=True)
+    assert [field.name for field, _ in claim.ListFields()] == ["room", "receiver", "mine"]
