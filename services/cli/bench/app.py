@@ -12,6 +12,7 @@
     baton bench place       a placement before many workers beside few, and with many rooms open
     baton bench burst       many requests at once, and a steady flow: what was answered, what failed
     baton bench growth      chats without an end on a cache that does not hold all, beside one that does
+    baton bench speculation answers with drafts of what comes next, beside the same without
     baton bench serve       any OpenAI-compatible server under load: first token, time per token, goodput
     baton bench compare     Baton and other systems under the same load, in turns; writes a table and bars
 
@@ -33,6 +34,7 @@ from services.cli.bench.place import place
 from services.cli.bench.rooms import rooms
 from services.cli.bench.router import router
 from services.cli.bench.serve import serve
+from services.cli.bench.speculation import speculation
 from services.cli.bench.step import step
 from services.cli.bench.transfer import transfer
 from services.cli.bench.turn import turn
@@ -50,6 +52,7 @@ for command in (
     agree,
     burst,
     growth,
+    speculation,
     serve,
     compare,
     router,
