@@ -12,14 +12,11 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,30 +28,19 @@ from tests.engine.tiny import save
 from tests.grammars.test_schemas import random_schema
 from tests.http import web
 from tests.models.eight_heads import with_tokenizer
+from tests.process.disturbed import ANSWER_S, AT_ONCE, Answered, Disturbance, Disturbed
 from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
 
-AT_ONCE: Final = 8
 TOKENS: Final = 900
 SHORTEST, LONGEST = 500, 900
 """Of the prompts, in tokens, so that a prefill worker computes at most times."""
-ANSWER_S: Final = 120.0
-BETWEEN_KILLS_S: Final = 1.0
 CUT_OFF_MAX: Final = 0.01
 """Share of answers that `max_tokens` may end: they prove nothing."""
-LOST: Final = {"prefill": "prefill_lost", "decode": "decode_lost"}
-
-
-@dataclass(frozen=True)
-class Answered:
-    status: int
-    ids: tuple[int, ...]
-    text: str
-    finish: str
 
 
 @dataclass
-class Found:
+class Found(Disturbance):
     schemas: int = 0
     valid: int = 0
     cut_off: int = 0
@@ -62,12 +48,6 @@ class Found:
     refused: int = 0
     invalid: list[str] = field(default_factory=list)
     """What is none of its schema's, and what was not answered."""
-    again: int = 0
-    """Answers while workers were killed, each compared with what it was undisturbed."""
-    differ: list[str] = field(default_factory=list)
-    kills: Counter[str] = field(default_factory=Counter)
-    went_on: Counter[str] = field(default_factory=Counter)
-    """By side: answers that another worker took over."""
     rest: str = ""
     """Which gauges were not back where they were."""
     seconds: float = 0.0
@@ -144,12 +124,6 @@ class Asking:
         (choice,) = reply.json()["choices"]
         return Answered(200, tuple(choice["token_ids"]), choice["text"], choice["finish_reason"])
 
-    def lost(self, request_id: str) -> set[str]:
-        """The sides whose worker an answer lost."""
-        listed = web().get(f"{self._stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
-        causes = {room["cause"]["reason"] for room in listed if room.get("cause")}
-        return {side for side, reason in LOST.items() if reason in causes}
-
 
 def problem(schema: dict[str, Any], answer: Answered) -> str:
     """Why this is no answer to the schema; nothing where it is one."""
@@ -179,63 +153,6 @@ def undisturbed(asking: Asking, schemas: Sequence[dict[str, Any]], found: Found)
     return answers
 
 
-class Disturbed:
-    """Asks for all answers once more, and goes on until workers of both sides were lost in midst of some."""
-
-    def __init__(self, stack: Stack, asking: Asking, answers: Sequence[Answered], found: Found) -> None:
-        self._stack = stack
-        self._asking = asking
-        self._answers = answers
-        self._found = found
-        self._lock = threading.Lock()
-        self._next = 0
-        self._over = threading.Event()
-
-    def run(self, kills: int, limit_s: float) -> None:
-        """Each side loses a worker until `kills` of them were missed by an answer. Raises AssertionError."""
-        ends = time.monotonic() + limit_s
-        threads = [threading.Thread(target=self._go_on) for _ in range(AT_ONCE)]
-        for each in threads:
-            each.start()
-        try:
-            for side, index in cycle([("prefill", 0), ("decode", 0), ("prefill", 1), ("decode", 1)]):
-                if self._enough(kills):
-                    break
-                assert time.monotonic() < ends, (
-                    f"only {self._found.went_on} were missed, of {self._found.kills}"
-                )
-                time.sleep(BETWEEN_KILLS_S)
-                name = f"{side}-{index}"
-                self._stack.services[name].kill()
-                self._found.kills[side] += 1
-                self._stack.restart(name)
-                self._stack.wait_ready(4)
-        finally:
-            self._over.set()
-            for each in threads:
-                each.join(ANSWER_S)
-
-    def _enough(self, kills: int) -> bool:
-        with self._lock:
-            missed = all(self._found.went_on[side] >= kills for side in LOST)
-            return missed and self._found.again >= len(self._answers)
-
-    def _go_on(self) -> None:
-        while not self._over.is_set():
-            with self._lock:
-                turn, self._next = self._next, self._next + 1
-            number, request_id = turn % len(self._answers), f"killed-{turn}"
-            try:
-                answer, lost = self._asking.ask(number, request_id), self._asking.lost(request_id)
-            except Exception as error:
-                answer, lost = Answered(0, (), repr(error), ""), set()
-            with self._lock:
-                self._found.again += 1
-                self._found.went_on.update(lost)
-                if answer != self._answers[number]:
-                    self._found.differ.append(f"{number}, lost {lost}: {answer} for {self._answers[number]}")
-
-
 def run(stack: Stack, count: int, kills: int, limit_s: float) -> Found:
     """Raises AssertionError where no worker's end is missed by an answer within `limit_s`."""
     started, found = time.monotonic(), Found()
@@ -243,7 +160,7 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> Found:
     start = stack.idle_gauges()
     asking = Asking(stack, schemas)
     answers = undisturbed(asking, schemas, found)
-    Disturbed(stack, asking, answers, found).run(kills, limit_s)
+    Disturbed(stack, asking.ask, answers, found).run(kills, limit_s)
     try:
         stack.wait_idle(start)
     except AssertionError as error:

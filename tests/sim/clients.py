@@ -13,7 +13,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.request import Request, Sampling
 from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.checks import broken_by, explained
-from tests.sim.engine import PAGE_TOKENS, VOCABULARY, answer
+from tests.sim.engine import PAGE_TOKENS, REPEATS, VOCABULARY, answer
 from tests.sim.platform import Platform
 from tests.sim.profile import Profile
 from tests.sim.rank import World
@@ -209,6 +209,8 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
             branch = draw.randrange(3)
             stem = tuple(range(branch, branch + draw.choice((4, 8, 12, 16, 20))))
             prompt = (*prompt[:8], *stem, *prompt[8:])[: draw.choice((longest, len(prompt)))]
+    if shape.drafts_by and draw.random() < 0.8:
+        prompt = (REPEATS, *prompt[1:])
     max_tokens = draw.choice(shape.outputs)
     name = f"r{number % 5}" if draw.random() < 0.1 else f"request-{number}"
     asked = Request(

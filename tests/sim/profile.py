@@ -93,6 +93,8 @@ class Profile:
     """Tokens that requests ask for."""
     classes: tuple[int, ...] = (0,)
     """Of requests: the lowest is served first."""
+    drafts_by: int = 0
+    """Of decode workers: tokens by which drafts are looked up. Most answers go round then."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
     slow: float = 1.0
@@ -129,6 +131,7 @@ NAMES: Final = (
     "stalls",
     "choices",
     "growth",
+    "drafts",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -177,6 +180,17 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "hangup_share": (0.0, 0.2),
         "cancel_share": (0.0, 0.0, 0.1),
     },
+    # Answers that go round, whose drafts are taken and missed, in caches that lack pages or do not.
+    "drafts": {
+        "crashes": (0, 0, 1, 2),
+        "rank_aborts": (0, 0, 10),
+        "silences": (0, 0, 0, 1),
+        "drains": (0, 0, 1),
+        "step_failure_share": (0.0, 0.0, 0.005),
+        "slow_ranks": (0, 1),
+        "skew": (False, True),
+        "hangup_share": (0.0, 0.3),
+    },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
 """What each kind of seed draws from."""
@@ -197,6 +211,12 @@ STAGELESS: Final = (ONE, Topology(2), Topology(4))
 """A decode worker has no stages, by which the sums of its pages would have to be told apart."""
 SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "choices": {"several": (0.5, 0.9)},
+    "drafts": {
+        "drafts_by": (2, 8),
+        "pages": (16, 28, 96),
+        "outputs": ((1, 8, 24, 40),),
+        "several": (0.0, 0.4),
+    },
     "growth": {
         "pages": (16, 20, 28),
         "outputs": ((1, 8, 24, 40),),

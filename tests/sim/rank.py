@@ -308,6 +308,7 @@ def make_rank(
             peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
+            drafts_by=shape.drafts_by,
         )
         work.landed, work.rank = engine, group.rank
         work.growth = world.growth(worker, group.size, process.name)

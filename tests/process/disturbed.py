@@ -1,0 +1,102 @@
+"""Are answers the same while workers of both sides are killed in turn?"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Final
+
+from tests.http import web
+from tests.process.stack import Stack
+
+AT_ONCE: Final = 8
+ANSWER_S: Final = 120.0
+BETWEEN_KILLS_S: Final = 1.0
+LOST: Final = {"prefill": "prefill_lost", "decode": "decode_lost"}
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    ids: tuple[int, ...]
+    text: str
+    finish: str
+
+
+@dataclass
+class Disturbance:
+    again: int = 0
+    """Answers while workers were killed, each compared with what it was undisturbed."""
+    differ: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    went_on: Counter[str] = field(default_factory=Counter)
+    """By side: answers that another worker took over."""
+
+
+Ask = Callable[[int, str], Answered]
+"""What comes for the request of that number, under an id."""
+
+
+class Disturbed:
+    """Asks for all answers once more, and goes on until workers of both sides were lost in midst of some."""
+
+    def __init__(self, stack: Stack, ask: Ask, answers: Sequence[Answered], found: Disturbance) -> None:
+        self._stack = stack
+        self._ask = ask
+        self._answers = answers
+        self._found = found
+        self._lock = threading.Lock()
+        self._next = 0
+        self._over = threading.Event()
+
+    def run(self, kills: int, limit_s: float) -> None:
+        """Each side loses a worker until `kills` of them were missed by an answer. Raises AssertionError."""
+        ends = time.monotonic() + limit_s
+        threads = [threading.Thread(target=self._go_on) for _ in range(AT_ONCE)]
+        for each in threads:
+            each.start()
+        try:
+            for side, index in cycle([("prefill", 0), ("decode", 0), ("prefill", 1), ("decode", 1)]):
+                if self._enough(kills):
+                    break
+                assert time.monotonic() < ends, (
+                    f"only {self._found.went_on} were missed, of {self._found.kills}"
+                )
+                time.sleep(BETWEEN_KILLS_S)
+                name = f"{side}-{index}"
+                self._stack.services[name].kill()
+                self._found.kills[side] += 1
+                self._stack.restart(name)
+                self._stack.wait_ready(4)
+        finally:
+            self._over.set()
+            for each in threads:
+                each.join(ANSWER_S)
+
+    def _enough(self, kills: int) -> bool:
+        with self._lock:
+            missed = all(self._found.went_on[side] >= kills for side in LOST)
+            return missed and self._found.again >= len(self._answers)
+
+    def _go_on(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                turn, self._next = self._next, self._next + 1
+            number, request_id = turn % len(self._answers), f"killed-{turn}"
+            try:
+                answer, lost = self._ask(number, request_id), self._lost(request_id)
+            except Exception as error:
+                answer, lost = Answered(0, (), repr(error), ""), set()
+            with self._lock:
+                self._found.again += 1
+                self._found.went_on.update(lost)
+                if answer != self._answers[number]:
+                    self._found.differ.append(f"{number}, lost {lost}: {answer} for {self._answers[number]}")
+
+    def _lost(self, request_id: str) -> set[str]:
+        """The sides whose worker an answer lost."""
+        listed = web().get(f"{self._stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
+        causes = {room["cause"]["reason"] for room in listed if room.get("cause")}
+        return {side for side, reason in LOST.items() if reason in causes}
