@@ -92,6 +92,7 @@ class Rank(Generic[Settings]):
             ),
             rooms_max=self.settings.max_rooms,
             keeps_prefixes=self.settings.prefix_cache,
+            computes=side is Side.DECODE,
         )
 
     @property
