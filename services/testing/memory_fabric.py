@@ -18,6 +18,8 @@ from services.transfer.interface import Endpoint, PutState, Region, Run, Transfe
 
 UNDER_WAY_MAX: Final = 1 << 16
 """Most puts under way in a fabric; past it a put is refused."""
+NEVER: Final = 1 << 62
+"""No step has this number."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class MemoryFabric:
         self._step = 0
         self._ports: dict[Incarnation, _Port] = {}
         self._writes: list[Write] = []
+        self._due_next = NEVER
+        """Before this step nothing happens to any of them."""
         self._closed: set[Incarnation] = set()
         """Endpoints whose process lives on, and may be written to by who still knows its addresses."""
 
@@ -134,8 +138,10 @@ class MemoryFabric:
         ]
         fails_at = self._random.choice(parts).due if fails else None
         write = Write(sender, receiver, parts, fails_at)
+        write.due = _due_next(write)
         if receiver in self._ports or (receiver in self._closed and self._draw(self._plan.blind_share)):
             self._writes.append(write)
+            self._due_next = min(self._due_next, write.due)
         else:
             write.state = PutState.FAILED
         return write
@@ -143,6 +149,8 @@ class MemoryFabric:
     def step(self) -> None:
         """One step passes: whatever is due lands."""
         self._step += 1
+        if self._step < self._due_next:
+            return
         stalled = {incarnation for incarnation, port in self._ports.items() if port.stalled}
         for write in self._writes:
             if write.due <= self._step and write.receiver not in stalled and write.sender not in stalled:
@@ -160,14 +168,19 @@ class MemoryFabric:
         if not write.parts:
             write.state = PutState.DONE
             return
-        due = min(part.due for part in write.parts)
-        write.due = due if write.fails_at is None else min(due, write.fails_at)
+        write.due = _due_next(write)
 
     def _due(self) -> int:
         return self._step + 1 + self._random.randint(0, self._plan.delay_steps_max)
 
     def _forget_ended(self) -> None:
         self._writes = [write for write in self._writes if write.state is PutState.PENDING]
+        self._due_next = min((write.due for write in self._writes), default=NEVER)
 
     def _draw(self, share: float) -> bool:
         return self._random.random() < share
+
+
+def _due_next(write: Write) -> int:
+    due = min(part.due for part in write.parts)
+    return due if write.fails_at is None else min(due, write.fails_at)

@@ -3,13 +3,17 @@
 Imports the product only when a check runs: by then the mutant is in place.
 """
 
+import asyncio
 import difflib
+import inspect
 import io
 import os
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Final
+from functools import wraps
+from typing import Any, Final
 
 from tests.mutants.mutant import ROOT, Check
 
@@ -100,13 +104,32 @@ def seeds_of(what: str) -> tuple[str, range]:
     return profile, range(*map(int, seeds.split(":")))
 
 
+class _Impatient:
+    """A test has failed, too, that awaits without an end what a mutant keeps from coming."""
+
+    def pytest_itemcollected(self, item: Any) -> None:
+        test = getattr(item, "obj", None)
+        if inspect.iscoroutinefunction(test):
+            item.obj = _within_patience(test)
+
+
+def _within_patience(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @wraps(test)
+    async def bounded(*given: Any, **named: Any) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await test(*given, **named)
+
+    return bounded
+
+
 def _suite(tests: str, wanted: str) -> Finding | None:
     import pytest
 
     os.environ["TESTS_PATIENCE_S"] = str(PATIENCE_S)  # read by tests.patience, which is not imported yet
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
-        status = pytest.main(["-q", "-x", *QUIET, *(f"tests/{test}" for test in tests.split())])
+        chosen = [f"tests/{test}" for test in tests.split()]
+        status = pytest.main(["-q", "-x", *QUIET, *chosen], plugins=[_Impatient()])
     text = said.getvalue()[-TAIL_CHARS:]
     if status == pytest.ExitCode.OK:
         return None

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from services.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
@@ -38,6 +39,13 @@ class Client:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Of each choice."""
     outcome: str = ""
+    _right: dict[int, list[int]] = field(default_factory=dict)
+
+    def right(self, choice: int) -> list[int]:
+        """What the model says, whole."""
+        if choice not in self._right:
+            self._right[choice] = answer(self.request.choice(choice))
+        return self._right[choice]
 
     def has_enough(self, choice: int) -> bool:
         """Of several choices some readers have, and others wait for the end."""
@@ -53,7 +61,8 @@ class Clients:
         self._random = random.Random(f"{seed}/clients")
         self.outcomes: Counter[str] = Counter()
         self.clients = [self._client(number) for number in range(rooms)]
-        self.storm = asyncio.Event()
+        self._connections: dict[asyncio.Future[str], None] = {}
+        """How each ends, where its answer does not end it."""
 
     def _client(self, number: int) -> Client:
         draw, troubles = self._random, self._world.shape.troubles
@@ -79,6 +88,12 @@ class Clients:
             tasks.append(loop.create_task(self._serve(client)))
         for task in tasks:
             await task
+
+    def storm(self) -> None:
+        """Most of those who wait hang up."""
+        for left in list(self._connections):
+            if self._random.random() < 0.7:
+                _leave(left, "hung up")
 
     async def ask(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
         """One request, as the HTTP API's handler makes it, in the bootstrap's process."""
@@ -141,25 +156,26 @@ class Clients:
 
     async def _connection(self, client: Client, bootstrap: SimulatedBootstrap) -> None:
         """Until the answer is whole, the client hangs up, or the bootstrap is no more."""
-        asking = bootstrap.process.spawn(self.ask(bootstrap, client))
-        ends_s = None if client.hang_up_s is None else self._world.loop.time() + client.hang_up_s
+        loop, process = self._world.loop, bootstrap.process
+        asking = process.spawn(self.ask(bootstrap, client))
+        left: asyncio.Future[str] = loop.create_future()
+        asking.add_done_callback(lambda _: _leave(left, ""))
+        gone = partial(_leave, left, "bootstrap gone")
+        process.on_death.append(gone)
+        self._connections[left] = None
+        if client.hang_up_s is not None:
+            loop.call_later(client.hang_up_s, _leave, left, "hung up")
         if client.cancel_s is not None:
-            self._world.loop.call_later(
-                client.cancel_s, bootstrap.process.soon, self._cancel, bootstrap, client
-            )
-        storm = self.storm
-        while not asking.done():
-            if bootstrap.process.dead:
-                client.outcome = "bootstrap gone"
-                return
-            if (ends_s is not None and self._world.loop.time() >= ends_s) or (
-                self.storm is not storm and self._random.random() < 0.7
-            ):
-                bootstrap.process.soon(asking.cancel)
-                client.outcome = "hung up"
-                return
-            storm = self.storm
-            await asyncio.wait({asking}, timeout=0.05)
+            loop.call_later(client.cancel_s, process.soon, self._cancel, bootstrap, client)
+        try:
+            outcome = await left
+        finally:
+            del self._connections[left]
+            process.on_death.remove(gone)
+        if outcome:
+            client.outcome = outcome
+            process.soon(asking.cancel)
+            return
         if (error := asking.exception()) is not None:
             client.outcome = "broken"
             self._world.trace.violate(
@@ -177,7 +193,7 @@ class Clients:
         output = client.outputs.setdefault(choice, [])
         tokens = [token.id for token in batch.tokens]
         output.extend(tokens)
-        right, count, whole = answer(request.choice(choice)), len(output), batch.finish is not None
+        right, count, whole = client.right(choice), len(output), batch.finish is not None
         of_choice = f"choice {choice} of " if request.choices > 1 else ""
         self._world.trace.note(now_s, "client", "tokens", 0, f"{of_choice}{request.request_id} {tokens}")
         if choice not in going:
@@ -195,6 +211,11 @@ class Clients:
                 broken_by(reason, self._world.trace.faults),
                 f"a client was told {reason} ({text}), and nothing that happened explains it",
             )
+
+
+def _leave(left: "asyncio.Future[str]", why: str) -> None:
+    if not left.done():
+        left.set_result(why)
 
 
 def make_request(draw: random.Random, number: int, shape: Profile) -> Request:

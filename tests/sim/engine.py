@@ -45,6 +45,7 @@ WHOLE: Final = one_group("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
 WORD: Final = group_of(WHOLE).planes[0].elements * 4
 _NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
+_FACTOR: Final = 1_000_003
 
 
 def luck(asked: Request) -> int:
@@ -55,20 +56,34 @@ def luck(asked: Request) -> int:
 def next_token(tokens: Sequence[int], seed: int = 0) -> int:
     """What the model says comes after `tokens`: it depends on each of them and its place, and at every
     third on the seed, so that choices go together for a while. What begins with REPEATS goes round."""
-    if tokens[0] == REPEATS:
-        return (3 * tokens[-1] + tokens[len(tokens) // 2] + len(tokens) // 8 + seed) % FEW
-    value = 7 if len(tokens) % 3 else 7 + seed
-    for token in tokens:
-        value = (value * 1_000_003 + token + 1) & _MASK
-    return (value >> 7) % VOCABULARY
+    return _drawn(tokens, _mixed(tokens), seed)
 
 
 def answer(asked: Request) -> list[int]:
     """The whole output of `asked`, of one choice, computed without any pages."""
-    tokens, output = list(asked.prompt), list[int]()
+    known, value, seed = list(asked.prompt), _mixed(asked.prompt), luck(asked)
+    output = list[int]()
     while asked.finish_reason(output) is None:
-        output.append(next_token([*tokens, *output], luck(asked)))
+        output.append(_drawn(known, value, seed))
+        known += output[-1:]
+        value = _mixed(output[-1:], value)
     return output
+
+
+def _mixed(tokens: Sequence[int], value: int = 7) -> int:
+    """`value`, of the tokens before, and these."""
+    for token in tokens:
+        value = (value * _FACTOR + token + 1) & _MASK
+    return value
+
+
+def _drawn(tokens: Sequence[int], value: int, seed: int) -> int:
+    """`value`: of all `tokens`."""
+    if tokens[0] == REPEATS:
+        return (3 * tokens[-1] + tokens[len(tokens) // 2] + len(tokens) // 8 + seed) % FEW
+    if len(tokens) % 3 == 0:  # as if the seed had stood before all of them
+        value = (value + seed * pow(_FACTOR, len(tokens), _MASK + 1)) & _MASK
+    return (value >> 7) % VOCABULARY
 
 
 def history(known: tuple[int, ...]) -> int:
@@ -88,6 +103,17 @@ class SimulatedModel:
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
         """By what a rank holds, then by history and first position."""
+        self.whole: dict[tuple[int, ...], dict[int, bytes]] = {}
+        """By what a rank holds, then by history: all pages of tokens that fill theirs."""
+        self._draws: dict[tuple[int, int], Token] = {}
+
+    def draw(self, known: tuple[int, ...], seed: int) -> Token:
+        """What comes after `known`, computed once for all ranks."""
+        place = (history(known), seed)
+        drawn = self._draws.get(place)
+        if drawn is None:
+            drawn = self._draws[place] = Token(next_token(known, seed))
+        return drawn
 
     def words(self, known: tuple[int, ...]) -> bytes:
         """Of the last position of `known`, one for each of the lanes: no two are alike."""
@@ -126,6 +152,7 @@ class SimulatedEngine:
         self._foreign = foreign
         self.memory = HostMemory(pages * self._page_bytes)
         self._pages = model.pages.setdefault((self._size, *self._lanes), {})
+        self._whole = model.whole.setdefault((self._size, *self._lanes), {})
 
     def bind_thread(self) -> None: ...
 
@@ -141,18 +168,16 @@ class SimulatedEngine:
         self._read(rows, "ends")
         taken: list[Taken] = []
         for row in rows:
-            known = row.sequence.tokens(0, row.stop)
-            fed = [*known, *row.drafts]
+            known = tuple(row.sequence.tokens(0, row.stop))
+            fed = (*known, *row.drafts)
             for first in range(row.start - row.start % self._size, row.end, self._size):
                 self._write(row, first, self._page(first, fed))
-            draws = (
-                Token(next_token(fed[:stop], luck(row.sequence.request)))
-                for stop in range(row.stop, row.end + 1)
-            )
+            seed = luck(row.sequence.request)
+            draws = (self._model.draw(fed[:stop], seed) for stop in range(row.stop, row.end + 1))
             taken.append(take(row.drafts, draws) if row.sample else ())
             summed = row.sequence.page_sum
             if summed is not None and summed.stop < row.stop:
-                summed.add(self._model.summed(tuple(known), summed.stop), row.stop)
+                summed.add(self._model.summed(known, summed.stop), row.stop)
             if summed is not None and row.sample:
                 # What the ranks tell each other is known here without.
                 summed.everywhere = dict(summed.here)
@@ -179,13 +204,14 @@ class SimulatedEngine:
     ) -> None:
         """Do `pages` hold positions [0, stop) of `request`, each layer and head that this rank has?"""
         view, page_bytes = self.memory.view, self._page_bytes
-        for first in range(0, stop, self._size):
+        full = stop // self._size
+        there = b"".join([view[page * page_bytes : (page + 1) * page_bytes] for page in pages[:full]])
+        right = there == self._full(tuple(known[: full * self._size]))
+        for first in range(full * self._size if right else 0, stop, self._size):
             page = self._page(first, known)
             at = pages[first // self._size] * page_bytes
             length = min(stop - first, self._size) * WORD
             found = view[at : at + page_bytes]
-            if length == self._lane_bytes and found == page:
-                continue
             for number, start in zip(self._lanes, range(0, page_bytes, self._lane_bytes), strict=True):
                 if found[start : start + length] != page[start : start + length]:
                     head, layer, half = self._model.lanes[number]
@@ -211,6 +237,15 @@ class SimulatedEngine:
             return
         for start in range(0, page_bytes, self._lane_bytes):
             view[at + start + low : at + start + high] = page[start + low : start + high]
+
+    def _full(self, known: tuple[int, ...]) -> bytes:
+        """What the pages of `known`, which fills them, must hold."""
+        place = history(known)
+        whole = self._whole.get(place)
+        if whole is None:
+            firsts = range(0, len(known), self._size)
+            whole = self._whole[place] = b"".join([self._page(first, known) for first in firsts])
+        return whole
 
     def _page(self, first: int, known: Sequence[int]) -> bytes:
         """What the page of tokens from `first` on must hold, as far as they are known."""

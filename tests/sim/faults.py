@@ -221,7 +221,7 @@ class Faults:
 
     async def _storm(self) -> None:
         self._note("storm", "")
-        self._clients.storm = asyncio.Event()
+        self._clients.storm()
 
     def _two_hosts(self) -> tuple[str, str]:
         one, other = self._random.sample(["bootstrap", *self._platform.workers], 2)

@@ -56,6 +56,7 @@ class SimulatedProcess:
         """That handlers of messages have had its core."""
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
+        self.on_death: list[Callable[[], None]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         """Kept: one that is collected would run its `finally` after its process' death."""
 
@@ -96,6 +97,8 @@ class SimulatedProcess:
         """Nothing of it runs any more, not even what it would do on its way out."""
         self.life = Life.DEAD
         self.held.clear()
+        for tell in list(self.on_death):
+            tell()
 
 
 PROCESS: Final[contextvars.ContextVar[SimulatedProcess]] = contextvars.ContextVar("process")
@@ -243,9 +246,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle = queue.popleft()
                 if handle._cancelled:
                     continue
-                process = _process(handle)
+                context: contextvars.Context = handle._context  # type: ignore[attr-defined]
+                process = context.get(PROCESS)
                 if process is None or (process.life is Life.RUNNING and process.busy_until_s <= self._now):
-                    handle._run()
+                    try:  # as `handle._run()`, without two calls more
+                        context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                    except Exception as error:
+                        self.call_exception_handler({"message": repr(handle), "exception": error})
                 elif process.life is not Life.DEAD:
                     process.held.append(handle)
                     self._wake(process)

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -13,11 +13,13 @@ class Piece(NamedTuple):
     """Returns what came of it, for people."""
 
 
-def in_lanes(pieces: Iterable[Piece], count: int) -> list[str]:
-    """Do them, `count` at a time, each asked for when a lane is free. Returns what could not be done."""
+def in_lanes(busy: Iterable[Piece], waiting: Iterable[Piece], count: int) -> list[str]:
+    """Do them, `count` at a time, each asked for when a lane is free. The first lane begins with those that
+    wait for most of their time, the others with those that compute. Returns what could not be done."""
     problems: list[str] = []
-    lock, waiting = threading.Lock(), iter(pieces)
-    lanes = [threading.Thread(target=_lane, args=(waiting, lock, problems)) for _ in range(count)]
+    lock, computing, idling = threading.Lock(), iter(busy), iter(waiting)
+    orders = [(idling, computing), *[(computing, idling)] * (count - 1)]
+    lanes = [threading.Thread(target=_lane, args=(order, lock, problems)) for order in orders]
     for lane in lanes:
         lane.start()
     for lane in lanes:
@@ -25,10 +27,10 @@ def in_lanes(pieces: Iterable[Piece], count: int) -> list[str]:
     return problems
 
 
-def _lane(waiting: Iterator[Piece], lock: threading.Lock, problems: list[str]) -> None:
+def _lane(order: Sequence[Iterator[Piece]], lock: threading.Lock, problems: list[str]) -> None:
     while True:
         with lock:
-            piece = next(waiting, None)
+            piece = next((piece for pieces in order for piece in pieces), None)
         if piece is None:
             return
         started = time.monotonic()

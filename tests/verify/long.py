@@ -23,7 +23,7 @@ def go_on(seed: int | None, hours: float | None, jobs: int) -> int:
     first = time.time_ns() % SEEDS_MAX if seed is None else seed
     _tell({"first_seed": first})
     batches = _Batches(time.monotonic() + 3600 * hours if hours is not None else float("inf"))
-    problems = in_lanes(chain(batches.model(), batches.simulation(first)), jobs)
+    problems = in_lanes(chain(batches.model(), batches.simulation(first)), (), jobs)
     _tell({"problems": problems, "broken": batches.broken})
     return 1 if problems or batches.broken else 0
 
