@@ -191,7 +191,8 @@ def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
     table.add_column("total", justify="right", no_wrap=True)
     table.add_column("where" if wide else "cause", no_wrap=not wide, overflow="ellipsis")
     for each in requests:
-        where = f"{each['prefill']} → {each['decode']}  " if wide and each["prefill"] else ""
+        workers = f"{each['prefill']} → {each['decode']}" if each["prefill"] else f"{each['decode']} alone"
+        where = f"{workers}  " if wide and each["decode"] else ""
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(each["begun_wall_ms"] / 1000)),
             Text(each["request_id"]),

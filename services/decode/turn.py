@@ -35,6 +35,7 @@ from services.handover.requests import (
 )
 from services.ids import Incarnation
 from services.rooms.evidence import Connected
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Roster
@@ -43,9 +44,8 @@ from services.runtime.host_memory import CannotMove, HostMemory
 from services.runtime.logging import Log
 from services.transfer.exposure import Exposure
 from services.transfer.interface import TransferError
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import tables_to_wire
-from services.wire.load import load_to_wire
 from services.worker.parts import RankParts
 from services.worker.polling import deadline_s
 from services.worker.turn import RankWork
@@ -91,8 +91,6 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._landing = PageCheck(receiving, parts.stepper)
         self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
         self._claims = Claims(receiving, computing.pace, parts.clock)
-        self._loads = 0
-        """How often it was said by what rooms are placed here."""
         self._untold = True
         """The other ranks do not know yet where this one's memory is."""
 
@@ -137,9 +135,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
         self._peers.exposed_anew(self.endpoints)
 
-    def load(self) -> rooms_pb2.WorkerLoad:
-        self._loads += 1
-        return load_to_wire(self._receiving.load(self._max_running), self._loads)
+    def _load(self) -> WorkerLoad:
+        return self._receiving.load(self._max_running)
 
     def compute(self) -> bool:
         if self._receiving.revoking:

@@ -32,6 +32,7 @@ from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
 from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import GATED, Effect, Phase, SenderEffect
 from services.rooms.plurals import counted
 from services.rooms.request import Request, Token
@@ -73,6 +74,8 @@ class SendingRoom(Sender):
     cached: int = field(default=0, init=False)
     """Leading tokens whose KV was in the pages when they were taken."""
     first: Token | None = field(default=None, init=False)
+    likely_cached: int | None = field(default=None, init=False)
+    """Leading tokens whose KV was held here when this was asked, before it had its pages."""
 
     @property
     def complete(self) -> bool:
@@ -315,6 +318,20 @@ class Sending(HandOverSide[S, SenderRequest]):
     def ended(self, room: S) -> None:
         """All that was posted for a failed room has ended."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
+
+    def load(self, tokens_per_s: int) -> WorkerLoad:
+        """By what prompts are expected to be computed here. What is cached is looked up once for each room:
+        it may be more or less by the time that it begins. `tokens_per_s`: as of a `WorkerLoad`."""
+        waiting = 0
+        for room in self.roster:
+            if room.begun:
+                waiting += room.request.prefill_tokens - room.computed if room.computable else 0
+            elif room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
+                if room.likely_cached is None:
+                    room.likely_cached = self.holdings.cached(room.reusable, room.request.salt)
+                waiting += room.request.prefill_tokens - room.likely_cached
+        entered = max((room.id for room in self.roster), default=RoomId(0))
+        return WorkerLoad((), (), 0, 0, 0, entered, tokens_waiting=waiting, tokens_per_s=tokens_per_s)
 
     # ---- a turn
 

@@ -8,6 +8,7 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
 from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
+from services.rooms.token_rate import TokenRate
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.parts import RankParts
@@ -15,6 +16,8 @@ from services.worker.prompts import PromptPart, next_parts
 from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
+RATED_TOKENS: Final = 64
+"""Of a step by which it is told how fast prompts are computed: with so many it takes longer for each."""
 CHUNK_LINES_MAX: Final = 64
 """Of one room's timeline, but for the steps in which it shared its budget with others."""
 
@@ -31,6 +34,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         """`chunk_tokens`: most that a step computes. `scored_tokens`: most of them of prompts that are
         scored."""
         super().__init__(sending, parts, metrics)
+        self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
         self._sending = sending
         self._metrics = metrics
         self._chunk_tokens = chunk_tokens
@@ -49,7 +53,9 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
             if self._step and self.running_us < STEP_MS * 1000:
                 self._sending.stepping(now_ms)
             return False
-        for part, taken in zip(*ended, strict=True):
+        step, drawn = ended
+        self.rate.stepped(sum(part.stop - part.start for part in step), self.running_us, now_ms)
+        for part, taken in zip(step, drawn, strict=True):
             if isinstance(taken, Undrawn):
                 self._fail(part, taken)
                 continue

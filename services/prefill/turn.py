@@ -30,6 +30,7 @@ from services.prefill.routes import Routes
 from services.prefill.stepping import PrefillStepping
 from services.prefill.transfers import RoomTransfers
 from services.rooms.errors import Cause
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Roster
@@ -136,6 +137,9 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     def compute(self) -> bool:
         self._computing.start()
         return False
+
+    def _load(self) -> WorkerLoad:
+        return self._sending.load(self._computing.rate.per_s(self._parts.clock.now_ms()))
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)

@@ -13,12 +13,14 @@ from services.handover.side import HandOverSide
 from services.ids import RoomId
 from services.pages.errors import LayoutMismatch, Truncated
 from services.rooms.errors import Cause, PeerFault, Refusal
+from services.rooms.load import WorkerLoad
 from services.rooms.phases import Phase, Vote
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Capacity, Roster
 from services.rooms.timeline import Moment
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from services.wire.census import census_to_wire
+from services.wire.load import load_to_wire
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
 from services.worker.metrics import WorkerMetrics
@@ -48,6 +50,8 @@ class RankWork(ABC, Generic[Reply, Asked]):
         self._metrics = metrics
         self._computing = computing
         self._turns = 0
+        self._loads = 0
+        """How often it was said by what rooms are placed here."""
 
     # ---- what one side alone does
 
@@ -68,6 +72,10 @@ class RankWork(ABC, Generic[Reply, Asked]):
     @abstractmethod
     def _do(self, request: Asked) -> None:
         """Carry out what only this side's core asks of the world."""
+
+    @abstractmethod
+    def _load(self) -> WorkerLoad:
+        """By what rooms are placed here."""
 
     @abstractmethod
     def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
@@ -91,9 +99,10 @@ class RankWork(ABC, Generic[Reply, Asked]):
         for room in self.roster:
             room.conclude(None if room.succeeded else room.cause or cause)
 
-    def load(self) -> rooms_pb2.WorkerLoad | None:
-        """By what rooms are placed here, right now; None where the bootstrap knows it by itself."""
-        return None
+    def load(self) -> rooms_pb2.WorkerLoad:
+        """By what rooms are placed here, right now."""
+        self._loads += 1
+        return load_to_wire(self._load(), self._loads)
 
     def holds(self) -> workers_pb2.RenewRequest:
         """What is held right now, and for people to look at."""

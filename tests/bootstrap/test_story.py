@@ -14,7 +14,7 @@ from services.bootstrap.admission import Retry
 from services.bootstrap.story import chains
 from services.bootstrap.story.parts import Doing, State
 from services.bootstrap.story.routes import FILES, PAGE, story_router
-from services.ids import RoomId
+from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
 from services.rooms.load import WorkerLoad
@@ -633,3 +633,51 @@ async def test_whoever_asks_for_a_refused_requests_id_is_told_that_it_may_have_b
     async with client(at) as http:
         told = await http.get("/requests/never-was")
     assert "refused as it came in never had a room" in told.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_local_room_says_what_was_missing_and_where_its_time_went(at: House, alone: bool) -> None:
+    why = "37 of 1,540 tokens are missing here: 95 ms, where prefill would take 820 ms"
+    if alone:
+        at.rooms.lose(at.decode.incarnation, "again", proof="left")
+        at.rooms.lose(at.prefill.incarnation, "it has left", proof="left")
+        at.decode.incarnation, at.decode.computes = Incarnation(23), True
+        at.join(at.decode)
+    entry = await at.admission.admit("request-1", 3, 5, may_be_local=True)
+    at.registry.local(entry.id)
+    say(at, "decode-0", "accepted")
+    say(at, "decode-0", "local", why)
+    say(at, "decode-0", "computing")
+    say(at, "decode-0", "admitted")
+    at.clock.advance(10)
+    at.rooms.timelines.report(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
+    at.registry.streaming(RoomId(1))
+    at.rooms.answered(RoomId(1), "5 tokens passed on")
+    at.retired()
+    told = await story(at, "request-1")
+    assert told["headline"] == (
+        "Answered in 50.0 ms; the first token came after 50.0 ms; 5 tokens passed on."
+        f" Decode computed its prompt: {why}."
+    ).replace("50.0", "50")
+    stages = [(stage["text"], stage["ms"]) for stage in told["stages"] if stage["first_token"]]
+    assert stages == [
+        ("decode accepts", 10),
+        ("decode takes it as its own", 10),
+        ("waits for pages", 10),
+        ("decode computes the prompt", 10),
+        ("first token to the bootstrap", 10),
+    ]
+    bars = {(bar["lane"], bar["doing"]): (bar["from_ms"], bar["to_ms"]) for bar in told["bars"]}
+    assert bars["decode-0", "compute"] == (30, 40)
+    [attempt] = told["attempts"]
+    assert (attempt["prefill"], attempt["decode"]) == ("" if alone else "prefill-0", "decode-0")
+
+
+async def test_a_prefill_worker_shows_when_it_will_have_computed_what_is_there(at: House) -> None:
+    load = WorkerLoad((), (), 0, 0, 0, RoomId(0), 1, tokens_waiting=500, tokens_per_s=1_000)
+    at.rooms.hear_load(at.prefill.incarnation, load)
+    await at.admission.admit("request-1", 3, 5)
+    async with client(at) as http:
+        workers = (await http.get("/workers")).json()["workers"]
+    [shown] = [each["load"] for each in workers if each["side"] == "prefill"]
+    assert shown == {"tokens_waiting": 500, "tokens_per_s": 1_000, "left_ms": 503, "placed_since": 1}

@@ -207,6 +207,33 @@ def test_what_can_be_no_id_is_told_so(asked: str) -> None:
     assert said.stderr == f"baton: error: no request has the id '{asked}'\n"
 
 
+@pytest.mark.parametrize(
+    ("prefill", "where"), [("prefill-0", "on prefill-0 and decode-0"), ("", "on decode-0 alone")]
+)
+def test_a_room_says_on_which_workers_it_was_or_on_which_alone(prefill: str, where: str) -> None:
+    attempt = {
+        "room": "7",
+        "prefill": prefill,
+        "decode": "decode-0",
+        "phase": "retired",
+        "cause": None,
+        "events_dropped": 0,
+    }
+    story = {
+        "request_id": "request-1",
+        "state": "answered",
+        "headline": "Answered.",
+        "cause": None,
+        "begun_wall_ms": 0,
+        "trace_id": "",
+        "others": [],
+        "attempts": [attempt],
+        "stages": [],
+        "lines": [],
+    }
+    assert f"Room 7 {where}, retired" in printed(explain.told(story))
+
+
 def test_an_answer_of_another_shape_is_told_and_is_no_traceback() -> None:
     pages = reading(httpx.Response(200, json={"requests": []}))
     with pytest.raises(NotTold, match="another way than this version"):

@@ -34,6 +34,7 @@ KINDS: Final[Mapping[str, LineKind]] = {
     Moment.DESTINATION_KNOWN: LineKind.MOVE,
     Moment.COMPUTING: LineKind.MOVE,
     Moment.CONNECTED: LineKind.MOVE,
+    Moment.LOCAL: LineKind.MOVE,
     Moment.GRANTED: LineKind.MOVE,
     Moment.ADMITTED: LineKind.MOVE,
     Moment.FORKED: LineKind.MOVE,

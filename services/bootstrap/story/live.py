@@ -99,7 +99,7 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
         "rooms_max": facts.rooms_max,
         "tokens": worker.tokens,
         "tokens_max": facts.tokens_max,
-        "load": _load(worker),
+        "load": _load(worker, now_ms),
         "told_ms_ago": None if census is None else now_ms - census.at_ms,
         "tokens_s": 0.0 if census is None else round(census.tokens_s, 1),
         "queues": _ordered(told.get("queues", {})),
@@ -109,9 +109,16 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _load(worker: Worker) -> dict[str, int] | None:
-    """What placement knows of a worker that tells its load; None of any other."""
-    usage = worker.usage
+def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
+    """What is known of a worker that tells its load; None of any other."""
+    usage, queue = worker.usage, worker.queue
+    if queue.load is not None:
+        return {
+            "tokens_waiting": queue.load.tokens_waiting,
+            "tokens_per_s": queue.load.tokens_per_s,
+            "left_ms": queue.left_ms(now_ms),
+            "placed_since": len(queue.since),
+        }
     if usage.load is None:
         return None
     return {

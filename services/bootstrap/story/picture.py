@@ -37,6 +37,8 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
     Side.DECODE.value: {
         Moment.ACCEPTED: (Doing.WAIT, "connects to the prefill worker"),
         Moment.CONNECTED: (Doing.WAIT, "waits for pages and a slot"),
+        Moment.LOCAL: (Doing.WAIT, "is to compute the prompt itself; waits for pages"),
+        Moment.COMPUTING: (Doing.COMPUTE, "computes the prompt, beside the sequences that run"),
         Moment.GRANTED: (Doing.TRANSFER, "has exposed its pages: the sender may write to them"),
         Moment.LANDED: (Doing.AGREE, "has pages and seal; waits for its other ranks and the next step"),
         Moment.ADMITTED: (Doing.STREAM, "decodes"),

@@ -28,6 +28,17 @@ STAGES: Final = (
 )
 """Those that are on the way to the first token follow each other without a gap."""
 
+LOCAL_STAGES: Final = (
+    ("waits for workers", (B, Moment.QUEUED), (B, Moment.OPENED), True),
+    ("decode accepts", (B, Moment.OPENED), (D, Moment.ACCEPTED), True),
+    ("decode takes it as its own", (D, Moment.ACCEPTED), (D, Moment.LOCAL), True),
+    ("waits for pages", (D, Moment.LOCAL), (D, Moment.COMPUTING), True),
+    ("decode computes the prompt", (D, Moment.COMPUTING), (D, Moment.ADMITTED), True),
+    ("first token to the bootstrap", (D, Moment.ADMITTED), (B, Moment.FIRST_TOKEN_PASSED_ON), True),
+    ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
+)
+"""The same of a room whose prompt decode computes."""
+
 
 def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] = ()) -> Iterator[RequestStep]:
     """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
@@ -37,7 +48,7 @@ def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] =
     for line in lines:
         first.setdefault((line.lane, line.name), line.at_ms)
     failed_ms = min(first.get((B, word), inf) for word in (Moment.FAILED, Moment.RETRACTED))
-    for text, (role, name), (to_role, to_name), counts in STAGES:
+    for text, (role, name), (to_role, to_name), counts in LOCAL_STAGES if entry.is_local else STAGES:
         if role not in names or to_role not in names:
             continue
         begin, end = first.get((names[role], name)), first.get((names[to_role], to_name))

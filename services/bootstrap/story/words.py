@@ -32,9 +32,10 @@ def headline(
     tokens: str,
     said: str,
     pauses: Sequence[Pause],
+    local: str,
 ) -> str:
     """`tokens`: what the bootstrap says that it passed on; `said`: why there is no other room, if it does;
-    `pauses`: for its worker's want of pages."""
+    `pauses`: for its worker's want of pages; `local`: why decode computed its prompt, if it did."""
     last = rooms[-1]
     cause = last.cause.text if last.cause is not None else ""
     if was_retracted(last):
@@ -59,7 +60,8 @@ def headline(
             text = f"Waits to go on, {told_ms(total_ms)} after it came{first}"
         case _:
             text = f"Waits for its first token since {told_ms(total_ms)}"
-    return _sentence(text) + _paused(pauses) + _rooms(rooms)
+    here = f" Decode computed its prompt: {_sentence(local)}" if local else ""
+    return _sentence(text) + here + _paused(pauses) + _rooms(rooms)
 
 
 def _paused(pauses: Sequence[Pause]) -> str:

@@ -75,4 +75,7 @@ export const legend = (parts) =>
   );
 
 /** An id in one line, cut in its middle by the layout, whole in its title. */
+/** The two workers of a room, or its only one. */
+export const workersOf = (room) => (room.prefill ? `${room.prefill} → ${room.decode}` : `${room.decode} alone`);
+
 export const id = (text) => h("code", { class: "id", title: text }, text);

@@ -1,6 +1,6 @@
 // What is drawn of the stack as it is right now?
 
-import { count, duration, h, id, legend, pill, stacked, time } from "./draw.js";
+import { count, duration, h, id, legend, pill, stacked, time, workersOf } from "./draw.js";
 
 const PAGES = [
   ["committed", "pages-committed"],
@@ -92,9 +92,17 @@ function drawWorker(worker) {
 
 /** In what placement goes by. */
 function spaceOf(load) {
+  if (load.tokens_waiting !== undefined) return waitOf(load);
   const left = load.left_tokens > 0 ? `space for ${count(load.left_tokens)} tokens` : "no space now";
   const waiting = load.waiting + load.placed_since;
   return `${left}${waiting ? `, ${count(waiting)} ${waiting === 1 ? "room" : "rooms"} about to begin` : ""}`;
+}
+
+/** When prefill will have computed what is there. */
+function waitOf(load) {
+  const since = load.placed_since ? `, ${count(load.placed_since)} ${load.placed_since === 1 ? "room" : "rooms"} placed since` : "";
+  const when = load.left_ms === null ? "" : `: ${duration(load.left_ms)} at ${count(load.tokens_per_s)} a second`;
+  return `${count(load.tokens_waiting)} tokens to compute${since}${when}`;
 }
 
 function drawLost(lost) {
@@ -128,7 +136,7 @@ function table(requests) {
 }
 
 function row(request) {
-  const where = request.prefill ? `${request.prefill} → ${request.decode}` : "–";
+  const where = request.decode ? workersOf(request) : "–";
   const rooms = request.rooms > 1 ? h("span", { class: "rooms-of" }, ` ${request.rooms} rooms`) : null;
   return h(
     "tr",

@@ -1,6 +1,6 @@
 // What is drawn of one request: what happened, the picture, where the time went, and every line?
 
-import { date, duration, h, id, pill, s } from "./draw.js";
+import { date, duration, h, id, pill, s, workersOf } from "./draw.js";
 import { extent, picture } from "./picture.js";
 
 const LEGEND = [
@@ -61,7 +61,7 @@ function heading(story) {
       fact("Begun", date(story.begun_wall_ms)),
       fact("Took", duration(story.total_ms)),
       fact("First token", duration(story.first_token_ms)),
-      ...story.attempts.map((attempt, index) => fact(story.attempts.length > 1 ? `Room ${index + 1}` : "Room", [h("a", { href: `rooms/${attempt.room}` }, h("code", {}, attempt.room)), ` ${attempt.prefill} → ${attempt.decode}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
+      ...story.attempts.map((attempt, index) => fact(story.attempts.length > 1 ? `Room ${index + 1}` : "Room", [h("a", { href: `rooms/${attempt.room}` }, h("code", {}, attempt.room)), ` ${workersOf(attempt)}, ${attempt.cause ? attempt.cause.reason : attempt.phase}`])),
       story.trace_id ? fact("Trace", h("code", {}, story.trace_id)) : null,
       story.others.length ? fact("Same id", story.others.map((room) => [h("a", { href: `#/request/${room}` }, h("code", {}, room)), " "])) : null,
     ),
@@ -125,7 +125,7 @@ function stagesSection(story) {
     rooms.map(([attempt, stages], index) => {
       const most = Math.max(...stages.map((stage) => stage.ms), 0.001);
       return [
-        rooms.length > 1 ? h("h3", { class: "sub" }, `Room ${index + 1}: ${attempt.prefill} → ${attempt.decode}`) : null,
+        rooms.length > 1 ? h("h3", { class: "sub" }, `Room ${index + 1}: ${workersOf(attempt)}`) : null,
         h("ol", { class: "stages" }, stages.map((stage) => h("li", { class: stage.first_token ? "first" : "" }, h("span", { class: "stage-name" }, stage.text), h("span", { class: "stage-bar" }, h("i", { "width%": (100 * stage.ms) / most })), h("span", { class: "number" }, duration(stage.ms))))),
       ];
     }),

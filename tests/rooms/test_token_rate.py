@@ -1,0 +1,31 @@
+"""Is the rate of a worker's last steps told, and none where nothing is known of it?"""
+
+from services.rooms.token_rate import KNOWN_MS, WINDOW_US, TokenRate
+
+
+def test_it_is_that_of_the_last_steps() -> None:
+    rate = TokenRate(64)
+    assert rate.per_s(0) == 0
+    rate.stepped(512, 250_000, now_ms=0)
+    assert rate.per_s(0) == 2_048
+    for _ in range(20):
+        rate.stepped(512, WINDOW_US, now_ms=0)
+    assert rate.per_s(0) == 256, "what was so once is forgotten"
+
+
+def test_a_step_of_a_few_tokens_says_nothing_of_many() -> None:
+    rate = TokenRate(64)
+    rate.stepped(24, 300_000, now_ms=0)
+    assert rate.per_s(0) == 0, "as of a canary, whose step is the first"
+    rate.stepped(64, 64_000, now_ms=0)
+    rate.stepped(1, 900_000, now_ms=0)
+    assert rate.per_s(0) == 1_000
+
+
+def test_it_is_known_for_a_while_and_asked_anew_then() -> None:
+    rate = TokenRate(64)
+    rate.stepped(100, 100_000, now_ms=5)
+    assert rate.per_s(5 + KNOWN_MS) == 1_000
+    assert rate.per_s(6 + KNOWN_MS) == 0
+    rate.stepped(100, 1, now_ms=KNOWN_MS * 2)
+    assert rate.per_s(KNOWN_MS * 2) > 0
