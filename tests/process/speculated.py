@@ -2,7 +2,7 @@
 
 `python -m tests.process.speculated --prompts 200` asks a real stack for an answer to each of so many prompts
 without drafts, with them, and with them while prefill and decode workers are killed in turn. Every second one
-is drawn at temperature 1, some with penalties, logprobs, stop strings, a grammar or several choices. One JSON
+is drawn at temperature 1, some with penalties, logprobs, stop ids, a grammar or several choices. One JSON
 object; exit status 1 if an answer differs, or if no draft was taken.
 
 The model is a tiny one of random weights in float32. It draws of a few tokens only, so that its answers
@@ -33,6 +33,7 @@ SHORTEST: Final = 40
 FEW: Final = tuple(range(1_000, 1_006))
 """Tokens that are drawn."""
 DRAFTS: Final = "baton_decode_draft_tokens_total"
+WORDS: Final = {"type": "array", "items": {"enum": ["sea", "sand"]}, "minItems": 30, "maxItems": 30}
 KINDS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 0},
     {"temperature": 1},
@@ -42,6 +43,7 @@ KINDS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 1, "n": 2},
     {"temperature": 0, "logit_bias": {str(FEW[1]): 2}},
     {"temperature": 1, "presence_penalty": 0.2, "logprobs": 1},
+    {"temperature": 1, "structured_outputs": {"json": WORDS}, "allowed_token_ids": None},
 )
 
 
