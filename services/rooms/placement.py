@@ -124,10 +124,17 @@ def place_back(
     pairs: Pairs | None = None,
 ) -> Pair:
     """On a decode worker that drains, which retracted the request's room, and a prefill worker that reaches
-    it, if there is one. Raises NoSuchWorker and NoCapacity."""
-    prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need).without(avoid)
+    it, if there is one; where none is ready, on that alone. Raises NoSuchWorker and NoCapacity."""
+    prefill: _Choice | None = None
+    try:
+        prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need).without(avoid)
+    except NoneReady:
+        if not (need.may_be_local and decode.facts.computes):
+            raise
     if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode.facts)):
         raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
+    if prefill is None:
+        return None, decode
     others = (each for _, each in prefill.in_order())
     reaching = (each for each in others if pairs is None or not pairs.is_broken(_id(each, decode)))
     return next(reaching, None) or prefill.best(), decode
