@@ -3,9 +3,10 @@
 On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
 `services.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
 
-Among these, the one with the smallest share of its cache used once it has the request, which takes less of a
-worker that was sent the prompt's beginning before. So a conversation stays where it is, unless more is used
-there than that spares, and a short beginning that all prompts share fills nobody's queue.
+Among these, the one with the smallest share of its cache used once it has the request, or in prefill to be
+computed. That takes less of a worker that was sent the prompt's beginning before. So a conversation stays
+where it is, unless more is used there than that spares, and a short beginning that all prompts share fills
+nobody's queue.
 
 Found by looks at few of them, of which none is drawn by chance. Of up to LOOKS_MAX workers of a side it is
 the best one. Of more it may be fuller than the best by a beginning that more than HOLDERS_MAX were sent. And
@@ -289,7 +290,7 @@ class _Choice:
                     break
                 continue
             at_largest = self._first * facts.tokens_max / largest
-            share = (worker.usage.tokens + at_largest) / facts.tokens_max
+            share = (worker.tokens_ahead + at_largest) / facts.tokens_max
             least = waits, share, self._first, facts.name
             while looked and (looked[0][0] <= least or len(looked) == looked_max):
                 yield heappop(looked)
@@ -299,7 +300,7 @@ class _Choice:
 
     def _look(self, worker: Worker, *, waits: bool) -> tuple[Fullness, Worker]:
         more, facts = beyond(worker, self._need), worker.facts
-        return (waits, (worker.usage.tokens + more) / facts.tokens_max, more, facts.name), worker
+        return (waits, (worker.tokens_ahead + more) / facts.tokens_max, more, facts.name), worker
 
     def _begins(self, worker: Worker) -> bool:
         return worker.usage.begins(self._need.asked_of(worker.facts))

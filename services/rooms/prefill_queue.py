@@ -32,6 +32,11 @@ class PrefillQueue:
     """When all is computed of which is known here."""
 
     @property
+    def tokens(self) -> int:
+        """That are to be computed: as it said, and of what was placed since."""
+        return self.since.tokens + (0 if self.load is None else self.load.tokens_waiting)
+
+    @property
     def tokens_per_s(self) -> int:
         """0: not known."""
         return 0 if self.load is None else self.load.tokens_per_s

@@ -148,9 +148,16 @@ class Worker:
         return self.usage.tokens
 
     @property
+    def tokens_ahead(self) -> int:
+        """What a room that is placed on it now stands behind. Of a prefill worker that says so: tokens that
+        are to be computed. A room that is computed, and whose pages decode does not take yet, delays nobody
+        there. Of any other, its `tokens`."""
+        return self.tokens if self.queue.load is None else self.queue.tokens
+
+    @property
     def share(self) -> float:
-        """Of its cache, that is."""
-        return self.usage.tokens / max(self.facts.tokens_max, 1)
+        """The same, of what its cache holds."""
+        return self.tokens_ahead / max(self.facts.tokens_max, 1)
 
     @property
     def has_place(self) -> bool:

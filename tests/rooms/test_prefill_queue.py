@@ -4,7 +4,10 @@ import pytest
 
 from services.ids import RoomId
 from services.rooms.load import WorkerLoad
+from services.rooms.phases import Side
+from services.rooms.placement import Need
 from services.rooms.prefill_queue import LEFT_MS_MAX, PrefillQueue
+from tests.rooms.test_registry import D1, P1, P2, registry_of
 
 RATE = 1_000
 """Tokens a second, so that a token takes a millisecond."""
@@ -79,3 +82,20 @@ def test_no_word_makes_a_time_that_no_message_holds(waiting: int) -> None:
     queue = PrefillQueue()
     heard(queue, waiting, number=1, rate=1)
     assert queue.left_ms(0) == LEFT_MS_MAX
+
+
+def test_of_two_prefill_workers_the_one_with_less_to_compute_gets_it_though_it_holds_more() -> None:
+    """What is computed, and waits for decode to take it, delays nobody."""
+    stack = registry_of(P1, P2, D1)
+    large, small = Need(600, 700), Need(100, 200)
+    first = stack.open_room("request", stack.place(large), large, 0)
+    assert stack.place(small)[0] is stack.worker(P2.incarnation), "nobody has said anything"
+    for worker, waiting in ((P1, 0), (P2, 90)):
+        load = WorkerLoad((), (), 0, 0, 0, first.id, 1, waiting, RATE)
+        stack.taken(first.id, Side)
+        stack.hear_load(worker.incarnation, load, 0)
+    assert stack.place(small)[0] is stack.worker(P1.incarnation)
+    stack.open_room("request", stack.place(small), small, 0)
+    assert stack.place(small)[0] is stack.worker(P2.incarnation), "what was placed since is there, too"
+    huge = Need(500, 600)
+    assert stack.place(huge)[0] is stack.worker(P2.incarnation), "the other has no space for it"
