@@ -126,6 +126,12 @@ class WorkerUsage:
         return self.tokens_max - self.left
 
     @property
+    def growing(self) -> int:
+        """Sequences that take more of it as they are drawn, once all rooms that are on it run."""
+        load = self.load
+        return len(self.since) if load is None else load.running + load.waiting + len(self.since)
+
+    @property
     def waiting(self) -> int:
         """Rooms that it may be unable to begin: those of which it said so, and all that were placed since."""
         load = self.load
@@ -147,7 +153,7 @@ class WorkerUsage:
         load = self.load
         if load is None or not load.running_max:
             return True
-        return load.running + load.waiting + len(self.since) < load.running_max
+        return self.growing < load.running_max
 
     def begins(self, tokens: int) -> bool:
         """A room that begins with so many KV positions could begin now."""

@@ -32,6 +32,9 @@ from services.rooms.side_workers import Ranking, SideWorkers
 LOOKS_MAX: Final = 32
 """Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""
 
+GROWN_TOKENS: Final = 24
+"""That there is to be space for in each sequence of a worker when one that was retracted comes back to it."""
+
 Pair: TypeAlias = tuple[Worker | None, Worker]
 """A prefill and a decode worker, or that alone, which computes the prompt itself."""
 Fullness: TypeAlias = tuple[bool, float, int, str]
@@ -76,11 +79,17 @@ class Need:
         granted = -(-min(self.prompt_tokens + page_tokens, self.tokens) // page_tokens)
         return min((granted + self.choices) * page_tokens, self.on_decode(page_tokens))
 
-    def asked_of(self, worker: WorkerFacts) -> int:
-        """KV positions that are to be free for it to begin."""
-        if worker.side is Side.PREFILL or not self.margin:
-            return self.first_on(worker)
-        return min(self.first_on(worker) + self.margin, self.on(worker))
+    def asked_of(self, worker: Worker) -> int:
+        """KV positions that are to be free for it to begin. What is left for one that was retracted to grow
+        into, all others on the worker grow into, too."""
+        facts = worker.facts
+        first = self.first_on(facts)
+        if facts.side is Side.PREFILL or not self.margin:
+            return first
+        own, least = (
+            min(first + more, self.on(facts)) for more in (self.margin, GROWN_TOKENS * self.choices)
+        )
+        return max(own, least + GROWN_TOKENS * worker.usage.growing)
 
     def told(self, side: Side) -> str:
         if side is Side.PREFILL:
@@ -132,7 +141,7 @@ def place_back(
     except NoneReady:
         if not (need.may_be_local and decode.facts.computes):
             raise
-    if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode.facts)):
+    if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode)):
         raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
     if prefill is None:
         return None, decode
@@ -303,7 +312,7 @@ class _Choice:
         return (waits, (worker.tokens_ahead + more) / facts.tokens_max, more, facts.name), worker
 
     def _begins(self, worker: Worker) -> bool:
-        return worker.usage.begins(self._need.asked_of(worker.facts))
+        return worker.usage.begins(self._need.asked_of(worker))
 
     def _waits(self, worker: Worker) -> bool:
         return not self._begins(worker)

@@ -53,8 +53,8 @@ def next_token(request: Request) -> Step:
 
 
 def load(free: int, number: int) -> WorkerLoad:
-    """A full batch's, with few of them waiting."""
-    return WorkerLoad((free,), (0,), 0, running=32, running_max=64, entered=RoomId(0), number=number)
+    """Of a worker with so many pages of one token."""
+    return WorkerLoad((free,), (0,), 0, running=2, running_max=64, entered=RoomId(0), number=number)
 
 
 def count(at: House, name: str, **labels: str) -> float:

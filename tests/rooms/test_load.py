@@ -10,7 +10,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import NoCapacity
 from services.rooms.load import WAITING_MIN, WAITING_SHARE, WorkerLoad, WorkerUsage
 from services.rooms.phases import Side
-from services.rooms.placement import LOOKS_MAX, Need
+from services.rooms.placement import GROWN_TOKENS, LOOKS_MAX, Need
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry, Worker, WorkerFacts
 from tests.rooms.test_placement import FEW, MANY, fleet
@@ -214,8 +214,22 @@ def test_a_margin_asks_for_no_more_than_the_request_may_ever_take() -> None:
     stack = stack_of(D)
     stack.hear_load(D.incarnation, load(), 0)
     again = Need(TOKENS - PAGE, TOKENS, margin=10 * PAGE)
-    assert again.asked_of(D) == TOKENS
+    assert again.asked_of(stack.worker(D.incarnation)) == TOKENS
     assert names(stack, 1, again) == [D.name]
+
+
+def test_a_margin_is_left_to_all_that_grow_beside_the_request_that_comes_back() -> None:
+    """However little it may take itself: others would need its pages at once."""
+    stack = stack_of(D)
+    again = Need(PAGE, 3 * PAGE, margin=2 * PAGE)
+    stack.hear_load(D.incarnation, load(running=40, free=10), 0)
+    least = again.first_on(D) + GROWN_TOKENS * 40
+    assert least - PAGE < again.asked_of(stack.worker(D.incarnation)) <= least + GROWN_TOKENS
+    with pytest.raises(NoCapacity):
+        stack.place(again)
+    assert stack.place(replace(again, margin=0))
+    stack.hear_load(D.incarnation, load(running=40, free=-(-(least + GROWN_TOKENS) // PAGE), number=2), 0)
+    assert stack.place(again)
 
 
 @pytest.mark.parametrize(

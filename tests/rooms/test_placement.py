@@ -201,12 +201,12 @@ def best_of_all(
 
 
 def fullness(worker: Worker, need: Need) -> tuple[bool, float, int, str]:
-    waits, more = not worker.usage.begins(need.asked_of(worker.facts)), beyond(worker, need)
+    waits, more = not worker.usage.begins(need.asked_of(worker)), beyond(worker, need)
     return waits, (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
 
 
 def has_space(worker: Worker, need: Need) -> bool:
-    return worker.has_place and (worker.usage.may_wait or worker.usage.begins(need.asked_of(worker.facts)))
+    return worker.has_place and (worker.usage.may_wait or worker.usage.begins(need.asked_of(worker)))
 
 
 def placed(stack: Registry, need: Need, avoid: Collection[Incarnation]) -> tuple[str, str] | type[Exception]:
