@@ -53,6 +53,8 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--sampling-defaults": "give --generation-config none, or auto, which is the default",
     "--schedule-low-priority-values-first": PRIORITY,
     "--scheduling-policy": PRIORITY,
+    "--speculative-algorithm": "give --speculate ngram on decode",
+    "--speculative-config": "give --speculate ngram on decode",
     "--ssl-certfile": "give --http-tls-cert",
     "--ssl-keyfile": "give --http-tls-key",
     "--tensor-parallel-size": RANKS,
