@@ -3,13 +3,14 @@
 Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from services.handover.receiving import Receiving
 from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import Close, Grant, Join, Outcome, SumPages
+from services.handover.requests import Claim, Close, Grant, Join, Outcome, SumPages
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -23,7 +24,7 @@ from services.rooms.errors import PeerFault, Reason
 from services.rooms.evidence import Connected
 from services.rooms.phases import Effect, Phase, ReceiverEffect
 from services.rooms.quarantine import revocation_due
-from services.rooms.request import Request
+from services.rooms.request import Request, Token
 from tests.model.flights import PAGE, RECORD, SLOT, Flight, exposed_anew, exposure, leaders
 from tests.model.laws import Broken, Law
 from tests.model.rank import FAR, Done, Rank, Told
@@ -44,6 +45,9 @@ from tests.model.standing import Place, Standing
 
 _DRAWN, _CHOICES_MAX, _DRAWN_MAX = 128, 3, 8
 """What is drawn, of so many choices a room and tokens of each, says this and more, and no prompt does."""
+PROMPT: Final = -1
+"""In place of a choice: a step computes a part of the room's prompt."""
+CLAIM: Final = ("claim",)
 _LATE_MS = 1 << 50
 """When every proof is overdue."""
 
@@ -126,6 +130,11 @@ class DecodeRank(Rank[WatchedRoom]):
         self._carry_out()
         return ""
 
+    def compute_here(self, room: RoomId) -> str:
+        """Not empty: its sender is to be told so."""
+        self.side.compute_here(room, 1, "")
+        return "claimed" if any(facts == CLAIM for _, facts in self._carry_out()) else ""
+
     def quiet(self, room: RoomId, generation: Generation) -> str:
         try:
             self.side.quiet(room, generation)
@@ -135,11 +144,22 @@ class DecodeRank(Rank[WatchedRoom]):
 
     def depart(self, peer: Incarnation) -> str:
         self._gone.add(peer)
-        return super().depart(peer)
+        with self._unharmed("its sender"):
+            return super().depart(peer)
 
     def revoke(self) -> str:
-        self.side.revoke()
+        with self._unharmed("what was exposed"):
+            self.side.revoke()
         return ""
+
+    @contextmanager
+    def _unharmed(self, other: str) -> Iterator[None]:
+        """What is computed here ends with nothing that it does not need."""
+        mine = [room for room in self._roster if room.local and room.cause is None]
+        yield
+        for room in mine:
+            if room.cause is not None:
+                raise Broken(Law.MINE_OR_GRANTED, f"room {room.id} is computed here, and ends with {other}")
 
     # ---- what happens to this rank alone
 
@@ -177,6 +197,9 @@ class DecodeRank(Rank[WatchedRoom]):
         for room, choice in step:
             held = self._roster.get(room)
             held.busy = False
+            if choice == PROMPT:
+                self._compute_prompt(held)
+                continue
             if self._scope.grows:
                 self._read(held, choice)
                 self._write(held, choice)
@@ -201,6 +224,8 @@ class DecodeRank(Rank[WatchedRoom]):
         match request:
             case Grant(room, _, by, generation, pages, slot):
                 return [(room, ("grant", leaders(by), generation, pages, slot))]
+            case Claim(room):
+                return [(room, CLAIM)]
             case Close(room, _, generation, doubtful):
                 return [(room, ("close", generation, doubtful))]
             case SumPages(room):
@@ -218,7 +243,7 @@ class DecodeRank(Rank[WatchedRoom]):
         return []
 
     def _perform(self, room: WatchedRoom, effect: Effect | ReceiverEffect) -> Told:
-        if effect is ReceiverEffect.ADMIT and room.record is None:
+        if effect is ReceiverEffect.ADMIT and room.record is None and not room.local:
             raise Broken(Law.GATE_BEFORE_AGREE, f"room {room.id} is admitted without its record")
         if effect is Effect.RELEASE:
             self._check_release(room)
@@ -227,9 +252,10 @@ class DecodeRank(Rank[WatchedRoom]):
             self._check_wait(room)
         grew = growing(self._roster)
         self.side.perform(room, effect, 0)
-        if effect is ReceiverEffect.GRANT:
+        if effect in (ReceiverEffect.GRANT, ReceiverEffect.COMPUTE):
             self._check_margin(room, grew)
             self._blank(room)
+        if effect is ReceiverEffect.GRANT:
             room.told = self._exposure
             slot = self._holdings.get(room.id).slot
             if any(self._holdings.slots.view(slot)):
@@ -268,11 +294,12 @@ class DecodeRank(Rank[WatchedRoom]):
     def _check_wait(self, room: WatchedRoom) -> None:
         """It ends before it was granted: not because it waited for that."""
         late = room.cause is not None and room.cause.reason is Reason.DEADLINE
-        if late and room.generation is None and Phase.WAITING_FOR_INPUT in room.phase_ms:
+        waited = Phase.WAITING_FOR_INPUT in room.phase_ms and Phase.COMPUTING not in room.phase_ms
+        if late and room.generation is None and waited:
             raise Broken(Law.WAITING_HAS_NO_DEADLINE, f"room {room.id} waited, and ends for that")
 
     def _check_release(self, room: WatchedRoom) -> None:
-        if room.cause is not None and room.proof is None:
+        if room.cause is not None and room.proof is None and not room.local:
             raise Broken(Law.PROOF_NOT_TIME, f"room {room.id} gives its memory back without a proof")
         if any(each == room.id for each, _ in self._step):
             raise Broken(Law.EXITS_RELEASE_ALL, f"room {room.id} is released under a running step")
@@ -299,6 +326,10 @@ class DecodeRank(Rank[WatchedRoom]):
                 self._begin(room, choice)
         if self._scope.grows:
             before.check(space)
+        for room in self._roster:
+            if room.computable:
+                room.busy = True
+                self._step.append((room.id, PROMPT))
         if not (self._scope.steps or self._scope.receiver_steps):
             self.step_ends()
 
@@ -319,6 +350,15 @@ class DecodeRank(Rank[WatchedRoom]):
             if other != choice and page in table:
                 raise Broken(Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads")
         self._read(room, choice)
+
+    def _compute_prompt(self, room: WatchedRoom) -> None:
+        """A step has computed the next token of a local room's prompt."""
+        at, size, last = room.computed, len(self._strips), self._scope.prompt_pages
+        if room.id in self._holdings:
+            page = self._holdings.get(room.id).pages[0][at]
+            for strip in range(size):
+                self._kv[page * size + strip] = self._expected(room.id, at, strip)
+        self.side.computed(room, at + 1, Token(FIRST_TOKEN) if at + 1 == last else None)
 
     def _position(self, room: WatchedRoom, choice: int) -> int:
         """Of the token that its next step computes: choice 0's first was drawn by the sender's side."""
@@ -372,14 +412,19 @@ class DecodeRank(Rank[WatchedRoom]):
                 continue
             holding = self._holdings.get(room.id)
             open_to_peer = holding.standing in (Held.EXPOSED, Held.QUARANTINED)
-            (exposed,) = holding.exposed if holding.standing is not Held.QUARANTINED else holding.pages
+            (exposed,) = holding.pages if holding.standing is Held.QUARANTINED else holding.exposed or ((),)
             generation = holding.slot.generation
             for page in pages_of(self._holdings, room):
                 held[PAGE, page] = (room.id, generation, open_to_peer and page in exposed)
             held[SLOT, holding.slot.index] = (room.id, generation, open_to_peer)
             if self._seal_there(room.id, holding.slot.index, generation):
                 sealed.add(room.id)
-                if self._pages_there(room.id, holding.exposed[0]):
+                if self._pages_there(room.id, exposed):
+                    landed.add(room.id)
+            if room.local:
+                if open_to_peer:
+                    raise Broken(Law.MINE_OR_GRANTED, f"room {room.id} is computed here, and exposed")
+                if self._pages_there(room.id, holding.pages[0][: self._scope.prompt_pages]):
                     landed.add(room.id)
             if holding.standing is Held.EXPOSED and room.told != self._exposure:
                 text = f"room {room.id} waits for writes by an exposure that was taken back"
@@ -394,6 +439,7 @@ class DecodeRank(Rank[WatchedRoom]):
             revoking=self.side.revoking,
             overdue=revocation_due(rooms, _LATE_MS, self._holdings.sizes),
             held=held,
+            local=frozenset(room.id for room in rooms if room.local),
             sealed=frozenset(sealed),
             landed=frozenset(landed),
         )

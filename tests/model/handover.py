@@ -125,6 +125,26 @@ def cancel_here(world: World, state: State, room: RoomId, reason: Reason) -> Sta
     return state._replace(mail=state.mail | {cancel})
 
 
+# ---- mine
+
+
+def claim(state: State, room: RoomId) -> State:
+    """Decode computes the room itself: its sender is told, in the place of a grant."""
+    peers = state.rooms[room - 1].peers
+    if peers[PREFILL] != state.peers[PREFILL]:
+        return state
+    return state._replace(mail=state.mail | {(PREFILL, "claim", room, peers[DECODE])})
+
+
+def claim_refused(state: State, message: Message, answer: str) -> State:
+    """One that comes before its room is kept for it, as a grant is."""
+    room = message[2]
+    if answer == "PeerFault":
+        raise Broken(Law.MINE_OR_GRANTED, f"room {room} is claimed, and was granted")
+    coming = any(each[:3] == (PREFILL, "open", room) for each in state.mail)
+    return state._replace(mail=state.mail | {message}) if coming else state
+
+
 # ---- close
 
 

@@ -46,6 +46,7 @@ class Law(Enum):
     WAITING_HAS_NO_DEADLINE = "waiting-has-no-deadline"
     DIVERGENCE_DETECTED = "divergence-detected"
     MOVES_LISTED = "moves-listed"
+    MINE_OR_GRANTED = "mine-or-granted"
     ROOM_ENDS = "room-ends"
     RECONNECT = "reconnect"
     ZERO_AT_IDLE = "zero-at-idle"

@@ -132,6 +132,13 @@ class PrefillRank(Rank[WritingRoom]):
             return _name(error)
         return ""
 
+    def claim(self, room: RoomId, receiver: Incarnation) -> str:
+        try:
+            self.side.claimed(room, receiver)
+        except (UnknownRoom, PeerFault) as error:
+            return _name(error)
+        return ""
+
     def _cause(self, reason: Reason) -> Cause:
         # Called off or given up is the same to a sender: said alike, it makes no more states.
         return GIVEN_UP if reason is Reason.CANCELLED else super()._cause(reason)

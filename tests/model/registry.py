@@ -12,7 +12,7 @@ CALLED_OFF: Final = Reason.CANCELLED
 """Why a side is cancelled. Without `ways` what a cancel says makes no difference to what follows, so that
 nearly all of them say the same: states that differ in words alone are one."""
 
-RUNNING: Final = (Known.CALLED,)
+RUNNING: Final = (Known.CALLED, Known.LOCAL)
 
 
 def issue(world: World, state: State, room: RoomId) -> State:
@@ -78,6 +78,12 @@ def joined(world: World, state: State, side: int) -> State:
     return _write(world, state, RoomId(0), "join", side, state.peers[side])[0]
 
 
+def claimed(state: State, room: RoomId) -> State:
+    """Prefill's part has ended, and decode goes on by itself."""
+    entry = state.rooms[room - 1]
+    return _known(state, room, entry._replace(known=Known.LOCAL)) if entry.known is Known.CALLED else state
+
+
 def orphaned(state: State, room: RoomId) -> State:
     """Whoever opened the room is gone, and with it the streams: both sides see them break."""
     entry = state.rooms[room - 1]
@@ -103,8 +109,10 @@ def running(state: State) -> list[RoomId]:
 
 
 def running_on(state: State, side: int, incarnation: Incarnation) -> list[RoomId]:
-    """Those of them that the registry placed on a worker."""
-    return [room for room in running(state) if state.rooms[room - 1].peers[side] == incarnation]
+    """Those of them that the registry placed on a worker, and that need it."""
+    rooms = [(room, state.rooms[room - 1]) for room in running(state)]
+    needed = [each for each in rooms if side == DECODE or each[1].known is not Known.LOCAL]
+    return [room for room, entry in needed if entry.peers[side] == incarnation]
 
 
 def _ended(world: World, state: State, room: RoomId, reason: Reason | None) -> State:

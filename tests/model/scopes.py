@@ -52,6 +52,8 @@ class Budget:
     back the last time, and is refused where that is known."""
     ends: int = 0
     """The reader of one choice has all it wants, and the others go on."""
+    claims: int = 0
+    """The decode worker's leader decides that a room is computed there. It is told as any command is."""
     misconnects: int = 0
     """One prefill rank cannot reach the receiver's memory (yet)."""
 

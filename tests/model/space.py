@@ -17,7 +17,7 @@ from services.rooms.phases import Phase
 from services.rooms.reasons import REASONS
 from tests.model.laws import Broken, Law
 
-HOLDS: Final = (Phase.TRANSFERRING, Phase.SUCCESS)
+HOLDS: Final = (Phase.TRANSFERRING, Phase.COMPUTING, Phase.SUCCESS)
 
 Row = tuple[Any, int, int]
 """(room, choice, how many positions the choice has when this row is computed)."""

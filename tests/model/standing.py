@@ -52,10 +52,13 @@ class Standing:
     """Receiver: each held place's room and generation, and whether a peer may write there."""
     tables: Sequence[tuple[RoomId, Sequence[int], bool]] = ()
     """Receiver: each room's pages, and whether it is retracted."""
+    local: frozenset[RoomId] = frozenset()
+    """Receiver: rooms that are computed here."""
     sealed: frozenset[RoomId] = frozenset()
     """Receiver: rooms whose seal is there, as the memory itself says."""
     landed: frozenset[RoomId] = frozenset()
-    """Receiver: rooms whose every page and seal is there, as the memory itself says."""
+    """Receiver: rooms whose every page is there, and their seals where they are not computed here, as the
+    memory itself says."""
 
     def at(self, room: RoomId) -> At | None:
         return self.rooms.get(room)

@@ -91,6 +91,7 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "step ends": lambda side, rank: f"# the step that runs on {SIDES[side]} r{rank} ends",
     "die": lambda side: f"# the {SIDES[side]} worker dies, and another takes its place",
     "enough": lambda room, choice: f"# the reader of choice {choice} of room {room} has all it wants",
+    "claim": lambda room: f"# decode's leader decides that room {room} is computed there",
     "abort": lambda room: f"# the client of room {room} hangs up",
     "silence": lambda: "# the lease of the prefill worker runs out while it lives on",
     "stall": lambda: "# the prefill worker stands still",
@@ -151,6 +152,10 @@ def _message(scope: Scope, message: Message) -> str:
             return f"# decode is told that choice {about[1]} of room {about[0]} is enough"
         case "depart":
             return f"# {SIDES[side]} hears that {SIDES[1 - side]} worker {about[0]} is gone"
+        case "compute_here":
+            return f"# every decode rank is told to compute room {about[0]}"
+        case "claim":
+            return f"# prefill hears that decode computes room {about[0]}"
         case "retired":
             return f"# the bootstrap hears that {SIDES[about[1]]} has retired room {about[0]}"
         case "connect":

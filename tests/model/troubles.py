@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from services.ids import RoomId
 from services.rooms.errors import Reason
+from services.rooms.receiver import UNDECIDED
 from services.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import exposed_before
@@ -108,8 +109,8 @@ def silence(world: World, state: State) -> State:
 
 def _losses(world: World, state: State, side: int) -> Steps:
     for message in state.mail if side == DECODE else ():
-        if message[1] in ("depart", "revoke", "connected"):
-            continue  # told again with every lease renewal; or the leader's own
+        if message[1] in ("depart", "revoke", "connected", "compute_here", "claim"):
+            continue  # told again with every lease renewal, or until it is answered; or the leader's own
         yield ("lose", message), partial(_lose, world, message=message)
 
 
@@ -142,6 +143,14 @@ def misses(world: World, state: State, message: Message) -> State:
             return state._replace(closes=frozenset(wanted))
         case _:
             return state
+
+
+def _claims(world: World, state: State, side: int) -> Steps:
+    leader = world.standings(state, side)[0]
+    for room, at in leader.rooms.items() if side == DECODE else ():
+        message: Message = (DECODE, "compute_here", room)
+        if at.phase in UNDECIDED and room not in leader.local and message not in state.mail:
+            yield ("claim", room), partial(_told, message=message)
 
 
 def _stalls(world: World, state: State, side: int) -> Steps:
@@ -296,4 +305,5 @@ _OF: dict[str, Callable[[World, State, int], Steps]] = {
     "strays": _strays,
     "misconnects": _misconnects,
     "ends": _ends,
+    "claims": _claims,
 }

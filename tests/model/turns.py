@@ -8,14 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.ids import RoomId
+from services.rooms.errors import Reason
 from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
 from services.rooms.reasons import LOST
 from tests.model.flights import leaders
-from tests.model.handover import asked, connected, exposed_anew, grant, opened, refused, wants_close
+from tests.model.handover import (
+    asked,
+    claim,
+    claim_refused,
+    connected,
+    exposed_anew,
+    grant,
+    opened,
+    refused,
+    wants_close,
+)
 from tests.model.laws import Broken, Law
 from tests.model.leaving import left
 from tests.model.rank import Done
-from tests.model.registry import CALLED_OFF, RUNNING, answered, gave_back, over
+from tests.model.registry import CALLED_OFF, RUNNING, answered, claimed, gave_back, over
 from tests.model.standing import Standing
 from tests.model.world import (
     BOOTSTRAP,
@@ -23,6 +34,7 @@ from tests.model.world import (
     PREFILL,
     SIDES,
     Close,
+    Known,
     Message,
     State,
     Way,
@@ -59,6 +71,7 @@ def _did(
         return turn(world, following, side)
     for room, effect, _ in done[0]:
         if effect in (Effect.FENCE, Effect.STOP):
+            _check_told(world, state, following, side, room)
             following = _failed(world, following, side, room)
         if side == DECODE:
             told = [facts for each in done for name, did, facts in each if (name, did) == (room, effect)]
@@ -80,7 +93,22 @@ def _failed(world: World, state: State, side: int, room: RoomId) -> State:
         raise Broken(
             Law.DRAIN_KEEPS_PROMISES, f"room {room} ends for {reason.value}, and that worker had finished it"
         )
+    if reason is Reason.LOCAL:
+        return claimed(state, room)
     return over(world, state, room, reason if world.scope.ways else CALLED_OFF, side)
+
+
+def _check_told(world: World, before: State, after: State, side: int, room: RoomId) -> None:
+    """Whoever is not granted, since its receiver computes the room itself, hears so."""
+    budget, entry = world.scope.budget, before.rooms[room - 1]
+    if side == DECODE or not budget.claims or budget.silences or world.scope.ways:
+        return  # who is called off may be told that it was late
+    if entry.known is not Known.OVER:
+        return
+    was, now = (world.standings(state, PREFILL)[0].at(room) for state in (before, after))
+    late = now is not None and now.cause is not None and now.cause.reason is Reason.DEADLINE
+    if late and was is not None and was.phase is Phase.BOOTSTRAPPING:
+        raise Broken(Law.MINE_OR_GRANTED, f"room {room} is answered, and prefill has waited for a grant")
 
 
 def _moved(world: World, before: State, after: State) -> bool:
@@ -146,6 +174,10 @@ def deliver(world: World, state: State, message: Message, *, repeat: bool = Fals
             return following
         case "open" if side == DECODE:
             return opened(world, following, about[1])
+        case "compute_here" if answer:
+            return claim(following, about[0])
+        case "claim" if answer:
+            return claim_refused(following, message, answer)
         case "grant" if answer:
             return refused(world, following, message, answer)
         case _:
@@ -198,6 +230,8 @@ def _decode_did(
     world: World, before: State, state: State, room: RoomId, effect: AnyEffect, told: list[tuple[object, ...]]
 ) -> State:
     match effect:
+        case ReceiverEffect.GRANT if any(told) and state.rooms[room - 1].known is Known.LOCAL:
+            raise Broken(Law.MINE_OR_GRANTED, f"room {room} is granted, and its sender was told otherwise")
         case ReceiverEffect.GRANT if any(told):
             return grant(world, state, room, told)
         case ReceiverEffect.ADMIT:
@@ -231,6 +265,9 @@ def _check_memory_alike(ranks: Sequence[Standing]) -> None:
     """Every rank's memory is known by the same exposure, and divided among rooms in the same way."""
     if len({leaders(each.exposure) for each in ranks if each.exposure is not None}) > 1:
         raise Broken(Law.APPLY_VERDICT, "one rank alone took its memory back")
+    if any(each.local != ranks[0].local for each in ranks):
+        rooms = [sorted(each.local) for each in ranks]
+        raise Broken(Law.MINE_OR_GRANTED, f"of which rooms are computed here ranks differ: {rooms}")
     if any(each.tables != ranks[0].tables for each in ranks):
         told = "; ".join(f"r{rank} {list(each.tables)}" for rank, each in enumerate(ranks))
         raise Broken(Law.GROWTH_IS_AGREED, f"of (room, its pages, whether retracted) ranks differ: {told}")

@@ -34,6 +34,8 @@ class Known(IntEnum):
     UNISSUED = 0
     CALLED = 1
     """Both workers were asked for it."""
+    LOCAL = 5
+    """Prefill's part of it has ended: decode computes it, and nobody else is needed for it."""
     ORPHANED = 4
     """Whoever opened it is gone, and said nothing."""
     OVER = 3

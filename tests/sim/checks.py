@@ -135,6 +135,9 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
     for bootstrap in platform.bootstraps:
         for entry in bootstrap.registry.rooms():
             cause = entry.cause
+            if cause is not None and cause.reason is Reason.LOCAL:
+                text = f"room {entry.id} ended for {cause.reason.value}: {cause.text}"
+                found.append(("mine-or-granted", text, entry.id))
             if cause is None or not entry.has_failed or explained(cause.reason.value, faults):
                 continue
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"

@@ -93,6 +93,8 @@ class Profile:
     """Tokens that requests ask for."""
     classes: tuple[int, ...] = (0,)
     """Of requests: the lowest is served first."""
+    local: float = 0.0
+    """Of rooms: decode's leader decides that they are computed there."""
     drafts_by: int = 0
     """Of decode workers: tokens by which drafts are looked up. Most answers go round then."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -132,6 +134,7 @@ NAMES: Final = (
     "choices",
     "growth",
     "drafts",
+    "local",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -180,6 +183,20 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "hangup_share": (0.0, 0.2),
         "cancel_share": (0.0, 0.0, 0.1),
     },
+    # Rooms that decode computes itself, beside some that are granted, in caches that lack pages or do not.
+    "local": {
+        "crashes": (0, 0, 1, 2),
+        "told_share": (0.0, 1.0),
+        "rank_crashes": (0, 0, 1),
+        "rank_aborts": (0, 0, 10),
+        "cuts": (0, 0, 1),
+        "silences": (0, 0, 0, 1),
+        "drains": (0, 0, 1),
+        "step_failure_share": (0.0, 0.0, 0.005),
+        "slow_ranks": (0, 1),
+        "hangup_share": (0.0, 0.3),
+        "cancel_share": (0.0, 0.0, 0.1),
+    },
     # Answers that go round, whose drafts are taken and missed, in caches that lack pages or do not.
     "drafts": {
         "crashes": (0, 0, 1, 2),
@@ -216,6 +233,13 @@ SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "pages": (16, 28, 96),
         "outputs": ((1, 8, 24, 40),),
         "several": (0.0, 0.4),
+    },
+    "local": {
+        "local": (0.3, 0.7, 1.0),
+        "pages": (16, 28, 96),
+        "alike": (0.2, 0.5, 0.9),
+        "outputs": ((1, 1, 2, 3, 5, 8), (1, 8, 24)),
+        "several": (0.0, 0.0, 0.4),
     },
     "growth": {
         "pages": (16, 20, 28),

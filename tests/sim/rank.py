@@ -30,6 +30,7 @@ from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause
 from services.rooms.phases import Effect, ReceiverEffect, Side
+from services.rooms.receiver import UNDECIDED
 from services.rooms.registry_records import CANARY_ROOMS
 from services.rooms.request import Request
 from services.rooms.timeline import Moment
@@ -38,6 +39,7 @@ from services.runtime.party import Party
 from services.topology import Topology
 from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, Transfer, kv_region
+from services.wire.baton.v1 import group_pb2
 from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
 from services.worker.folds import Folds
@@ -189,12 +191,46 @@ class SilentReporter(Reporter):
     def retired(self, room: RoomId, detail: str = "") -> None: ...
 
 
+class ChanceClaims:
+    """Which rooms does a leader decide to compute? Clocks and rates, by which it does elsewhere, tell nothing
+    here. A room is claimed as it comes, or when it has waited for some turns."""
+
+    def __init__(self, rng: random.Random, share: float) -> None:
+        self._random = rng
+        self._share = share
+        self._turns: dict[RoomId, int] = {}
+        """In how many turns each that waits is claimed; never, where it is negative."""
+
+    def due(self, receiving: Receiving[DecodeRoom]) -> list[RoomId]:
+        if not self._share:
+            return []
+        waiting = [room for room in receiving.roster if room.phase in UNDECIDED and not room.local]
+        self._turns = {room.id: self._left(room.id) for room in waiting}
+        return [
+            room.id for room in waiting if self._turns[room.id] == 0 and room.request.prompt_logprobs is None
+        ]
+
+    def _left(self, room: RoomId) -> int:
+        if room not in self._turns:
+            return self._random.choice((0, 0, 1, 4)) if self._random.random() < self._share else -1
+        return self._turns[room] - 1
+
+
 class WatchedDecode(DecodeWork):
     """Reads what has landed before anything else does, and has it looked at how its rooms grow."""
 
     landed: SimulatedEngine
     rank: int
     growth: WorkerGrowth
+    claims: "ChanceClaims"
+
+    def take_commands(self) -> bytes:
+        for room in self.claims.due(self._receiving):
+            told = group_pb2.ComputeHere(
+                room=room, chunk_tokens=self._receiving.layout.block_tokens, why="by chance"
+            )
+            self._parts.mailbox.put(group_pb2.Command(compute_here=told))
+        return super().take_commands()
 
     def compute(self) -> bool:
         revokes = self._receiving.revoking
@@ -311,6 +347,7 @@ def make_rank(
             drafts_by=shape.drafts_by,
         )
         work.landed, work.rank = engine, group.rank
+        work.claims = ChanceClaims(random.Random(f"{shape.writes.seed}/{worker}/local"), shape.local)
         work.growth = world.growth(worker, group.size, process.name)
     return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
 

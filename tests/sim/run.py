@@ -135,6 +135,8 @@ class _Scene:
             done["revocation"] += int(sample or 0)
             reused = worker.leader.registry.get_sample_value("baton_prefix_reused_tokens_total")
             done[f"tokens reused by {worker.side.value}"] += int(reused or 0)
+            computed = worker.leader.registry.get_sample_value("baton_decode_local_rooms_total")
+            done["local room"] += int(computed or 0)
         done["retraction"] = sum(each.retractions for each in self._world.grown.values())
         for bootstrap in self._platform.bootstraps:
             for entry in bootstrap.registry.rooms():
