@@ -50,6 +50,12 @@ def test_rows_that_are_held_are_set_beside_rows_that_are_not(tmp_path: Path, dem
     assert step(model, "--grammar", str(schema))["held_ratio"] > 0, "an answer may be over within the run"
 
 
+def test_a_step_with_drafts_is_set_beside_one_without(tmp_path: Path) -> None:
+    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--drafts", "3")
+    assert set(told["median_ms"]) == {"step", "drafts", "read"}
+    assert told["drafts_ratio"] > 0
+
+
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:
     told = step(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
     assert sum(told["profile_ms"].values()) > 0

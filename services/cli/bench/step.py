@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -74,6 +75,12 @@ def step(
             help="Also the step with rows held to the JSON schema in this file, or to any JSON: json."
         ),
     ] = "",
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=STEPS_MAX - 1, help="Also the step with so many drafts a row, all of them taken."
+        ),
+    ] = 0,
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
@@ -99,6 +106,8 @@ def step(
     )
     if engine.recorded is not None:
         engine.warm_up()
+    if drafts and phase is not StepPhase.DECODE:
+        raise StartupError("--drafts: a prompt is known; take --phase decode")
     held = _grammar(grammar, phase)
     rows = _rows(engine, phase, batch, context, DRAWN if held else GREEDY)
     facts: dict[str, object] = {
@@ -116,6 +125,9 @@ def step(
     if held is not None:
         holding = _rows(engine, phase, batch, context, DRAWN, held)
         works["held"] = _stepping(engine, phase, holding)
+    if drafts:
+        drafting = _drafting(engine, _rows(engine, phase, batch, context, GREEDY), drafts)
+        works["drafts"] = partial(engine.step, drafting)
     if phase is StepPhase.DECODE:
         limit = "read"
         size = engine.model.weight_bytes + batch * (context + 1) * engine.cache.group.token_bytes
@@ -136,9 +148,10 @@ def step(
     least = {name: min(values) for name, values in seconds.items()}
     facts["least_ms"] = {name: round(value * 1000, 3) for name, value in least.items()}
     facts["ratio_of_least"] = round(least["step"] / least[limit], 3)
-    if held is not None:
-        medians = {name: median(seconds[name]) for name in ("held", "step")}
-        facts["held_ratio"] = round(medians["held"] / medians["step"], 3)
+    for name in ("held", "drafts"):
+        if name in works:
+            facts[f"{name}_ratio"] = round(median(seconds[name]) / median(seconds["step"]), 3)
+            facts[f"{name}_ratio_of_least"] = round(least[name] / least["step"], 3)
     if profile:
         facts["profile_ms"] = _profile(engine, works["step"])
     tell("step", seconds, limit, facts)
@@ -198,6 +211,20 @@ def _rows(
             if not isinstance(taken, Undrawn):
                 sequence.output += [token.id for token in taken]
         rows.append(Row(sequence, context, context + 1, (table,), sample=True))
+    return rows
+
+
+def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Row]":
+    """The same rows, with so many drafts that are what comes next."""
+    from services.engine.interface import Undrawn
+
+    for _ in range(drafts):
+        told = engine.step(rows)
+        rows = [
+            replace(row, drafts=[token.id for token in taken])
+            for row, taken in zip(rows, told, strict=True)
+            if not isinstance(taken, Undrawn)
+        ]
     return rows
 
 
