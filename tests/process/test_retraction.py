@@ -180,6 +180,8 @@ class Asking:
 class Rounds:
     asking: Asking
     answers: int = 0
+    refused: int = 0
+    """They came while a side was away."""
     wrong: list[str] = field(default_factory=list)
     leave: threading.Event = field(default_factory=threading.Event)
 
@@ -189,7 +191,8 @@ class Rounds:
             try:
                 answer = self.asking.ask(body)
             except Refused:
-                time.sleep(0.1)  # it came while a side was away: refused at once, as it should be
+                self.refused += 1
+                time.sleep(0.1)
             except Exception as error:
                 self.wrong.append(f"{place}: {error!r}")
             else:
