@@ -16,6 +16,8 @@ WEIGHT: Final = 0.2
 """Of the last step, in what is known of steps."""
 TRIED_TOKENS: Final = 64
 """Of a prompt, in a step, where nothing is known of how long that takes."""
+TRIED_STEPS: Final = 2
+"""How many times as long such a step is believed to take, until one was tried."""
 
 
 @dataclass(slots=True)
@@ -52,11 +54,12 @@ class PromptPace:
         return max(min(int(self.gap_ms / self.token_ms), self.alone_tokens), self.least_tokens)
 
     def prompt_ms(self, tokens: int, *, beside: bool) -> float | None:
-        """How long so many tokens of prompts take; None where it is not known. `beside`: sequences run."""
+        """How long so many tokens of prompts take; None where nothing is known of it. `beside`: sequences
+        run."""
+        steps = ceil(tokens / self.beside_tokens)
         if self.token_ms is None:
-            return None
-        steps = ceil(tokens / self.beside_tokens) if beside else 0
-        return steps * self.step_ms + tokens * self.token_ms
+            return steps * TRIED_STEPS * self.step_ms or None
+        return beside * steps * self.step_ms + tokens * self.token_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,7 @@ def computed_here(
 ) -> LocalRoom | None:
     """Of a room of `known` tokens; None: it is prefill's. `missing`: of these, in this worker's pages.
     `ahead`: tokens of other prompts that are to be computed here before it. `prefill_ms`: until prefill has
-    computed it, from now on. `beside`: sequences run here. Where nothing is known of how long it takes here,
-    one is tried while nobody waits for it."""
+    computed it, from now on. `beside`: sequences run here. Where no step was made yet, one is tried."""
     if not pace.gap_ms or prefill_ms <= 0:
         return None
     here_ms = pace.prompt_ms(ahead + missing, beside=beside)
