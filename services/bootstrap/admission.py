@@ -207,8 +207,9 @@ class Admission:
         self._news.set()
         self._news.clear()
         self._look()
-        self._serve_queue()
-        self._look()
+        if len(self._line):
+            self._serve_queue()
+            self._look()
 
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
         """When a request of this class that is turned away now is to come back, to find a place. To be asked

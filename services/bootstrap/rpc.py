@@ -189,7 +189,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                     self._check_opener(context, RoomId(report.room), report.key)
             if reporter and not request.rank and request.HasField("load"):
                 self._rooms.hear_load(reporter, load_from_wire(request.load))
-            for room, reports in groupby(request.reports, attrgetter("room")):
+            by_room = attrgetter("room")  # whose lines lie between those of others, and keep their order
+            for room, reports in groupby(sorted(request.reports, key=by_room), by_room):
                 self._report(reporter, request.rank, RoomId(room), reports)
         return rooms_pb2.ReportRoomsReply()
 

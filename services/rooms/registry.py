@@ -525,7 +525,7 @@ class Registry:
     def taken(self, room: RoomId, sides: Iterable[Side]) -> None:
         """Its opener brought it to these sides. Unknown rooms are ignored."""
         entry = self._open.get(room)
-        if entry is None:
+        if entry is None or not entry.untaken:
             return
         for side in entry.untaken.intersection(sides):
             entry.untaken.discard(side)
