@@ -149,6 +149,8 @@ class Request:
     def choice(self, place: int) -> "Request":
         """Choice `place`, from 0 on, as a request of its own: what it draws is what that would
         (`own-draws`)."""
+        if place == 0 and not self.further_seeds:
+            return self
         seed = (self.sampling.seed, *self.further_seeds)[place]
         return replace(self, sampling=replace(self.sampling, seed=seed), further_seeds=())
 

@@ -4,7 +4,7 @@ Reading checks what the type system cannot: enums that are set, numbers in range
 not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
@@ -80,6 +80,23 @@ _FINISHES: Final = {
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
 _FINISHED: Final = {int(value): finish for finish, value in _FINISHES.items()}
+_RANGES: Final[Sequence[tuple[str, Callable[[float], bool], str]]] = (
+    (
+        "temperature",
+        lambda value: value == 0 or TEMPERATURE_MIN <= value <= TEMPERATURE_MAX,
+        f"0, or from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}",
+    ),
+    ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("min_p", lambda value: 0 <= value <= 1, "from 0 to 1"),
+    (
+        "repetition_penalty",
+        lambda value: 1 / PENALTY_MAX <= value <= PENALTY_MAX,
+        f"from {1 / PENALTY_MAX} to {PENALTY_MAX}",
+    ),
+    ("presence_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
+    ("frequency_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
+)
+"""Of a number that a draw uses: whether it can, and what is told where it cannot."""
 
 
 def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:
@@ -194,23 +211,11 @@ def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
     """A number that no draw can use would fail everyone's step, not only its own request's: draws are in
     single precision, where much that is finite here is not, or is 0."""
-    temperature, repetition, most = sampling.temperature, sampling.repetition_penalty, PENALTY_MAX
-    ranges = (
-        (
-            "temperature",
-            temperature == 0 or TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX,
-            f"0, or from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}",
-        ),
-        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
-        ("min_p", 0 <= sampling.min_p <= 1, "from 0 to 1"),
-        ("repetition_penalty", 1 / most <= repetition <= most, f"from {1 / most} to {most}"),
-        ("presence_penalty", abs(sampling.presence_penalty) <= most, f"from -{most} to {most}"),
-        ("frequency_penalty", abs(sampling.frequency_penalty) <= most, f"from -{most} to {most}"),
-    )
-    for name, holds, allowed in ranges:
-        if not isfinite(getattr(sampling, name)):
+    for name, holds, allowed in _RANGES:
+        value: float = getattr(sampling, name)
+        if not isfinite(value):
             raise Malformed(f"request.sampling.{name} is not a finite number")
-        if not holds:
+        if not holds(value):
             raise Malformed(f"request.sampling.{name} must be {allowed}")
     biases = sampling.logit_bias.values()
     if len(biases) > LOGIT_BIAS_MAX or not all(abs(bias) <= BIAS_MAX for bias in biases):
