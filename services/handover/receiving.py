@@ -323,14 +323,14 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
     def load(self, running_max: int) -> WorkerLoad:
         """By what rooms are placed here. `running_max`: sequences that a step continues at most."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
-        asked, waiting, running = nothing, 0, 0
+        asked, waiting, running, entered = nothing, 0, 0, RoomId(0)
         for room in self.roster:
+            entered = max(entered, room.id)
             if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 waiting += 1
                 asked = tuple(map(sum, zip(asked, room.pages_needed, room.margin, strict=True)))
             elif room.phase in (Phase.TRANSFERRING, Phase.COMPUTING) or room.runs:
                 running += len(room.ends.going_on)
-        entered = max((room.id for room in self.roster), default=RoomId(0))
         free = self.capacity().free or nothing
         return WorkerLoad(free, asked, waiting, running, running_max, entered)
 

@@ -69,8 +69,9 @@ class ReceivingRoom(Receiver):
     @property
     def runs(self) -> bool:
         """Its choices that go on have their next tokens drawn."""
-        over = self.finished or self.stopping or self.retracting is not None
-        return self.phase is Phase.SUCCESS and not over
+        if self.phase is not Phase.SUCCESS:
+            return False
+        return not (self.finished or self.stopping or self.retracting is not None)
 
     def ending(self, now_ms: int) -> Cause | None:
         return Receiver.ending(self, now_ms) or self.retracting

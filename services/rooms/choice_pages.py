@@ -6,15 +6,15 @@ has to be computed once more by each further choice, since its draw needs the lo
 is in, and all behind it, are each choice's own (`choices-apart`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 
 from services.ids import PageCounts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoicePages:
-    """Of one room, by numbers that all ranks share."""
+    """Of one room, by numbers that all ranks share. What follows from them is computed once."""
 
     known_tokens: int
     """That every choice begins with, at least 1."""
@@ -23,17 +23,26 @@ class ChoicePages:
     choices: int
     page_tokens: tuple[int, ...]
     """Of each group."""
+    shared_tokens: int = field(init=False)
+    """Leading tokens whose pages all choices read."""
+    shared: PageCounts = field(init=False)
+    """Those pages."""
+    needed: PageCounts = field(init=False)
+    """Of all choices together, once each is as long as it may get."""
+    first: PageCounts = field(init=False)
+    """What a grant takes: those of what is known, and of a block more (`memory-as-used`)."""
+    block: PageCounts = field(init=False)
+    """Pages of one block: no row of a step takes more of its own."""
 
-    @property
-    def shared_tokens(self) -> int:
-        """Leading tokens whose pages all choices read."""
+    def __post_init__(self) -> None:
         block = lcm(*self.page_tokens)
-        return (self.known_tokens - 1) // block * block
-
-    @property
-    def shared(self) -> PageCounts:
-        """Those pages."""
-        return tuple(self.shared_tokens // size for size in self.page_tokens)
+        self.shared_tokens = (self.known_tokens - 1) // block * block
+        self.shared = tuple([self.shared_tokens // size for size in self.page_tokens])
+        further = self.choices - 1
+        counts = zip(self.each, self.shared, strict=True)
+        self.needed = tuple([each + further * (each - shared) for each, shared in counts])
+        self.first = self.pages_for(min(self.known_tokens + block, self.tokens_max))
+        self.block = self.pages_for(block)
 
     @property
     def each(self) -> PageCounts:
@@ -41,37 +50,17 @@ class ChoicePages:
         return self.pages_for(self.tokens_max)
 
     @property
-    def needed(self) -> PageCounts:
-        """Of all choices together, once each is as long as it may get."""
-        further = self.choices - 1
-        return tuple(
-            each + further * (each - shared) for each, shared in zip(self.each, self.shared, strict=True)
-        )
-
-    @property
-    def first(self) -> PageCounts:
-        """What a grant takes: those of what is known, and of a block more (`memory-as-used`)."""
-        tokens = min(self.known_tokens + lcm(*self.page_tokens), self.tokens_max)
-        return self.pages_for(tokens)
-
-    @property
     def begun(self) -> list[int]:
         """Of each choice: leading positions that pages are there for once the room was granted."""
-        begun = self.shared_tokens
-        return [self.positions(self.first), *[begun] * (self.choices - 1)]
-
-    @property
-    def block(self) -> PageCounts:
-        """Pages of one block: no row of a step takes more of its own."""
-        return self.pages_for(lcm(*self.page_tokens))
+        return [self.positions(self.first), *[self.shared_tokens] * (self.choices - 1)]
 
     def positions(self, pages: PageCounts) -> int:
         """Leading positions that so many pages of each group are there for."""
-        return min(count * size for count, size in zip(pages, self.page_tokens, strict=True))
+        return min([count * size for count, size in zip(pages, self.page_tokens, strict=True)])
 
     def pages_for(self, tokens: int) -> PageCounts:
         """Of one choice, for so many tokens."""
-        return tuple(-(-tokens // size) for size in self.page_tokens)
+        return tuple([-(-tokens // size) for size in self.page_tokens])
 
 
 def positions_of(known_tokens: int, tokens_max: int, choices: int, block_tokens: int) -> int:
