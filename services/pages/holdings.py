@@ -64,6 +64,7 @@ class Holdings:
     ) -> None:
         """`pools`: of each group's pages. `prefixes`: of the pages of these pools; None to reuse nothing."""
         self.pools = tuple(pools)
+        self.sizes: PageCounts = tuple(map(len, self.pools))
         self.slots = slots
         self.prefixes = PrefixTree([0] * len(pools)) if prefixes is None else prefixes
         self._held: dict[RoomId, Holding] = {}
@@ -76,11 +77,6 @@ class Holdings:
 
     def get(self, room: RoomId) -> Holding:
         return self._held[room]
-
-    @property
-    def sizes(self) -> PageCounts:
-        """Of the pools."""
-        return tuple(map(len, self.pools))
 
     @property
     def available(self) -> PageCounts:
@@ -108,7 +104,9 @@ class Holdings:
         if room in self._held:
             raise IllegalPageMove(f"room {room} already holds pages")
         prefixes = self.prefixes
-        way = prefixes.match(tokens, salt)[: prefixes.blocks(pages)]
+        way = prefixes.match(tokens, salt)
+        if way:
+            way = way[: prefixes.blocks(pages)]
         shared = prefixes.counts(len(way))
         fresh = [count - known for count, known in zip(pages, shared, strict=True)]
         lacking = [count - pool.free for count, pool in zip(fresh, self.pools, strict=True)]

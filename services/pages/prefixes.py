@@ -50,6 +50,8 @@ class Entered(NamedTuple):
 class _Known:
     way: Way
     pages: PageTables
+    sign: int
+    """What it adds to the digest."""
     users: int = 0
 
 
@@ -171,9 +173,9 @@ class PrefixTree:
                 block = own[0][0]
                 if block in self._blocks:
                     raise IllegalPageMove(f"page {block} is known by other tokens")
-                known = self._blocks[block] = _Known(step, own)
+                known = self._blocks[block] = _Known(step, own, _sign(own, step))
                 self._below[step] = block
-                self.digest ^= _sign(known)
+                self.digest ^= known.sign
                 entered.append(block)
             else:
                 spared.append(own)
@@ -201,7 +203,7 @@ class PrefixTree:
         """It is not found any more, if it was: another block may be, by the same tokens."""
         if self._below.get(known.way) == known.pages[0][0]:
             del self._below[known.way]
-            self.digest ^= _sign(known)
+            self.digest ^= known.sign
 
     def _keys(self, tokens: Sequence[int], known: int = 0) -> Iterator[tuple[int, ...]]:
         """The tokens of each whole block but the first `known`."""
@@ -229,5 +231,5 @@ def _root(salt: int) -> int:
     return -1 - salt
 
 
-def _sign(known: _Known) -> int:
-    return mix(hash((known.pages, known.way)))
+def _sign(pages: PageTables, way: Way) -> int:
+    return mix(hash((pages, way)))
