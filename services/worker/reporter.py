@@ -7,7 +7,7 @@ ranks of a worker do together the leader tells; what one rank saw or wished each
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -34,6 +34,16 @@ RETRY_S: Final = 0.5
 DETAIL_CHARS_MAX: Final = 512
 
 
+class _Line(NamedTuple):
+    """Of a room's timeline."""
+
+    room: RoomId
+    event: bytes
+    """A `RoomEvent`, encoded: nobody reads it on its way."""
+    retired: bool
+    """It is the room's last one of this worker."""
+
+
 class Reporter:
     """Runs as one task. `report` and `retired` are cheap and never wait."""
 
@@ -58,7 +68,7 @@ class Reporter:
         self._credential = credential
         self._rank = 0
         self._source = source
-        self._waiting: list[rooms_pb2.RoomReport] = []
+        self._waiting: list[_Line] = []
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
@@ -116,10 +126,11 @@ class Reporter:
                 request = rooms_pb2.ReportRoomsRequest(
                     incarnation=self._incarnation,
                     rank=self._rank,
-                    reports=batch,
                     credential=self._credential,
-                    load=self.load() if any(report.retired for report in batch) else None,
+                    load=self.load() if any(line.retired for line in batch) else None,
                 )
+                for line in batch:
+                    request.reports.add(room=line.room, event=line.event, retired=line.retired)
                 try:
                     await self._stub.ReportRooms(request, timeout=UNARY_S)
                 except grpc.aio.AioRpcError as error:
@@ -142,7 +153,7 @@ class Reporter:
             detail=detail[:DETAIL_CHARS_MAX],
             host_us=self._clock.host_us(),
         ).SerializeToString()
-        self._waiting.append(rooms_pb2.RoomReport(room=room, event=event, retired=retired))
+        self._waiting.append(_Line(room, event, retired))
         self._wake.set()
 
 
