@@ -206,10 +206,14 @@ class Roster(Generic[R]):
         """
         effects = []
         for room in self._rooms.values():
-            effect = room.settle(verdicts[room.place], now_ms, reasons.get(room.place))
+            verdict, before = verdicts[room.place], room.phase
+            if verdict is Vote.STAY:
+                continue
+            effect = room.settle(verdict, now_ms, reasons.get(room.place))
             if effect is not None:
                 effects.append((room, effect))
-                self._queue(room, waits=effect is Effect.QUEUE)
+                if effect is Effect.QUEUE or before is Phase.WAITING_FOR_INPUT:
+                    self._queue(room, waits=effect is Effect.QUEUE)
         return effects
 
     def retire(self, room: RoomId, now_ms: int) -> bool:
