@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.openai.metrics import LabelledTally
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
@@ -17,6 +16,7 @@ from services.rooms.registry import GOODBYE, Registry
 from services.rooms.registry_records import RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
+from services.runtime.tally import LabelledTally, Tally
 from services.wire.presence import Presence
 
 NOT_GONE: Final = (Presence.THERE, Presence.SILENT)
@@ -120,8 +120,8 @@ class BootstrapMetrics:
             _WAIT_SECONDS,
             "class",
             (each.value for each in ClassBand),
+            registry,
         )
-        registry.register(self._waited)
         self._refused = Counter(
             "baton_admission_refused_requests_total",
             "Requests that got no pair of workers, by why: the queue was full, they waited for too long,"
@@ -145,11 +145,11 @@ class BootstrapMetrics:
             "Rooms of clients' requests whose decode worker needed their pages: no failures.",
             registry=registry,
         )
-        self._paused = Histogram(
+        self._paused = Tally(
             "baton_retraction_pause_seconds",
             "From a room's being retracted until its request's next token, or its end.",
-            buckets=_WAIT_SECONDS,
-            registry=registry,
+            _WAIT_SECONDS,
+            registry,
         )
         self._recomputed = Counter(
             "baton_retraction_recomputed_tokens_total",

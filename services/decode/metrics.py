@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from services.rooms.queues import RoomQueue
+from services.runtime.tally import Tally
 from services.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -37,11 +38,11 @@ class DecodeMetrics(WorkerMetrics):
         )
         self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
         self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
-        self._handover = Histogram(
+        self._handover = Tally(
             "baton_handover_seconds",
             "From the room's arrival here until it was admitted.",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
         self._revocations = Counter(
             "baton_kv_revocations_total",

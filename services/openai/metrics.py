@@ -1,16 +1,14 @@
 """What is counted about HTTP requests, and how long do clients wait for tokens?"""
 
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from functools import cache
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
+
+from services.runtime.tally import Tally
 
 TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 ITL_BUCKETS_S: Final = (
@@ -98,12 +96,11 @@ class HttpMetrics:
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
             TTFT_BUCKETS_S,
+            registry,
         )
         self._inter_token = Tally(
-            "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S
+            "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S, registry
         )
-        registry.register(self._first_token)
-        registry.register(self._inter_token)
         self.expect([NO_ROUTE])
 
     def expect(self, routes: Iterable[str]) -> None:
@@ -138,53 +135,6 @@ class HttpMetrics:
     def pace(self, received_s: float) -> "TokenPace":
         """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""
         return TokenPace(self._first_token, self._inter_token, received_s)
-
-
-class Tally(Collector):
-    """A histogram for one event loop: what is noted for each token is a search and two additions, and the
-    library's form is made when it is scraped."""
-
-    def __init__(self, name: str, text: str, buckets_s: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._bounds = tuple(buckets_s)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._text)
-        self.add_to(family)
-        yield family
-
-    def add_to(self, family: HistogramMetricFamily, *labels: str) -> None:
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        counts = [float(count) for count in accumulate(self._counts)]
-        family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
-
-
-class LabelledTally(Collector):
-    """Several, told apart by a label with these values."""
-
-    def __init__(
-        self, name: str, text: str, buckets_s: Sequence[float], label: str, values: Iterable[str]
-    ) -> None:
-        self._name = name
-        self._text = text
-        self._label = label
-        self._tallies = {value: Tally(name, text, buckets_s) for value in values}
-
-    def observe(self, label: str, value: float) -> None:
-        self._tallies[label].observe(value)
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
-        for label, tally in self._tallies.items():
-            tally.add_to(family, label)
-        yield family
 
 
 class TokenPace:

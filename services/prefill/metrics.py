@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from services.rooms.phases import SENDER_MOVES
 from services.rooms.queues import RoomQueue
+from services.runtime.tally import Tally
 from services.worker.metrics import WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -30,20 +31,20 @@ class PrefillMetrics(WorkerMetrics):
             "Prompt tokens whose log-probability was computed for their caller.",
             registry=registry,
         )
-        self._first_token = Histogram(
+        self._first_token = Tally(
             "baton_prefill_first_token_seconds",
             "From a room's arrival here until its first token was drawn.",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
         self._bytes = Counter(
             "baton_kv_transfer_bytes_total", "Bytes of KV pages written to decode workers.", registry=registry
         )
-        self._seconds = Histogram(
+        self._seconds = Tally(
             "baton_kv_transfer_seconds",
             "From the start of a room's computation until its seal was written.",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
         self._transfer = Counter(
             "baton_kv_transfer_busy_seconds_total",

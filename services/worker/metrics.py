@@ -7,13 +7,14 @@ back where it started (`zero-at-idle`). Every series is there from the start, so
 from collections.abc import Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.pages.pool import PageState
 from services.rooms.errors import Cause
 from services.rooms.phases import Moves, Phase
 from services.rooms.queues import RoomQueue
 from services.runtime.failed_rooms import FailedRooms
+from services.runtime.tally import LabelledTally, Tally
 
 _SECONDS: Final = (
     0.0005,
@@ -113,14 +114,15 @@ class WorkerMetrics:
             registry=registry,
         )
         self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
-        spent = Histogram(
+        spent = LabelledTally(
             "baton_room_phase_seconds",
             "Time that rooms spent in a phase.",
-            ["phase"],
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            "phase",
+            (phase.value for phase in phases),
+            registry,
         )
-        self._phases = {phase: spent.labels(phase.value) for phase in phases}
+        self._phases = {phase: spent.of(phase.value) for phase in phases}
         self._unknown = _Total(
             Counter(
                 "baton_rooms_unknown_news_total",
@@ -135,17 +137,14 @@ class WorkerMetrics:
                 registry=registry,
             )
         )
-        self._step = Histogram(
+        self._step = Tally(
             "baton_step_seconds",
             "From the start of a step of the model until a turn saw its end.",
-            buckets=_STEP_SECONDS,
-            registry=registry,
+            _STEP_SECONDS,
+            registry,
         )
-        self._agreement = Histogram(
-            "baton_agreement_seconds",
-            "Time of a turn's agreement.",
-            buckets=_AGREEMENT_SECONDS,
-            registry=registry,
+        self._agreement = Tally(
+            "baton_agreement_seconds", "Time of a turn's agreement.", _AGREEMENT_SECONDS, registry
         )
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed at the bootstrap.", registry=registry
