@@ -1,7 +1,8 @@
 """Which workers of a side get rooms, how much is on each, and which were sent a prompt's beginning?
 
-Kept in order as each of them changes, so that whoever asks need not look at all. Whoever changes a worker's
-state or load says so (`changed`).
+Kept in order, so that whoever asks need not look at all. Whoever changes a worker's state or load says so
+(`changed`, `loaded`). A load changes several times between two looks at who has space: those that did are put
+in their places by the next look.
 """
 
 from bisect import bisect_left, insort
@@ -55,17 +56,32 @@ class SideWorkers:
     def __init__(self) -> None:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
         """Each with the largest cache first."""
-        self.open = Ranking()
-        """Those where a client's room may begin now: the one with the smallest share of its cache used first,
-        and of equals the largest."""
-        self.roomy = Ranking()
-        """The same, the one with the most left first."""
-        self.short = Ranking()
-        """Those that one more may wait on, in the order of `open`."""
+        self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
+        self._moved: dict[Incarnation, Worker] = {}
+        """Those whose places in these three are to be found anew."""
         self.joining: dict[Incarnation, Worker] = {}
         self.page_sizes: Counter[int] = Counter()
         """Workers by how many tokens a page of theirs holds."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
+
+    @property
+    def open(self) -> Ranking:
+        """Those where a client's room may begin now: the one with the smallest share of its cache used first,
+        and of equals the largest."""
+        self._settle()
+        return self._open
+
+    @property
+    def roomy(self) -> Ranking:
+        """The same, the one with the most left first."""
+        self._settle()
+        return self._roomy
+
+    @property
+    def short(self) -> Ranking:
+        """Those that one more may wait on, in the order of `open`."""
+        self._settle()
+        return self._short
 
     @property
     def has_space(self) -> bool:
@@ -92,8 +108,9 @@ class SideWorkers:
         self.page_sizes[size] -= 1
         if not self.page_sizes[size]:
             del self.page_sizes[size]
-        for ranking in (self.known, self.ready, self.serving, self.open, self.roomy, self.short):
+        for ranking in (self.known, self.ready, self.serving, self._open, self._roomy, self._short):
             ranking.put(worker, None)
+        self._moved.pop(incarnation, None)
         self.joining.pop(incarnation, None)
         self._forget(worker, worker.sent)
 
@@ -110,12 +127,7 @@ class SideWorkers:
 
     def loaded(self, worker: Worker) -> None:
         """Its rooms, or what is used of it."""
-        facts = worker.facts
-        usage, by_share = worker.usage, (worker.share, -facts.tokens_max)
-        begins = worker.has_place and usage.left > 0 and usage.has_row
-        self.open.put(worker, by_share if begins else None)
-        self.roomy.put(worker, (-usage.left,) if begins else None)
-        self.short.put(worker, by_share if worker.has_place and usage.may_wait else None)
+        self._moved[worker.facts.incarnation] = worker
 
     def sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
         """It gets this beginning of a prompt. Returns the blocks that it was not sent before."""
@@ -140,6 +152,16 @@ class SideWorkers:
             if len(found) <= HOLDERS_MAX:
                 return found
         return ()
+
+    def _settle(self) -> None:
+        for worker in self._moved.values():
+            usage, has_place = worker.usage, worker.has_place
+            by_share, left = (worker.share, -worker.facts.tokens_max), usage.left
+            begins = has_place and left > 0 and usage.has_row
+            self._open.put(worker, by_share if begins else None)
+            self._roomy.put(worker, (-left,) if begins else None)
+            self._short.put(worker, by_share if has_place and usage.may_wait else None)
+        self._moved.clear()
 
     def _forget(self, worker: Worker, blocks: Iterable[Block]) -> None:
         for block in blocks:
