@@ -127,8 +127,8 @@ class RoomTransfer:
         receiver's rank holds."""
         told = [(checksum(target.heads), target.peer) for target in self._route.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
-            peers = [peer for _, peer in group]
-            self._records.append((replace(record, pages_checksum=value), peers))
+            own = record if value == record.pages_checksum else replace(record, pages_checksum=value)
+            self._records.append((own, [peer for _, peer in group]))
         self._seal = seal_bytes(record.room, record.generation)
         try:
             self._post_record()
