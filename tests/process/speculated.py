@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,8 +111,9 @@ class AskingDrafts:
             return Answered(reply.status_code, (), reply.text, "")
         choices = sorted(reply.json()["choices"], key=lambda choice: choice["index"])
         ids = tuple(token for choice in choices for token in choice["token_ids"])
-        told = json.dumps([[choice["text"], choice["logprobs"]] for choice in choices])
-        return Answered(200, ids, told, " ".join(choice["finish_reason"] for choice in choices))
+        texts, ends = ([choice[name] for choice in choices] for name in ("text", "finish_reason"))
+        told = (choice["logprobs"]["token_logprobs"] for choice in choices if choice["logprobs"])
+        return Answered(200, ids, json.dumps(texts), " ".join(ends), tuple(chain.from_iterable(told)))
 
 
 def run(stack: Stack, count: int, kills: int, limit_s: float) -> FoundDrafts:
@@ -124,7 +126,7 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> FoundDrafts:
         drafted = list(threads.map(lambda each: asking.with_drafts(each, f"calm-{each}"), range(count)))
     found.failed = [f"{each.status} {each.text}" for each in (*plain, *drafted) if each.status != 200]
     pairs = enumerate(zip(plain, drafted, strict=True))
-    found.other = [number for number, (one, other) in pairs if one != other]
+    found.other = [number for number, (one, other) in pairs if not one.is_that(other)]
     found.taken, found.missed = (_drafts(stack, outcome) for outcome in ("taken", "missed"))
     Disturbed(stack, asking.with_drafts, plain, found).run(kills, limit_s)
     try:
