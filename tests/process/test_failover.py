@@ -43,7 +43,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}] * 2,
-        decode=[{}, {}],
+        decode=[{"local_gap_ms": "0"}] * 2,
         dtype="float32",
         kv_cache_memory="128MiB",
     ) as shared:

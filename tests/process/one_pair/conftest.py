@@ -1,7 +1,7 @@
 """One pair of workers of real processes, which may be killed, for all the tests of this folder.
 
 The contents of pages are summed, prompts take several chunks, caches hold 2,912 tokens, nobody waits long for
-a worker to come back, and leases are as short as a user's.
+a worker to come back, and leases are as short as a user's. Decode computes no prompt while prefill is there.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
+        decode=[{"local_gap_ms": "0"}],
         bootstrap={"retry_wait_ms": "200", "lease_ms": str(LEASE_MS)},
         dtype="float32",
         kv_cache_memory="128MiB",
