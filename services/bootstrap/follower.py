@@ -169,6 +169,7 @@ class RoomStream:
             prefill=prefill,
             request=request,
             prefill_ms=entry.prefill_ms,
+            prefill_own_ms=entry.prefill_own_ms,
         )
 
     def heard(self, side: Side, reply: Any) -> None:

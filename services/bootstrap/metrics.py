@@ -51,7 +51,7 @@ class ClassBand(Enum):
         return cls.ABOVE if priority < 0 else cls.BELOW
 
 
-class Computed(Enum):
+class ComputedBy(Enum):
     """Why the side that computed a room's prompt did."""
 
     PREFILL = "handed_over"
@@ -76,8 +76,8 @@ class Loss(Enum):
 
 
 COMPUTED_BY: Final = {
-    Side.PREFILL: (Computed.PREFILL,),
-    Side.DECODE: (Computed.SOONER, Computed.ALONE),
+    Side.PREFILL: (ComputedBy.PREFILL,),
+    Side.DECODE: (ComputedBy.SOONER, ComputedBy.ALONE),
 }
 
 
@@ -178,9 +178,9 @@ class BootstrapMetrics:
 
     def prompt_computed(self, side: Side, tokens: int, *, there_was_prefill: bool) -> None:
         """By that side, of a client's room."""
-        why = Computed.SOONER if there_was_prefill else Computed.ALONE
+        why = ComputedBy.SOONER if there_was_prefill else ComputedBy.ALONE
         if side is Side.PREFILL:
-            why = Computed.PREFILL
+            why = ComputedBy.PREFILL
         self._prompts.labels(side.value, why.value).inc()
         self._prompt_tokens.labels(side.value).inc(tokens)
 

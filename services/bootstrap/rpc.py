@@ -22,8 +22,6 @@ from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, worke
 from services.wire.census import census_from_wire
 from services.wire.conversions import (
     Malformed,
-    event_to_wire,
-    line_from_wire,
     outcome_from_wire,
     peer_to_wire,
     request_id_from_wire,
@@ -31,6 +29,7 @@ from services.wire.conversions import (
     worker_from_wire,
 )
 from services.wire.errors import errors_as_status
+from services.wire.events import event_to_wire, line_from_wire
 from services.wire.limits import REPORTS_MAX
 from services.wire.load import load_from_wire
 

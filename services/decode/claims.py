@@ -4,13 +4,13 @@ Its ranks hear it as a command, before the room is granted. A room is looked at 
 then while it waits for pages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from services.decode.batch import how_many
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.rooms.local import PromptPace, computed_here
+from services.rooms.phases import Phase
 from services.rooms.receiver import UNDECIDED
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2
@@ -33,7 +33,7 @@ class Claims:
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
-        beside = how_many(rooms) > 0
+        beside = any(room.runs or room.phase is Phase.TRANSFERRING for room in rooms)
         ahead = sum(room.request.prefill_tokens - room.computed for room in rooms if room.computable)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
@@ -41,13 +41,21 @@ class Claims:
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
             local = computed_here(self._pace, missing, known, ahead, prefill_ms, beside=beside)
-            if local is not None:
-                ahead += missing
-                yield group_pb2.ComputeHere(
-                    room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(local)
-                )
+            if local is None:
+                beside = True  # it may run before those that are computed here
+                continue
+            ahead += missing
+            _relieve(rooms, room)
+            yield group_pb2.ComputeHere(room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(local))
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """A scored prompt is prefill's (`scored-is-computed`)."""
         told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return told and not room.local and room.cause is None and now_ms >= room.look_again_ms
+
+
+def _relieve(rooms: Iterable[DecodeRoom], claimed: DecodeRoom) -> None:
+    """Its prefill worker will have the prompts sooner that were placed behind it."""
+    for room in rooms:
+        if room.peer == claimed.peer and room.id > claimed.id and room.prefill_by_ms is not None:
+            room.prefill_by_ms -= claimed.prefill_own_ms

@@ -46,6 +46,7 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
         room.prefill.CopyFrom(wire.prefill)
         if wire.HasField("prefill_ms"):
             room.prefill_by_ms = self._parts.clock.now_ms() + wire.prefill_ms
+            room.prefill_own_ms = wire.prefill_own_ms
 
     def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:
         room, rooms = RoomId(wire.room), self._core.roster

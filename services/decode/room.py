@@ -47,6 +47,8 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
     prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
     prefill_by_ms: int | None = field(default=None, init=False)
     """When prefill is expected to have its first token, by this rank's clock; None: nobody said so."""
+    prefill_own_ms: int = field(default=0, init=False)
+    """For how long prefill would compute this very prompt."""
     look_again_ms: int = field(default=0, init=False)
     """When the leader looks again whether to compute it here."""
     choices: tuple[Choice, ...] = field(init=False)

@@ -55,7 +55,7 @@ class DecodeSettings(WorkerSettings):
         number(0, 1024),
     )
     local_gap_ms: int = setting(
-        50,
+        20,
         "Compute a room's prompt here where that is sooner than prefill's: in parts, each of which holds up"
         " the sequences that run for so long at most (0: only where no prefill worker is there).",
         number(0, 60_000),

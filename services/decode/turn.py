@@ -23,7 +23,7 @@ from services.decode.room import DecodeRoom
 from services.decode.stepping import DecodeStepping
 from services.handover.receiving import Receiving
 from services.handover.requests import (
-    Claim,
+    ClaimRoom,
     Close,
     Connect,
     Forget,
@@ -192,7 +192,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 else:
                     self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
                 self._computing.join(room)
-            case Claim():
+            case ClaimRoom():
                 claim = inference_pb2.GrantRequest(room=request.room, receiver=self._incarnation, mine=True)
                 self._peers.grant(self.roster.get(request.room).prefill, claim)
             case SumPages():

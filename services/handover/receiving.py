@@ -15,7 +15,7 @@ from typing import Final, TypeVar, assert_never
 from services.handover.growing import DraftReach, Growing, Space
 from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import (
-    Claim,
+    ClaimRoom,
     Close,
     Connect,
     Forget,
@@ -140,12 +140,11 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         return opened
 
     def compute_here(self, room: RoomId, beside_tokens: int, why: str) -> None:
-        """The leader decided that this worker computes the room's prompt itself (`mine-or-granted`). One that
-        is granted by now, or over, is its sender's. `beside_tokens`: of prompts, that a step computes from
-        now on beside sequences that run."""
+        """The leader decided that this worker computes the room's prompt (`mine-or-granted`). Of one that is
+        granted by now, or over, nothing comes. `beside_tokens`: from now on."""
         self.beside_tokens = beside_tokens
         if room in self.roster and self._claim(self.roster.get(room), why):
-            self._ask(Claim(room, self.roster.get(room).peer))
+            self._ask(ClaimRoom(room, self.roster.get(room).peer))
 
     def connected(self, sender: Incarnation) -> None:
         """It knows this worker's memory."""
@@ -415,10 +414,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         """The pages are the room's for good."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
-        if room.local:
-            self.holdings.own(room.id)
-        else:
-            self.holdings.commit(room.id)
+        (self.holdings.own if room.local else self.holdings.commit)(room.id)
         self.holdings.keep(room.id, room.request.tokens)
         self._growing.begins(room)
         self._report(room, Moment.ADMITTED)

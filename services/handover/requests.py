@@ -82,7 +82,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class Claim:
+class ClaimRoom:
     """Tell the room's sender that this worker computes the prompt itself: nothing is granted."""
 
     room: RoomId
@@ -116,7 +116,7 @@ class Join:
     room: RoomId
 
 
-ReceiverRequest: TypeAlias = Connect | Grant | Claim | SumPages | Join | Close | Forget
+ReceiverRequest: TypeAlias = Connect | Grant | ClaimRoom | SumPages | Join | Close | Forget
 """What a receiver's side asks beside a `SideRequest`."""
 
 

@@ -28,7 +28,7 @@ class PrefillQueue:
     """What it said last."""
     since: PlacedSince = field(default_factory=PlacedSince)
     """Rooms, by the tokens that are to be computed of each."""
-    _done_ms: float = 0.0
+    _done_ms: int = 0
     """When all is computed of which is known here."""
 
     @property
@@ -44,21 +44,21 @@ class PrefillQueue:
     def left_ms(self, now_ms: int) -> int | None:
         """How long it will take to compute all that is there and all that was placed since; None where it is
         not known."""
-        left_ms = round(self._done_ms - now_ms)
+        left_ms = self._done_ms - now_ms
         return min(max(left_ms, 0), LEFT_MS_MAX) if self.tokens_per_s else None
 
     def place(self, room: RoomId, tokens: int, now_ms: int) -> None:
         """It is about to get a room, issued now, of which so many tokens are to be computed."""
         self.since.place(room, tokens)
-        self._done_ms = max(self._done_ms, now_ms) + self._takes_ms(tokens)
+        self._done_ms = max(self._done_ms, now_ms) + self.takes_ms(tokens)
 
     def brought(self, room: RoomId) -> None:
         """The room's opener brought it."""
-        self._done_ms -= self._takes_ms(self.since.brought(room))
+        self._done_ms -= self.takes_ms(self.since.brought(room))
 
     def gone(self, room: RoomId) -> None:
         """It holds nothing of the room."""
-        self._done_ms -= self._takes_ms(self.since.gone(room))
+        self._done_ms -= self.takes_ms(self.since.gone(room))
 
     def hear(
         self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool], now_ms: int
@@ -68,7 +68,8 @@ class PrefillQueue:
             return
         self.load = load
         self.since.entered(entered, is_brought)
-        self._done_ms = now_ms + self._takes_ms(load.tokens_waiting + self.since.tokens)
+        self._done_ms = now_ms + self.takes_ms(load.tokens_waiting + self.since.tokens)
 
-    def _takes_ms(self, tokens: int) -> float:
-        return tokens * 1000 / self.tokens_per_s if self.tokens_per_s else 0.0
+    def takes_ms(self, tokens: int) -> int:
+        """To compute so many tokens; 0 where it is not known."""
+        return tokens * 1000 // self.tokens_per_s if self.tokens_per_s else 0

@@ -427,6 +427,7 @@ class Registry:
             prefill.queue.place(room, entry.prompt_tokens, now_ms)
             # A canary is to prove a hand-over: decode does not compute what it knows no time of.
             entry.prefill_ms = None if canary else prefill.queue.left_ms(now_ms)
+            entry.prefill_own_ms = prefill.queue.takes_ms(entry.prompt_tokens)
         for worker in (decode,) if prefill is None else (prefill, decode):
             worker.rooms.add(room)
             if canary:

@@ -208,6 +208,8 @@ class RoomEntry:
     prefill_ms: int | None = None
     """When it was opened: in how long its prefill worker was expected to have computed its prompt, if that
     was known."""
+    prefill_own_ms: int = 0
+    """How long of that for this very prompt."""
     is_local: bool = False
     """Its decode worker computes the prompt."""
     sent: Sequence[Block] = ()

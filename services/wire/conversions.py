@@ -5,12 +5,9 @@ not hold is a `Malformed`, which ends at most its own call (`malformed-is-contai
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from math import inf, isfinite
 from typing import Final, cast
-
-from google.protobuf.message import DecodeError
 
 from services.ids import Incarnation, PageId, PageTables, RoomId
 from services.pages.checksum import KvChecksum
@@ -45,10 +42,10 @@ from services.rooms.request import (
     Score,
     Token,
 )
-from services.rooms.timeline import Event, Line, Moment
 from services.rooms.trace import read_trace
 from services.topology import Topology
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+from services.wire.events import event_to_wire
 from services.wire.receiver_secret import DIGEST_BYTES
 
 TEXT_CHARS_MAX: Final = 1024
@@ -56,8 +53,6 @@ TEXT_CHARS_MAX: Final = 1024
 REQUEST_ID_CHARS_MAX: Final = 256
 TIME_LEFT_MS_MAX: Final = 2**32 - 1
 """Of a request, as it is told: more is told as this, which is seven weeks."""
-LINE_BYTES_MAX: Final = 1024
-"""Longest line of a timeline that is kept as it came."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX: Final = 100
@@ -461,32 +456,6 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
 
 def side_to_wire(side: Side) -> rooms_pb2.Side.ValueType:
     return _SIDES[side]
-
-
-def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
-    return rooms_pb2.RoomEvent(
-        wall_ms=event.wall_ms,
-        source=event.source,
-        name=event.name,
-        detail=event.detail,
-        host_us=event.host_us,
-    )
-
-
-def line_from_wire(wire: bytes, source: str) -> Line:
-    """`source`: who is known to have told it. What the line itself says of that is not believed. One that is
-    too long is read at once, which cuts it."""
-    read = partial(event_from_wire, wire, source)
-    return read if len(wire) <= LINE_BYTES_MAX else read()
-
-
-def event_from_wire(wire: bytes, source: str) -> Event:
-    """One that makes no sense says so: it is read when somebody else asks for it."""
-    try:
-        event = rooms_pb2.RoomEvent.FromString(wire)
-    except DecodeError:
-        return Event(0, source, Moment.UNREADABLE)
-    return Event(event.wall_ms, source, event.name[:64], event.detail[:512], event.host_us)
 
 
 def room_to_wire(entry: RoomEntry, *, events: bool) -> rooms_pb2.Room:

@@ -24,7 +24,7 @@ from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import Event, Moment
 from services.topology import Topology
 from services.wire.baton.v1 import rooms_pb2
-from services.wire.conversions import event_from_wire
+from services.wire.events import event_from_wire
 from tests.bootstrap.scripted import House, asked, house
 from tests.wire.servers import until
 

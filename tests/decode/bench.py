@@ -258,7 +258,7 @@ class DecodeBench:
         self, request: Request, *, prefill: int = PREFILL, prefill_ms: int | None = None
     ) -> "Caller":
         """StreamRoom, as its handler does it, up to the first turn. `prefill`: 0 for none; `prefill_ms`: when
-        it is expected to have the prompt computed."""
+        it is expected to have the prompt computed, by itself."""
         caller = Caller(self, request, prefill, prefill_ms)
         caller.task = asyncio.ensure_future(caller.listen())
         await asyncio.sleep(0)
@@ -410,6 +410,7 @@ class Caller:
             prefill=peer if self._prefill else None,
             request=request_to_wire(self._request),
             prefill_ms=self._prefill_ms,
+            prefill_own_ms=self._prefill_ms or 0,
         )
         async with self._bench.work.callers.calling(
             RoomId(room), group_pb2.Command(stream=wire), replies_max(wire.request)

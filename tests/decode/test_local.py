@@ -10,12 +10,13 @@ from services.ids import RoomId
 from services.pages.pool import PageState
 from services.rooms.phases import Phase
 from services.rooms.request import Request
-from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from services.wire.conversions import request_to_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_group import grouped
 from tests.decode.test_growth import asked, running
 from tests.prefill import toy
-from tests.prefill.bench import PREFILL
+from tests.prefill.bench import DECODE, PREFILL
 
 GAP_MS = 50
 LATE_MS = 60_000
@@ -53,6 +54,33 @@ async def test_mine_or_granted_a_prompt_that_prefill_has_at_once_is_granted(
     bench.land(long(1))
     await bench.settle()
     assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_prompts_that_come_at_once_are_shared(
+    bench: DecodeBench,
+) -> None:
+    """What is claimed of them it does not compute before the next."""
+    bench.sender.may_connect.clear()
+    bench.work._computing.pace.token_ms, bench.work._computing.pace.step_ms = 1.0, 1.0
+    for room in (1, 2, 3, 4):
+        wire = inference_pb2.StreamRoomRequest(
+            room=room,
+            incarnation=DECODE,
+            prefill=rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=bench.address),
+            request=request_to_wire(long(room, tokens=8, max_tokens=1)),
+            prefill_ms=room * 10,
+            prefill_own_ms=10,
+        )
+        bench.mailbox.put(group_pb2.Command(stream=wire))
+    bench.engine.hold()
+    await bench.turns(2)
+    assert [room.local for room in bench.work.roster] == [True, False, True, False]
+    bench.engine.go()
+    for room in (2, 4):
+        await bench.cancel(room)
+    bench.sender.may_connect.set()
+    await bench.settle()
     bench.assert_empty()
 
 

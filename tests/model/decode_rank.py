@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from services.handover.receiving import Receiving
 from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import Claim, Close, Grant, Join, Outcome, SumPages
+from services.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
@@ -224,7 +224,7 @@ class DecodeRank(Rank[WatchedRoom]):
         match request:
             case Grant(room, _, by, generation, pages, slot):
                 return [(room, ("grant", leaders(by), generation, pages, slot))]
-            case Claim(room):
+            case ClaimRoom(room):
                 return [(room, CLAIM)]
             case Close(room, _, generation, doubtful):
                 return [(room, ("close", generation, doubtful))]

@@ -37,6 +37,7 @@ from services.rooms.request import (
 from services.rooms.timeline import Event, Moment
 from services.topology import Topology
 from services.wire import conversions as wire
+from services.wire import events
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
 from tests.layouts import one_group
@@ -201,7 +202,7 @@ def test_more_ranks_than_a_worker_has_are_refused(dimension: str) -> None:
 
 @given(st.builds(Event, st.integers(0, 2**62), texts, texts, texts, st.integers(0, 2**62)))
 def test_events_come_back_as_they_were(event: Event) -> None:
-    assert wire.event_from_wire(wire.event_to_wire(event).SerializeToString(), event.source) == event
+    assert events.event_from_wire(events.event_to_wire(event).SerializeToString(), event.source) == event
 
 
 def odd_scores(**other: Any) -> inference_pb2.Scores:
@@ -374,17 +375,17 @@ def test_long_texts_are_cut() -> None:
     cause = wire.cause_from_wire(rooms_pb2.Cause(reason="refused", text="x" * 10_000))
     assert len(cause.text) == wire.TEXT_CHARS_MAX
     told = rooms_pb2.RoomEvent(name="n" * 999, detail="d" * 9_999)
-    event = wire.event_from_wire(told.SerializeToString(), "teller")
+    event = events.event_from_wire(told.SerializeToString(), "teller")
     assert (len(event.name), len(event.detail)) == (64, 512)
 
 
 def test_a_line_is_kept_as_it_came_if_it_is_short_and_cut_at_once_if_not() -> None:
     short, long = (rooms_pb2.RoomEvent(name="n", detail="d" * length) for length in (99, 9_999))
-    kept = wire.line_from_wire(short.SerializeToString(), "teller")
+    kept = events.line_from_wire(short.SerializeToString(), "teller")
     assert not isinstance(kept, Event)
     assert kept() == Event(0, "teller", "n", "d" * 99)
-    assert wire.line_from_wire(long.SerializeToString(), "teller") == Event(0, "teller", "n", "d" * 512)
+    assert events.line_from_wire(long.SerializeToString(), "teller") == Event(0, "teller", "n", "d" * 512)
 
 
 def test_a_line_that_is_none_says_so_when_it_is_read() -> None:
-    assert wire.event_from_wire(b"\xff", "teller") == Event(0, "teller", Moment.UNREADABLE)
+    assert events.event_from_wire(b"\xff", "teller") == Event(0, "teller", Moment.UNREADABLE)

@@ -22,6 +22,7 @@ from services.rooms.trace import read_trace
 from services.transfer.bounds import check_endpoint
 from services.transfer.interface import TransferError
 from services.wire import conversions as wire
+from services.wire import events
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import REQUEST_ID_CHARS_MAX, TEXT_CHARS_MAX
 from tests.wire.fuzz import TEXTS, messages, unsigned
@@ -168,8 +169,8 @@ def test_a_worker_is_what_it_says_or_refused(message: workers_pb2.RegisterReques
 
 @given(messages(rooms_pb2.RoomEvent))
 def test_an_event_is_cut_to_its_bounds(message: rooms_pb2.RoomEvent) -> None:
-    event = wire.event_from_wire(message.SerializeToString(), "teller")
-    back = wire.event_to_wire(event)
+    event = events.event_from_wire(message.SerializeToString(), "teller")
+    back = events.event_to_wire(event)
     assert message.detail.startswith(back.detail)
     assert back.source == "teller"
     assert len(back.name) <= 64

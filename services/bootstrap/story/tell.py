@@ -45,7 +45,7 @@ def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -
             _passed_on(lines),
             _detail(lines, Moment.NOT_RETRIED),
             pauses,
-            _detail(lines, Moment.LOCAL),
+            _detail(lines, name=Moment.LOCAL),
         ),
         cause=cause_of(state, rooms[-1]),
         begun_wall_ms=clock.begun_wall_ms,

@@ -475,12 +475,15 @@ class StreamRoomRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_OWN_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     incarnation: _builtins.int
     prefill_ms: _builtins.int
     """In how many milliseconds from now on the prefill worker is expected to have computed the prompt: by what
     waits there, and how fast it was lately. Absent: it is not known.
     """
+    prefill_own_ms: _builtins.int
+    """How many of these it computes this very prompt."""
     @_builtins.property
     def prefill(self) -> _rooms_pb2.Peer:
         """Absent: no prefill worker computes the prompt, and the decode worker does."""
@@ -495,10 +498,11 @@ class StreamRoomRequest(_message.Message):
         prefill: _rooms_pb2.Peer | None = ...,
         request: Global___InferenceRequest | None = ...,
         prefill_ms: _builtins.int | None = ...,
+        prefill_own_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "incarnation", b"incarnation", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "request", b"request", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "incarnation", b"incarnation", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "request", b"request", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
     _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015
