@@ -65,7 +65,7 @@ class SimulatedProcess:
         return self.life is Life.DEAD
 
     def spawn(self, work: Coroutine[Any, Any, Result], name: str | None = None) -> asyncio.Task[Result]:
-        task = tasks.Task(work, loop=self._loop, context=self.context, name=name)
+        task = NumberedTask(work, self._loop, name, self.context)
         self.tasks.append(task)
         return task
 
@@ -114,6 +114,24 @@ def _process(handle: events.Handle) -> SimulatedProcess | None:
     return process
 
 
+class NumberedTask(tasks.Task[Result]):
+    """A group of tasks ends them in the order of their hashes. These are by number, and not by address: one
+    seed is one run in every process."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Result],
+        loop: "VirtualLoop",
+        name: str | None,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._number = loop.number_task()
+        super().__init__(work, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Use by `run_until`, once."""
 
@@ -126,6 +144,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled = 0
         self._over = False
         self.steps = 0
+        self._tasks_made = 0
         self.problems: list[str] = []
         """What no code has handled: each is a bug of whoever raised it."""
 
@@ -141,6 +160,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self._over = True
             events._set_running_loop(None)
+
+    def number_task(self) -> int:
+        self._tasks_made += 1
+        return self._tasks_made
 
     def again(self, handles: list[events.Handle]) -> None:
         self._queue.extend(handles)
@@ -222,7 +245,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Result]:
-        return tasks.Task(coro, loop=self, name=name, context=context)
+        return NumberedTask(coro, self, name, context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._over:
