@@ -192,6 +192,8 @@ class RoomStream:
                 tokens, finish = tuple(map(token_from_wire, told.tokens)), finish_from_wire(told.finish)
                 if told.cached_tokens:
                     self.cached_tokens = told.cached_tokens
+                if told.local:
+                    self._goes_on_with_decode()
                 if self._behind is None:
                     self._offer(told.choice, told.first, tokens, finish)
                 else:
@@ -218,11 +220,13 @@ class RoomStream:
                 if side is Side.PREFILL and not self._accepted:
                     raise Malformed("an outcome before the room was accepted")
 
-    def _goes_on_with_decode(self, side: Side) -> None:
-        """Its sender's part is over, and it never held anything: decode computes the prompt. Raises Malformed
-        where it cannot be so."""
-        if side is Side.DECODE or self._request.scores or self._counted:
-            raise Malformed(f"the outcome {Reason.LOCAL.value} of a room that prefill computes")
+    def _goes_on_with_decode(self) -> None:
+        """Its sender's part is over, and it never held anything: decode computes the prompt. Either of them
+        says so first, and one of them may not come to. Raises Malformed where it cannot be so."""
+        if self.entry.is_local:
+            return
+        if self._request.scores or self._counted:
+            raise Malformed("a room that prefill computes is said to be local")
         self._rooms.registry.local(self.entry.id)
         if self._streaming:
             self._count(Side.DECODE)
@@ -232,7 +236,9 @@ class RoomStream:
         text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
         self._rooms.timelines.report(self.entry.id, OUTCOMES[side], text)
         if cause is not None and not REASONS[cause.reason].ends_room:
-            self._goes_on_with_decode(side)
+            if side is Side.DECODE:
+                raise Malformed(f"the outcome {Reason.LOCAL.value} of a decode worker")
+            self._goes_on_with_decode()
             return
         if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")

@@ -4,7 +4,7 @@ Its ranks hear it as a command, before the room is granted. A room is looked at 
 then while it waits for pages.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from services.decode.room import DecodeRoom
@@ -15,6 +15,10 @@ from services.rooms.receiver import UNDECIDED
 from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2
 
+BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
+"""Phases of a local room whose prompt is not computed."""
+TELL_MS: Final = 200
+"""Between two times that all ranks are told how much of prompts a step computes."""
 LOOK_MS: Final = 50
 """Between two looks at a room: what is cached of its prompt is looked up each time."""
 
@@ -24,29 +28,38 @@ class Claims:
         self._receiving = receiving
         self._pace = pace
         self._clock = clock
+        self._tell_again_ms = 0
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
         """What to tell all ranks now."""
-        if not self._pace.gap_ms:
-            return
         now_ms, rooms = self._clock.now_ms(), list(self._receiving.roster)
+        local = [room for room in rooms if room.local and room.cause is None and not room.complete]
+        ahead = sum(room.request.prefill_tokens - room.computed for room in local if room.phase in BEFORE)
+        yield from self._pace_told(local, now_ms)
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
         beside = any(room.runs or room.phase is Phase.TRANSFERRING for room in rooms)
-        ahead = sum(room.request.prefill_tokens - room.computed for room in rooms if room.computable)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
             known, request = room.request.prefill_tokens, room.request
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
-            local = computed_here(self._pace, missing, known, ahead, prefill_ms, beside=beside)
-            if local is None:
+            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside=beside)
+            if why is None:
                 beside = True  # it may run before those that are computed here
                 continue
             ahead += missing
             _relieve(rooms, room)
-            yield group_pb2.ComputeHere(room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(local))
+            yield group_pb2.ComputeHere(room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(why))
+
+    def _pace_told(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
+        """How much of prompts a step computes beside others, by what is known of that now."""
+        beside_tokens = self._pace.beside_tokens
+        if not local or now_ms < self._tell_again_ms or beside_tokens == self._receiving.beside_tokens:
+            return
+        self._tell_again_ms = now_ms + TELL_MS
+        yield group_pb2.ComputeHere(room=local[0].id, chunk_tokens=beside_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """A scored prompt is prefill's (`scored-is-computed`)."""

@@ -6,6 +6,7 @@ from services.decode.drafting import Drafting
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
+from services.rooms.errors import Refusal
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.worker.callers import Callers
@@ -42,6 +43,8 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
         return True
 
     def _stream(self, wire: inference_pb2.StreamRoomRequest) -> None:
+        if not wire.HasField("prefill") and wire.request.HasField("prompt_logprobs"):
+            raise Refusal("a prompt is scored by a prefill worker, and there is none")  # `scored-is-computed`
         room: DecodeRoom = self._open(wire, wire.prefill if wire.HasField("prefill") else None, "prefill")
         room.prefill.CopyFrom(wire.prefill)
         if wire.HasField("prefill_ms"):

@@ -165,6 +165,8 @@ class SenderLink:
 
     def grant(self, request: inference_pb2.GrantRequest) -> None:
         room = RoomId(request.room)
+        if request.mine:
+            self._waiting.pop(room, None)
         self._grants[room] = _Grant(request)
         self._grants_to_send[room] = None
         self._speak()

@@ -112,8 +112,7 @@ class DecodeStepping(Stepping[StepOf]):
             elif isinstance(part, PromptPart):
                 self._receiving.computed(part.room, part.stop, tokens[0] if tokens else None)
             else:
-                drawn += len(tokens)
-                self._drawn(part, tokens)
+                drawn += self._drawn(part, tokens)
         self._metrics.decoded(drawn)
         self._metrics.computed(prompts)
         self.tokens += drawn + prompts
@@ -123,14 +122,15 @@ class DecodeStepping(Stepping[StepOf]):
         if isinstance(part, PromptPart) or part.choice.place in part.room.ends.going_on:
             self._fail(part, why)
 
-    def _drawn(self, part: ChoiceStep, tokens: Sequence[Token]) -> None:
-        """Of a choice whose reader had enough meanwhile nothing comes, and the others go on."""
+    def _drawn(self, part: ChoiceStep, tokens: Sequence[Token]) -> int:
+        """How many of them come next: none of a choice whose reader had enough meanwhile, while others go
+        on."""
         room, choice = part
-        if choice.place in room.ends.going_on and not room.stopping:
-            self._append(room, choice, tokens)
+        goes_on = choice.place in room.ends.going_on and not room.stopping
+        return self._append(room, choice, tokens) if goes_on else 0
 
-    def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> None:
-        """They come next, up to the choice's end: what was drawn behind that is dropped."""
+    def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> int:
+        """They come next, up to the choice's end: what was drawn behind that is dropped. Returns how many."""
         self._metrics.drafted(choice.checking, len(tokens) - 1)
         if choice.drafter is not None:
             choice.drafter.acceptance.note(choice.checking, len(tokens) - 1)
@@ -143,6 +143,7 @@ class DecodeStepping(Stepping[StepOf]):
                 break
         choice.computed = choice.sequence.length - 1
         self._emit(room, choice, tokens[: len(output) - first], finish)
+        return len(output) - first
 
     def _emit(
         self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None
@@ -153,6 +154,7 @@ class DecodeStepping(Stepping[StepOf]):
             tokens=map(token_to_wire, tokens),
             finish=finish_to_wire(finish),
             cached_tokens=room.cached if room.local else 0,
+            local=room.local,
             choice=choice.place,
         )
         room.reply(inference_pb2.StreamRoomReply(tokens=told))

@@ -113,7 +113,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         for room in self._receiving.touched():
             news |= self._receiving.poll(room)
         self._carry_out()
-        self._landing.start(batch_waits=how_many(self.roster) > 0)
+        self._landing.start(batch_waits=any(room.runs or room.computable for room in self.roster))
         return news
 
     def agreed(self, connects: int) -> None:

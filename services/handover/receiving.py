@@ -235,9 +235,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     def stepping(self, now_ms: int) -> None:
         """A step goes on, or has ended: progress of all that are computed here, or wait for the next."""
-        for room in self.roster:
-            if room.phase is Phase.COMPUTING:
-                room.progressed(now_ms)
+        for room in (each for each in self.roster if each.phase is Phase.COMPUTING):
+            room.progressed(now_ms)
 
     def computed(self, room: R, tokens: int, first: Token | None) -> None:
         """A step ended: the first `tokens` tokens of a local room are in its pages. `first`: the token that
@@ -362,7 +361,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 assert_never(effect)
 
     def _claim(self, room: R, why: str) -> bool:
-        if not room.claim():
+        """Whether it goes on here; one that this rank saw end is local on all ranks all the same."""
+        if not room.claim() or room.cause is not None:
             return False
         self._report(room, Moment.LOCAL, why)
         return True

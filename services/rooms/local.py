@@ -16,6 +16,8 @@ WEIGHT: Final = 0.2
 """Of the last step, in what is known of steps."""
 TRIED_TOKENS: Final = 64
 """Of a prompt, in a step, where nothing is known of how long that takes."""
+KNOWN_STEPS: Final = 1000
+"""After as many without a part of a prompt what was known of these is forgotten."""
 TRIED_STEPS: Final = 2
 """How many times as long such a step is believed to take, until one was tried."""
 
@@ -36,11 +38,18 @@ class PromptPace:
     token_ms: float | None = field(default=None, init=False)
     """That a prompt's token adds to a step, once one was computed."""
 
+    _steps: int = field(default=0, init=False)
+    """Since a prompt's token was computed."""
+
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
         """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
         if not prompt_tokens:
             self.step_ms = _mixed(self.step_ms or ms, ms)
+            self._steps += 1
+            if self._steps == KNOWN_STEPS:
+                self.token_ms = None  # it may have been an odd one, by which none would be computed again
             return
+        self._steps = 0
         each = max(ms - self.step_ms * bool(sequences), 0.0) / prompt_tokens
         self.token_ms = _mixed(each if self.token_ms is None else self.token_ms, each)
 

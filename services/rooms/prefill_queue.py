@@ -52,9 +52,11 @@ class PrefillQueue:
         self.since.place(room, tokens)
         self._done_ms = max(self._done_ms, now_ms) + self.takes_ms(tokens)
 
-    def brought(self, room: RoomId) -> None:
-        """The room's opener brought it."""
-        self._done_ms -= self.takes_ms(self.since.brought(room))
+    def brought(self, room: RoomId) -> int:
+        """The room's opener brought it. Returns by how many tokens less is to be computed by that."""
+        tokens = self.since.brought(room)
+        self._done_ms -= self.takes_ms(tokens)
+        return tokens
 
     def gone(self, room: RoomId) -> None:
         """It holds nothing of the room."""

@@ -495,6 +495,7 @@ class Registry:
         worker = self._workers.get(entry.prefill.incarnation)
         if worker is not None:
             self._on[Side.PREFILL].not_kept(worker, entry.sent)
+        entry.sent = ()
 
     def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
         """The room's outcome: None for an answered request. The first one is kept. False if it had one."""
@@ -532,8 +533,8 @@ class Registry:
             entry.untaken.discard(side)
             worker = self._workers.get(entry.worker(side).incarnation)
             if worker is not None:
-                worker.queue.brought(room)
-                if worker.usage.since.brought(room):
+                tokens = worker.queue.brought(room)
+                if worker.usage.since.brought(room) or tokens:
                     self._on[side].loaded(worker)
         self._look_at_opener(entry)
 
@@ -601,6 +602,8 @@ class Registry:
         return room
 
     def _unload(self, entry: RoomEntry, side: Side) -> None:
+        if side is Side.PREFILL:
+            entry.sent = ()
         worker = self._workers.get(entry.worker(side).incarnation)
         if worker is not None and entry.id in worker.rooms:
             worker.rooms.discard(entry.id)

@@ -94,6 +94,22 @@ async def answer_locally(at: House, request: Request) -> None:
 
 
 @pytest.mark.parametrize("request_", [asked(), MANY_TOPS], ids=["plain", "more tops than a record holds"])
+async def test_what_decode_says_is_enough_where_prefill_never_says_that_the_room_is_not_its_own(
+    request_: Request,
+) -> None:
+    said = asyncio.Event()
+    async with computing() as at:
+        own = tokens(0, [7], cached=2)
+        own.tokens.local = True
+        at.prefill.script, at.decode.script = [accepted(P), said], [DRAWS[0], own, *DRAWS[2:]]
+        stream = await at.backend.generate(request_)
+        assert await read(stream) == ([7, 8, 9], "length")
+        assert at.entry(at.decode.openings[0].room).is_local
+        assert counted(at) == {"decode sooner": 1, "decode": 1}
+        said.set()
+
+
+@pytest.mark.parametrize("request_", [asked(), MANY_TOPS], ids=["plain", "more tops than a record holds"])
 @pytest.mark.parametrize("late", [False, True], ids=["prefill says so first", "decode is ahead of it"])
 async def test_a_room_that_prefill_ends_as_local_goes_on_with_decodes_tokens(
     request_: Request, late: bool, caplog: pytest.LogCaptureFixture

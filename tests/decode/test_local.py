@@ -8,6 +8,8 @@ import pytest
 
 from services.ids import RoomId
 from services.pages.pool import PageState
+from services.rooms.errors import Refusal
+from services.rooms.local import KNOWN_STEPS, PromptPace
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -137,6 +139,7 @@ async def test_a_scored_prompt_is_prefills(bench: DecodeBench) -> None:
 async def test_sequences_that_run_wait_for_no_more_than_a_part_of_a_prompt(bench: DecodeBench) -> None:
     old = await running(bench, asked(2, arrived_ms=2))
     bench.sender.may_connect.clear()
+    bench.work._computing.pace.token_ms, bench.work._claims._tell_again_ms = GAP_MS / 5, 10**9
     await bench.enter(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=3, chunk_tokens=5)))
     await bench.stream(long(1, max_tokens=6), prefill=PREFILL + 1)
     seen: list[int] = []
@@ -233,3 +236,46 @@ async def test_a_claim_that_was_not_heard_is_told_again(bench: DecodeBench) -> N
 def test_what_is_said_of_a_claim_is_nothing_but_the_room() -> None:
     claim = inference_pb2.GrantRequest(room=1, receiver=2, mine=True)
     assert [field.name for field, _ in claim.ListFields()] == ["room", "receiver", "mine"]
+
+
+async def test_a_sender_that_does_not_connect_does_not_end_what_is_computed_here(bench: DecodeBench) -> None:
+    bench.sender.may_connect.clear()
+    bench.engine.hold()
+    caller = await bench.stream(long(1), prefill_ms=LATE_MS)
+    await bench.granted(1)
+    bench.sender.broken.set()
+    await bench.turns_until(lambda: bench.sender.ended)
+    await bench.turns(5)
+    bench.sender.broken.clear()
+    bench.sender.may_connect.set()
+    bench.engine.go()
+    await bench.settle()
+    assert await caller.outcome() == ""
+    assert caller.tokens == toy.answer(long(1))
+    bench.assert_empty()
+
+
+async def test_who_computes_without_prefill_computes_as_much_as_may_hold_up_those_that_run(
+    bench: DecodeBench,
+) -> None:
+    bench.work._computing.pace.token_ms = 5.0
+    await running(bench, asked(2, arrived_ms=2))
+    await bench.stream(long(1, max_tokens=6), prefill=0)
+    await bench.turns_until(lambda: bench.receiving.beside_tokens == GAP_MS // 5)
+    await bench.settle()
+    bench.assert_empty()
+
+
+async def test_a_prompt_is_not_scored_without_prefill(bench: DecodeBench) -> None:
+    with pytest.raises(Refusal, match="scored"):
+        await bench.stream(replace(long(1), prompt_logprobs=0), prefill=0)
+    bench.assert_empty()
+
+
+def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
+    pace = PromptPace(GAP_MS, 256, 16)
+    pace.stepped(64, 0, 2_000)
+    assert pace.prompt_ms(512, beside=False) == 16_000
+    for _ in range(KNOWN_STEPS):
+        pace.stepped(0, 4, 40)
+    assert pace.prompt_ms(512, beside=True) == 8 * 2 * 40

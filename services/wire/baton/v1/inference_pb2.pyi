@@ -524,12 +524,15 @@ class Tokens(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     finish: Global___FinishReason.ValueType
     """Set on the choice's last ones. The room's outcome follows when every choice has ended."""
     cached_tokens: _builtins.int
     choice: _builtins.int
     """Of the request's choices, from 0 on."""
+    local: _builtins.bool
+    """The room's prompt was computed by the decode worker itself."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]: ...
     def __init__(
@@ -540,10 +543,11 @@ class Tokens(_message.Message):
         finish: Global___FinishReason.ValueType = ...,
         cached_tokens: _builtins.int = ...,
         choice: _builtins.int = ...,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "choice", b"choice", "finish", b"finish", "first", b"first", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "choice", b"choice", "finish", b"finish", "first", b"first", "local", b"local", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
