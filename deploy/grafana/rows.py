@@ -105,7 +105,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             "Prompts, by who computed them and why",
             "A second. Handed over: prefill's own. Sooner: decode had it before prefill would have. No"
             " prefill: none was ready, and decode computes all.",
-            {"{{side}}: {{why}}": f"sum by (side, why) ({per_second('baton_prompts_computed_total')})"},
+            {"{{why}}": f"sum by (why) ({per_second('baton_prompts_computed_total')})"},
             stacked=True,
         ),
         Panel(

@@ -75,12 +75,6 @@ class Loss(Enum):
     """It lives, and its turns did not go on."""
 
 
-COMPUTED_BY: Final = {
-    Side.PREFILL: (ComputedBy.PREFILL,),
-    Side.DECODE: (ComputedBy.SOONER, ComputedBy.ALONE),
-}
-
-
 class BootstrapMetrics:
     """Injected registry: tests are isolated."""
 
@@ -160,9 +154,9 @@ class BootstrapMetrics:
 
         self._prompts = Counter(
             "baton_prompts_computed_total",
-            "Rooms of clients' requests whose prompt was computed, by the side that did, and why: it is what"
-            " prefill is for (handed_over), decode had it sooner, or no prefill worker was ready.",
-            ["side", "why"],
+            "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
+            " is (handed_over), or decode, which had it sooner, or where no prefill worker was ready.",
+            ["why"],
             registry=registry,
         )
         self._prompt_tokens = Counter(
@@ -173,15 +167,15 @@ class BootstrapMetrics:
         )
         for side in Side:
             self._prompt_tokens.labels(side.value)
-            for computed in COMPUTED_BY[side]:
-                self._prompts.labels(side.value, computed.value)
+        for each in ComputedBy:
+            self._prompts.labels(each.value)
 
     def prompt_computed(self, side: Side, tokens: int, *, there_was_prefill: bool) -> None:
         """By that side, of a client's room."""
         why = ComputedBy.SOONER if there_was_prefill else ComputedBy.ALONE
         if side is Side.PREFILL:
             why = ComputedBy.PREFILL
-        self._prompts.labels(side.value, why.value).inc()
+        self._prompts.labels(why.value).inc()
         self._prompt_tokens.labels(side.value).inc(tokens)
 
     def room_ended_early(self, cause: Cause, *, canary: bool) -> None:

@@ -105,7 +105,7 @@ async def test_what_decode_says_is_enough_where_prefill_never_says_that_the_room
         stream = await at.backend.generate(request_)
         assert await read(stream) == ([7, 8, 9], "length")
         assert at.entry(at.decode.openings[0].room).is_local
-        assert counted(at) == {"decode sooner": 1, "decode": 1}
+        assert counted(at) == {"sooner": 1, "decode": 1}
         said.set()
 
 
@@ -132,7 +132,7 @@ async def test_a_room_that_prefill_ends_as_local_goes_on_with_decodes_tokens(
         assert (at.prefill.cancels, at.decode.cancels) == ({}, {})
         assert not caplog.records
         assert failures(at) == 0
-        assert counted(at) == {"decode sooner": 1, "decode": 1}
+        assert counted(at) == {"sooner": 1, "decode": 1}
         at.retired()
         await at.at_rest()
 
@@ -141,7 +141,7 @@ async def test_what_prefill_computed_is_counted_as_its_own() -> None:
     async with computing() as at:
         at.prefill.script, at.decode.script = HANDS_OVER, HANDED
         assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
-        await until(lambda: counted(at) == {"prefill handed_over": 1, "prefill": 3})
+        await until(lambda: counted(at) == {"handed_over": 1, "prefill": 3})
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ async def test_where_no_prefill_worker_is_ready_decode_is_asked_alone_and_prefil
         entry = at.entry()
         assert (entry.prefill, entry.is_local, entry.cause) == (None, True, None)
         assert entry.events[0].detail == "on decode-0 alone"
-        assert counted(at) == {"decode no_prefill": 1, "decode": 1}
+        assert counted(at) == {"no_prefill": 1, "decode": 1}
         at.retired()
         await at.at_rest()
         at.prefill.incarnation, at.prefill.script, at.decode.script = Incarnation(12), HANDS_OVER, HANDED

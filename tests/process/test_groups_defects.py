@@ -163,7 +163,8 @@ def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_wit
 @pytest.fixture(scope="module")
 def of_pipelines(small: Path) -> Iterator[Shared[Hand]]:
     """Three stages, into one rank."""
-    with Shared(lambda: by_hand(small, {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}, {})) as shared:
+    stages = {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}
+    with Shared(lambda: by_hand(small, stages, {"local_gap_ms": "0"})) as shared:
         yield shared
 
 

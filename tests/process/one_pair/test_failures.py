@@ -107,7 +107,8 @@ def test_a_stopped_prefill_leaves_its_destination_in_quarantine_until_it_is_quie
     """Silence proves nothing: the pages it may still write to belong to nobody else meanwhile."""
     start = breakable.idle_gauges()
     prefill, decode = breakable.services["prefill-0"], breakable.services["decode-0"]
-    with long_prompt_in_prefill(breakable, prompt_logprobs=1) as replies:  # which decode does not compute
+    # Decode does not compute what is scored, and holds nothing of this salt.
+    with long_prompt_in_prefill(breakable, prompt_logprobs=1, cache_salt="of its own") as replies:
         prefill.process.send_signal(signal.SIGSTOP)
     assert replies[0].status_code == 503, replies[0].text
     assert "lease" in replies[0].json()["error"]["message"]
