@@ -361,8 +361,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
                 assert_never(effect)
 
     def _claim(self, room: R, why: str) -> bool:
-        """Whether it goes on here; one that this rank saw end is local on all ranks all the same."""
-        if not room.claim() or room.cause is not None:
+        """Whether it becomes local, also where this rank alone has seen it end: all ranks answer alike."""
+        if not room.claim():
             return False
         self._report(room, Moment.LOCAL, why)
         return True
