@@ -16,7 +16,7 @@ from services.runtime.clock import Clock
 from services.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
-"""Phases of a local room whose prompt is not computed."""
+"""Phases of a room that may be, or is, computed here, and is not yet."""
 TELL_MS: Final = 200
 """Between two times that all ranks are told how much of prompts a step computes."""
 LOOK_MS: Final = 50
@@ -32,14 +32,17 @@ class Claims:
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
         """What to tell all ranks now."""
-        now_ms, rooms = self._clock.now_ms(), list(self._receiving.roster)
+        rooms = [room for room in self._receiving.roster if room.phase in BEFORE]
+        if not rooms:
+            return
+        now_ms = self._clock.now_ms()
         local = [room for room in rooms if room.local and room.cause is None and not room.complete]
-        ahead = sum(room.request.prefill_tokens - room.computed for room in local if room.phase in BEFORE)
+        ahead = sum(room.request.prefill_tokens - room.computed for room in local)
         yield from self._pace_told(local, now_ms)
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
-        beside = any(room.runs or room.phase is Phase.TRANSFERRING for room in rooms)
+        beside = any(room.is_held_up for room in self._receiving.roster)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
             known, request = room.request.prefill_tokens, room.request

@@ -10,13 +10,11 @@ from services.decode.room import Choice, DecodeRoom
 from services.engine.interface import Row, Undrawn
 from services.handover.receiving import Receiving
 from services.rooms.local import PromptPace
-from services.rooms.phases import Phase
 from services.rooms.request import FinishReason, Token
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.parts import RankParts
 from services.worker.prompts import PromptPart, next_parts
-from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
 ALONE_TOKENS: Final = 256
@@ -76,7 +74,7 @@ class DecodeStepping(Stepping[StepOf]):
         rooms = [room for room in self._receiving.roster if room.computable]
         if not rooms:
             return []
-        holds_up = any(room.runs or room.phase is Phase.TRANSFERRING for room in self._receiving.roster)
+        holds_up = any(room.is_held_up for room in self._receiving.roster)
         budget = self._receiving.beside_tokens if holds_up else ALONE_TOKENS
         return next_parts(rooms, budget, sent=False)
 
@@ -95,7 +93,7 @@ class DecodeStepping(Stepping[StepOf]):
         """All that follows from a step's end is done in this turn: the next one is not for it."""
         ended, now_ms = self._take(), self._parts.clock.now_ms()
         if ended is None:
-            if self._step and self.running_us < STEP_MS * 1000:
+            if self.goes_on:
                 self._receiving.stepping(now_ms)
             return
         step, taken = ended

@@ -73,6 +73,11 @@ class ReceivingRoom(Receiver):
             return False
         return not (self.finished or self.stopping or self.retracting is not None)
 
+    @property
+    def is_held_up(self) -> bool:
+        """By each step that takes longer: it runs, or is about to."""
+        return self.runs or self.phase is Phase.TRANSFERRING
+
     def ending(self, now_ms: int) -> Cause | None:
         return Receiver.ending(self, now_ms) or self.retracting
 

@@ -13,7 +13,6 @@ from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
 from services.worker.parts import RankParts
 from services.worker.prompts import PromptPart, next_parts
-from services.worker.stepper import STEP_MS
 from services.worker.stepping import Stepping
 
 RATED_TOKENS: Final = 64
@@ -50,7 +49,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         """Whether a step has ended."""
         ended, now_ms = self._take(), self._parts.clock.now_ms()
         if ended is None:
-            if self._step and self.running_us < STEP_MS * 1000:
+            if self.goes_on:
                 self._sending.stepping(now_ms)
             return False
         step, drawn = ended

@@ -9,7 +9,7 @@ from services.rooms.errors import Reason
 from services.rooms.room import Room
 from services.worker.metrics import WorkerMetrics
 from services.worker.parts import RankParts
-from services.worker.stepper import StepFailed
+from services.worker.stepper import STEP_MS, StepFailed
 
 
 class StepPart(Protocol):
@@ -41,6 +41,11 @@ class Stepping(Generic[P]):
     @property
     def free(self) -> bool:
         return self._parts.stepper.free
+
+    @property
+    def goes_on(self) -> bool:
+        """A step runs, and for no longer than one may take."""
+        return bool(self._step) and self.running_us < STEP_MS * 1000
 
     @property
     def running_us(self) -> int:

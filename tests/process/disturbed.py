@@ -1,13 +1,20 @@
 """Are answers the same while workers of both sides are killed in turn?"""
 
+import argparse
+import json
+import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
+from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
 from tests.http import web
 from tests.process.stack import Stack
 
@@ -41,6 +48,13 @@ class Disturbance:
     kills: Counter[str] = field(default_factory=Counter)
     went_on: Counter[str] = field(default_factory=Counter)
     """By side: answers that another worker took over."""
+
+
+class Sound(Protocol):
+    """What was found."""
+
+    @property
+    def sound(self) -> bool: ...
 
 
 Ask = Callable[[int, str], Answered]
@@ -108,3 +122,29 @@ class Disturbed:
         listed = web().get(f"{self._stack.url}/rooms", params={"request_id": request_id}).json()["rooms"]
         causes = {room["cause"]["reason"] for room in listed if room.get("cause")}
         return {side for side, reason in LOST.items() if reason in causes}
+
+
+def command(
+    module: str,
+    about: str | None,
+    of: str,
+    count: int,
+    stack_on: Callable[[Path, Path], AbstractContextManager[Stack]],
+    run: Callable[[Stack, int, int, float], Sound],
+) -> int:
+    """What `python -m tests.process.MODULE --OF COUNT` does: one JSON object; the exit status. `stack_on`:
+    given a folder for a tiny model, and the demo model's. `run`: asks for so many, with so many kills of each
+    side, for so many seconds at most."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.process.{module}", description=about)
+    parser.add_argument(f"--{of}", dest="count", type=int, default=count)
+    parser.add_argument("--kills", type=int, default=5, help="that an answer goes on after, of each side")
+    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds, of the answers with kills")
+    args = parser.parse_args()
+    demo = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"baton-{module}-") as folder,
+        stack_on(Path(folder) / "tiny", demo) as stack,
+    ):
+        found = run(stack, args.count, args.kills, args.limit)
+    sys.stdout.write(json.dumps(vars(found) | {"ok": found.sound}) + "\n")
+    return 0 if found.sound else 1

@@ -9,22 +9,19 @@ The model is a tiny one of random weights in float32. It draws of a few tokens o
 repeat themselves, and drafts are taken and missed, greedy or not.
 """
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
 from tests.http import web
-from tests.process.disturbed import ANSWER_S, AT_ONCE, Answered, Disturbance, Disturbed
+from tests.process.disturbed import ANSWER_S, AT_ONCE, Answered, Disturbance, Disturbed, command
 from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
@@ -151,19 +148,10 @@ def _drafts(stack: Stack, outcome: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.process.speculated", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=5, help="that an answer goes on after, of each side")
-    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds, of the answers with kills")
-    args = parser.parse_args()
-    demo = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None)
-    with (
-        tempfile.TemporaryDirectory(prefix="baton-speculated-") as folder,
-        drafting_pairs(tiny_model(Path(folder) / "tiny", demo)) as stack,
-    ):
-        found = run(stack, args.prompts, args.kills, args.limit)
-    sys.stdout.write(json.dumps(vars(found) | {"ok": found.sound}) + "\n")
-    return 0 if found.sound else 1
+    def stack_on(folder: Path, demo: Path) -> AbstractContextManager[Stack]:
+        return drafting_pairs(tiny_model(folder, demo))
+
+    return command("speculated", __doc__, "prompts", 200, stack_on, run)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ The model is a tiny one of random weights with the demo model's vocabulary: what
 allowed, and no model could be less inclined to keep a form by itself.
 """
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +21,11 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator, ValidationError
 from transformers import LlamaConfig
 
-from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
 from tests.engine.tiny import save
 from tests.grammars.test_schemas import random_schema
 from tests.http import web
 from tests.models.eight_heads import with_tokenizer
-from tests.process.disturbed import ANSWER_S, AT_ONCE, Answered, Disturbance, Disturbed
+from tests.process.disturbed import ANSWER_S, AT_ONCE, Answered, Disturbance, Disturbed, command
 from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
 
@@ -170,19 +167,10 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> Found:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.process.structured", description=__doc__)
-    parser.add_argument("--schemas", type=int, default=1_000)
-    parser.add_argument("--kills", type=int, default=5, help="that an answer goes on after, of each side")
-    parser.add_argument("--limit", type=float, default=3_600.0, help="seconds, of the answers with kills")
-    args = parser.parse_args()
-    demo = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None)
-    with (
-        tempfile.TemporaryDirectory(prefix="baton-structured-") as folder,
-        pairs(tiny_model(Path(folder) / "tiny", demo)) as stack,
-    ):
-        found = run(stack, args.schemas, args.kills, args.limit)
-    sys.stdout.write(json.dumps(vars(found) | {"ok": found.sound}) + "\n")
-    return 0 if found.sound else 1
+    def stack_on(folder: Path, demo: Path) -> AbstractContextManager[Stack]:
+        return pairs(tiny_model(folder, demo))
+
+    return command("structured", __doc__, "schemas", 1_000, stack_on, run)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,19 @@ MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
 
 
+_GROWTH: Final[Mapping[str, tuple[Any, ...]]] = {
+    "crashes": (0, 0, 1, 2),
+    "told_share": (0.0, 1.0),
+    "rank_crashes": (0, 0, 1),
+    "rank_aborts": (0, 0, 10),
+    "cuts": (0, 0, 1),
+    "silences": (0, 0, 0, 1),
+    "drains": (0, 0, 1),
+    "step_failure_share": (0.0, 0.0, 0.005),
+    "slow_ranks": (0, 1),
+    "hangup_share": (0.0, 0.2),
+    "cancel_share": (0.0, 0.0, 0.1),
+}
 TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "crashes": {"crashes": (1, 2, 4), "told_share": (0.0, 0.5, 1.0)},
     "pauses": {"pauses": (1, 2, 4)},
@@ -170,33 +183,9 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "drains": (0, 0, 1),
     },
     # Caches that a few answers fill: rooms are retracted, and while their requests wait, workers die.
-    "growth": {
-        "crashes": (0, 0, 1, 2),
-        "told_share": (0.0, 1.0),
-        "rank_crashes": (0, 0, 1),
-        "rank_aborts": (0, 0, 10),
-        "cuts": (0, 0, 1),
-        "silences": (0, 0, 0, 1),
-        "drains": (0, 0, 1),
-        "step_failure_share": (0.0, 0.0, 0.005),
-        "slow_ranks": (0, 1),
-        "hangup_share": (0.0, 0.2),
-        "cancel_share": (0.0, 0.0, 0.1),
-    },
+    "growth": _GROWTH,
     # Rooms that decode computes itself, beside some that are granted, in caches that lack pages or do not.
-    "local": {
-        "crashes": (0, 0, 1, 2),
-        "told_share": (0.0, 1.0),
-        "rank_crashes": (0, 0, 1),
-        "rank_aborts": (0, 0, 10),
-        "cuts": (0, 0, 1),
-        "silences": (0, 0, 0, 1),
-        "drains": (0, 0, 1),
-        "step_failure_share": (0.0, 0.0, 0.005),
-        "slow_ranks": (0, 1),
-        "hangup_share": (0.0, 0.3),
-        "cancel_share": (0.0, 0.0, 0.1),
-    },
+    "local": {**_GROWTH, "hangup_share": (0.0, 0.3)},
     # Answers that go round, whose drafts are taken and missed, in caches that lack pages or do not.
     "drafts": {
         "crashes": (0, 0, 1, 2),
