@@ -166,7 +166,7 @@ class Hand:
 
 
 @contextmanager
-def by_hand(model: Path, prefill: dict[str, str], decode: dict[str, str]) -> Iterator[Hand]:
+def by_hand(model: Path, prefill: Mapping[str, str], decode: Mapping[str, str]) -> Iterator[Hand]:
     """A ready stack of one worker a side, each of the ranks that its flags make. The bootstrap waits long for
     a worker that is being started again. Whatever happens, its processes end with it."""
     with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:

@@ -33,7 +33,7 @@ from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.hosts import Hosts, hosts, missing
 from tests.process.load import Asked, any_prompts, asked
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 
 CLIENTS: Final = 6
 LENGTHS: Final = (40, 90, 150, 250, 330, 480)
@@ -323,11 +323,13 @@ def scene_of(shape: str, model: Path) -> Iterator[Scene]:
     chunks = {"chunk_tokens": "64"}
     with ExitStack() as stack:
         if shape == "groups":
-            running = run(prefill=[{"pp": "2", **chunks}], decode=[{"tp": "2"}], group_timeout_ms="10000")
+            running = run(
+                prefill=[{"pp": "2", **chunks}], decode=[{"tp": "2", **SPLIT}], group_timeout_ms="10000"
+            )
         else:
             apart: Hosts | None = stack.enter_context(hosts()) if shape == "hosts" else None
             environ = {} if apart is None else TCP
-            running = run(prefill=[chunks] * 2, decode=[{}, {}], environ=environ, hosts=apart)
+            running = run(prefill=[chunks] * 2, decode=[SPLIT] * 2, environ=environ, hosts=apart)
         yield Scene(stack.enter_context(running), 2 if shape == "groups" else 4)
 
 

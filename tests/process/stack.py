@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,6 +26,8 @@ from tests.suite.tiers import starts
 
 READY_S = 180.0
 STOP_S = 40.0
+SPLIT: Final[Mapping[str, str]] = {"local_gap_ms": "0"}
+"""Of a decode worker in a test of the hand-over: it computes no prompt while a prefill worker is there."""
 
 LISTENING = re.compile(r" listening (?:rank=(\d+) )?worker=\S+ .*?metrics_port=(\d+) pid=(\d+)")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.http import web
 from tests.oracle import reference_greedy, reference_scores
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 from tests.suite.shared import Shared
 
 ANSWER_S = 120.0
@@ -43,7 +43,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}] * 2,
-        decode=[{"local_gap_ms": "0"}] * 2,
+        decode=[SPLIT] * 2,
         dtype="float32",
         kv_cache_memory="128MiB",
     ) as shared:

@@ -23,7 +23,7 @@ from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, cover, every
 from tests.process.load import Asked, Load, Pair, any_prompts, asked
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 
 OUTPUT_TOKENS = 12
 CHUNK_TOKENS = 64
@@ -37,7 +37,7 @@ TOP = 3
 LOGPROB_ERROR = 1e-3
 PAIR: Final[set[Pair]] = {("prefill-0", "decode-0")}
 STEADY = {"lease_ms": "20000"}
-PATIENT = {"connect_timeout_ms": "60000"}
+PATIENT = {"connect_timeout_ms": "60000", **SPLIT}
 """Many processes share a few cores here, and a room that was given up for slowness would be a failure."""
 
 TEXTS = (

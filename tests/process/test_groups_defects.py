@@ -20,6 +20,7 @@ from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.by_hand import Group, Hand, by_hand
 from tests.process.hooks import TOLD
 from tests.process.load import Answer, any_prompts
+from tests.process.stack import SPLIT
 from tests.suite.shared import Shared
 
 SOON_S = 30.0
@@ -43,7 +44,7 @@ def small(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def of_tensors(small: Path) -> Iterator[Shared[Hand]]:
     """Two ranks a side. The bootstrap waits long for a worker that is being started again."""
-    with Shared(lambda: by_hand(small, {"tp": "2"}, {"tp": "2"})) as shared:
+    with Shared(lambda: by_hand(small, {"tp": "2"}, {"tp": "2", **SPLIT})) as shared:
         yield shared
 
 
@@ -164,7 +165,7 @@ def test_divergence_detected_a_room_that_one_rank_alone_holds_ends_the_group_wit
 def of_pipelines(small: Path) -> Iterator[Shared[Hand]]:
     """Three stages, into one rank."""
     stages = {"pp": "3", "chunk_tokens": str(CHUNK_TOKENS)}
-    with Shared(lambda: by_hand(small, stages, {"local_gap_ms": "0"})) as shared:
+    with Shared(lambda: by_hand(small, stages, SPLIT)) as shared:
         yield shared
 
 

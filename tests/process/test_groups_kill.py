@@ -21,7 +21,7 @@ from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked
-from tests.process.stack import Rank, Stack, running_stack
+from tests.process.stack import SPLIT, Rank, Stack, running_stack
 from tests.suite.shared import Shared
 
 ANSWER_S = 180.0
@@ -50,7 +50,7 @@ def stacks(model: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(model),
         prefill=[{"pp": "2", "chunk_tokens": "64"}],
-        decode=[{"tp": "2"}],
+        decode=[{"tp": "2", **SPLIT}],
         bootstrap={"retry_wait_ms": "120000", "room_attempts": "8"},
         dtype="float32",
         kv_cache_memory="8MiB",

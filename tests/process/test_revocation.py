@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tests.http import web
-from tests.process.stack import Service, Stack, running_stack
+from tests.process.stack import SPLIT, Service, Stack, running_stack
 
 ANSWER_S = 90.0
 LONG = [7] * 800
@@ -52,7 +52,7 @@ def test_pages_of_a_prefill_worker_that_stays_stopped_are_taken_back_and_it_may_
     with running_stack(
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}] * 2,
-        decode=[{"revoke_after_ms": "1000"}],
+        decode=[{"revoke_after_ms": "1000", **SPLIT}],
         dtype="float32",
         kv_cache_memory="256MiB",
         prefix_cache="false",  # the long prompt is to be computed each time it is asked

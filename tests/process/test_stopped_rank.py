@@ -17,7 +17,7 @@ import pytest
 from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.load import Asked, any_prompts, asked
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 from tests.process.test_groups_kill import ANSWER_S, CLIENTS, LENGTHS, Clients, wait_held
 
 OUTPUT_TOKENS = 60
@@ -51,7 +51,7 @@ def stack(side: str, demo_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
     with running_stack(
         str(eight_heads(tmp_path, demo_model_dir)),
         prefill=[group, alone] if side == "prefill" else [alone],
-        decode=[group, alone] if side == "decode" else [alone],
+        decode=[{**each, **SPLIT} for each in ([group, alone] if side == "decode" else [alone])],
         bootstrap={"lease_ms": "3000", "retry_wait_ms": "120000", "room_attempts": "8"},
         dtype="float32",
         kv_cache_memory="8MiB",

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.http import web
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 from tests.suite.shared import Shared
 
 ANSWER_S = 120.0
@@ -35,7 +35,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(demo_model_dir),
         prefill=[{"tp": "1", "pp": "2", "chunk_tokens": "64"}],
-        decode=[{}, {}],
+        decode=[SPLIT] * 2,
         bootstrap={"retry_wait_ms": "100", "lease_ms": "6000"},
         dtype="float32",
         kv_cache_memory="128MiB",

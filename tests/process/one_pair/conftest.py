@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 from tests.suite.shared import Shared
 
 LEASE_MS: Final = 3_000
@@ -22,7 +22,7 @@ def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
-        decode=[{"local_gap_ms": "0"}],
+        decode=[SPLIT],
         bootstrap={"retry_wait_ms": "200", "lease_ms": str(LEASE_MS)},
         dtype="float32",
         kv_cache_memory="128MiB",

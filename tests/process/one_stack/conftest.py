@@ -6,18 +6,20 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.process.stack import Stack, running_stack
+from tests.process.stack import SPLIT, Stack, running_stack
 from tests.suite.shared import Shared
 
 
 @pytest.fixture(scope="package")
 def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:
     """One prefill and one decode worker, fp32, chunks of 64 tokens so that prompts take several, caches of
-    4,368 tokens, which is less than the model's context. 5 GB while it runs: no stack outlives its folder."""
+    4,368 tokens, which is less than the model's context. Prefill computes all prompts. 5 GB while it runs: no
+    stack outlives its folder."""
     with Shared(
         running_stack,
         str(demo_model_dir),
         prefill=[{"chunk_tokens": "64"}],
+        decode=[SPLIT],
         dtype="float32",
         kv_cache_memory="192MiB",
     ) as shared:
