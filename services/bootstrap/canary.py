@@ -87,8 +87,10 @@ class Canary:
             self._alone.clear()
             return None
         workers = [w for w in registry.workers() if w.state in _USABLE]
-        kept: list[Incarnation | PairId] = [*broken, *(worker.facts.incarnation for worker in workers)]
+        known = [worker.facts.incarnation for worker in workers]
+        kept: list[Incarnation | PairId] = [*broken, *known]
         self._tries = Counter({each: self._tries[each] for each in kept})
+        self._alone = Counter({each: self._alone[each] for each in known})
         free = [worker for worker in workers if not worker.canaries]
         there = {worker.facts.incarnation for worker in free}
         apart = min(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import grpc
 
 from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause
+from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Vote
 from services.rooms.reasons import REASONS
 from services.rooms.request import Request
@@ -85,10 +85,12 @@ class Reporter:
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        """It ended early. That it was retracted the core has said."""
+        """It ended early. Where it has not failed the core has said how."""
         if REASONS[cause.reason].is_attempt:
             self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
             log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
+        elif cause.reason is Reason.LOCAL:
+            log.debug("prompt left to decode", room=room, cause=cause.text)
         else:
             log.debug("room retracted", room=room, cause=cause.text)
         self._spans.fail(room, cause)

@@ -1,6 +1,7 @@
 """Do a worker's lines reach the bootstrap, in batches, and are the news that count never lost?"""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,22 @@ async def running(reporter: Reporter, holds: Any) -> None:
     await until(holds)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (Reason.RETRACTED, ("DEBUG", "room retracted")),
+        (Reason.LOCAL, ("DEBUG", "prompt left to decode")),
+        (Reason.ENGINE_FAILED, ("INFO", "room failed")),
+    ],
+)
+async def test_an_end_is_logged_for_what_it_was(
+    bench: Bench, caplog: pytest.LogCaptureFixture, reason: Reason, told: tuple[str, str]
+) -> None:
+    with caplog.at_level(logging.DEBUG, "services.worker.reporter"):
+        bench[1].failed(RoomId(1), Cause(reason, "as it happens"))
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [told]
 
 
 async def test_lines_leave_in_order_in_batches(bench: Bench) -> None:
