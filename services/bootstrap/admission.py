@@ -7,10 +7,12 @@ is said by `services.rooms.waiting_line`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Final, TypeVar
 
+from services.bootstrap.asked import Asked, NotInTime, QueueFull, Retry, WaitingRequest
 from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
@@ -20,7 +22,6 @@ from services.rooms.pace import LinePace
 from services.rooms.phases import Side
 from services.rooms.placement import Need, Pair
 from services.rooms.plurals import counted
-from services.rooms.reasons import REASONS
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry
 from services.rooms.timeline import Event, Moment
@@ -38,63 +39,6 @@ QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 
 
 K = TypeVar("K")
-
-
-class QueueFull(Exception):
-    """As many requests wait for a pair of workers as may."""
-
-
-class NotInTime(QueueFull):
-    """What is ahead of the request would take longer than the request may wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Of a request that had a room: what the next one is to know of it."""
-
-    room: RoomId
-    reason: Reason
-    avoid: frozenset[Incarnation]
-    """Workers that get the request only if there are no others."""
-    wait_s: float | None
-    """How long a side without a worker for it is hoped to get one; None: as long as the caller waits."""
-    pause_s: float = 0.0
-    """Before anything is asked for."""
-    fits: bool = True
-    """The workers that it had could hold what is asked for now."""
-    margin: int = 0
-    """KV positions that decode is to have free for it beside those that it begins with."""
-    back: Incarnation | None = None
-    """The decode worker that retracted the room: it serves the request to its end even while it drains."""
-
-    @property
-    def is_attempt(self) -> bool:
-        """The room failed: it was not retracted."""
-        return REASONS[self.reason].is_attempt
-
-
-@dataclass(slots=True)
-class _Asked:
-    request_id: str
-    need: Need
-    retry: Retry | None
-    prompt: Sequence[int]
-    """Until it is hashed, which is done once."""
-    salt: int
-    trace: TraceContext | None
-    claim: Claim
-
-
-@dataclass(slots=True, eq=False)
-class _WaitingRequest:
-    """A request that fits a pair of workers, but not now."""
-
-    asked: _Asked
-    opened: asyncio.Future[RoomEntry]
-    queued: Event | None = None
-    """The line of its timeline that says so, once it has to wait."""
-    reserved: Incarnation | None = None
-    """The decode worker that was left to it at the last look."""
 
 
 class Admission:
@@ -121,14 +65,23 @@ class Admission:
         self._may_wait_ms = min(queue_timeout_ms, queue_timeout_ms if max_wait_ms is None else max_wait_ms)
         self._pace = LinePace()
         """How fast those in the queue get rooms."""
-        self._line: WaitingLine[_WaitingRequest] = WaitingLine()
+        self._line: WaitingLine[WaitingRequest] = WaitingLine()
         self._hoping: Counter[tuple[int, Side | None]] = Counter()
         """Requests that had a room, and wait for a side to have a ready worker again, by class and side."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
+        self._going_back: dict[Incarnation, dict[int, InLine[WaitingRequest]]] = {}
+        """Those in the line whose rooms a decode worker retracted, by that one, the first to come first."""
+        self._outlook: Hashable = None
+        """Of the registry, when those that wait were asked last whether there are workers for them."""
+        self._heard: Hashable = None
+        """The same, when those that hope for a worker were told last to look again."""
         self._paused: Counter[Incarnation | None] = Counter()
         """Requests that had a room and have no other yet, by the decode worker that retracted it, if one
         did."""
+        self._owed: dict[RoomId, Incarnation] = {}
+        """Rooms that ended early, and whose requests have not asked for the next one, since their readers are
+        slow: by the decode worker that serves them to their end even while it drains."""
         self._news = asyncio.Event()
         """Set for a moment when a worker may have become ready, or have got space."""
         self._ending: Cause | None = None
@@ -166,7 +119,7 @@ class Admission:
         need = Need(prompt_tokens, tokens, choices=choices, margin=margin, may_be_local=may_be_local)
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
-        asked = _Asked(request_id, need, retry, prompt, salt, trace, claim)
+        asked = Asked(request_id, need, retry, prompt, salt, trace, claim)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -200,12 +153,26 @@ class Admission:
 
     def drain(self, incarnation: Incarnation) -> int:
         """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`)."""
-        return self._registry.drain(incarnation, self._paused[incarnation])
+        unread = sum(each == incarnation for each in self._owed.values())
+        return self._registry.drain(incarnation, self._paused[incarnation] + unread)
+
+    def owe(self, entry: RoomEntry) -> None:
+        """The room ended early, and its request may go on on the same decode worker, which does not leave
+        before: until it asks for its next room, or gives up."""
+        self._owed[entry.id] = entry.decode.incarnation
+
+    def settle(self, room: RoomId) -> None:
+        """Nothing is owed any more for a room that ended."""
+        self._owed.pop(room, None)
 
     def wake(self) -> None:
         """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
-        self._news.set()
-        self._news.clear()
+        if self._hoping:
+            heard = self._registry.outlook(self._clock.now_ms())
+            if heard != self._heard or self._ending is not None:
+                self._heard = heard
+                self._news.set()
+                self._news.clear()
         self._look()
         if len(self._line):
             self._serve_queue()
@@ -270,10 +237,11 @@ class Admission:
         of_all, in_class = self._line.ahead(claim)
         return Ahead(of_all + self._hoping.total(), in_class)
 
-    async def _open_again(self, asked: _Asked, retry: Retry) -> RoomEntry:
+    async def _open_again(self, asked: Asked, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
         self.retrying[retry.room] += 1
         self._paused[retry.back] += 1
+        self.settle(retry.room)
         try:
             await asyncio.sleep(retry.pause_s)
             until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
@@ -290,59 +258,89 @@ class Admission:
 
     def _serve_queue(self) -> None:
         """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
-        who fits others. To one that was retracted, and fits none, a decode worker is left: those behind it
-        would take the space for it to come back to, one small room after the other."""
-        looked_at = 0
+        who fits others. To one that was retracted, and that decode has no space for, a decode worker is left:
+        those behind it would take the space for it to come back to, one small room after the other.
+
+        Where nobody can get a room, those behind the first who does not are looked at once after each change
+        of the outlook: there may be no worker for them any more, and they are told so.
+        """
+        outlook = self._registry.outlook(self._clock.now_ms())
+        may_be_refused, self._outlook = outlook != self._outlook, outlook
+        left = dict.fromkeys((True, False), LOOKED_AT_MAX)
         try:
-            while looked_at < LOOKED_AT_MAX and (first := self._line.first()) is not None:
+            while (first := self._line.first()) is not None:
                 if first.waiting.opened.done():
                     self._line.leave(first)
-                elif not self._serve(first):
+                elif (lacks := self._serve(first)) is not None:
+                    had_room = first.claim.had_room
                     self._line.pass_over(first)
-                    looked_at += 1
-                    self._reserve(first.waiting)
-                    if self._registry.all_full:
+                    self._reserve(first.waiting, lacks)
+                    left[had_room] -= 1
+                    if self._registry.all_full and not may_be_refused:
                         break
+                    if not left[had_room]:
+                        if not had_room:
+                            break
+                        self._line.pass_over_again()
+            self._serve_back()
         finally:
             self._line.look_again()
             self._registry.reserve_none()
 
-    def _reserve(self, waiting: _WaitingRequest) -> None:
-        """Where it was retracted, leave a decode worker to it for as long as this look takes."""
+    def _serve_back(self) -> None:
+        """Open rooms for those who fit the worker that retracted theirs, and drains, and that were not looked
+        at: whoever is before them may not go there."""
+        for incarnation in self._registry.taking_back():
+            going_back = self._going_back.get(incarnation, {}).values()
+            unseen = (each for each in going_back if not (each.is_aside or each.waiting.opened.done()))
+            for one in list(islice(unseen, LOOKED_AT_MAX)):
+                self._serve(one)
+
+    def _reserve(self, waiting: WaitingRequest, lacks: NoCapacity) -> None:
+        """Where it was retracted, and `lacks` not only prefill, leave a decode worker to it for as long as
+        this look takes."""
         need, retry = waiting.asked.need, waiting.asked.retry
-        if retry is not None and not retry.is_attempt:
+        if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
-    def _serve(self, one: InLine[_WaitingRequest]) -> bool:
-        """Open its room, or tell it why there will be none. False when it has to wait on."""
+    def _serve(self, one: InLine[WaitingRequest]) -> NoCapacity | None:
+        """Open its room, or tell it why there will be none. Why it has to wait on, if it has to."""
         waiting = one.waiting
         try:
-            entry = self._open(waiting.asked)
-        except NoCapacity:
-            return False
+            entry = self._open(waiting.asked, self._pair(waiting.asked))
+        except NoCapacity as lacks:
+            return lacks
         except Refusal as error:
             self._line.leave(one)
             waiting.opened.set_exception(error)
-            return True
+            return None
         self._line.take(one)
         self._pace.done(None if one.claim.had_room else one.claim.priority)
         if waiting.queued is not None:
             self._registry.record(entry.id, waiting.queued)
         waiting.opened.set_result(entry)
-        return True
+        return None
 
-    async def _open_in_turn(self, asked: _Asked) -> RoomEntry:
+    async def _open_in_turn(self, asked: Asked) -> RoomEntry:
         """At once, if there is space, which those before it did not fit; else when it is its turn."""
-        if not len(self._line):
-            try:
-                return self._open(asked)
-            except NoCapacity:
-                pass
-        ahead = self._ahead(asked.claim)
-        waiting = _WaitingRequest(asked, asyncio.get_running_loop().create_future())
-        one = self._line.enter(waiting, asked.claim)
+        fits = True
         try:
-            self._serve_queue()
+            pair = self._pair(asked)
+            if not len(self._line):
+                return self._open(asked, pair)
+        except NoCapacity:
+            fits = False
+        if not len(self._line):
+            self._outlook = self._registry.outlook(self._clock.now_ms())
+        ahead = self._ahead(asked.claim)
+        waiting = WaitingRequest(asked, asyncio.get_running_loop().create_future())
+        one = self._line.enter(waiting, asked.claim)
+        back = None if asked.retry is None else asked.retry.back
+        if back is not None:
+            self._going_back.setdefault(back, {})[one.number] = one
+        try:
+            if fits:
+                self._serve_queue()
             if not waiting.opened.done():
                 self._check_may_wait(asked, ahead)
                 told = f"class {asked.claim.priority}, {ahead.all} before it"
@@ -353,8 +351,12 @@ class Admission:
             return await self._turn(waiting)
         finally:
             self._line.leave(one)
+            if back is not None:
+                del self._going_back[back][one.number]
+                if not self._going_back[back]:
+                    del self._going_back[back]
 
-    def _check_may_wait(self, asked: _Asked, ahead: Ahead) -> None:
+    def _check_may_wait(self, asked: Asked, ahead: Ahead) -> None:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
@@ -384,7 +386,7 @@ class Admission:
             text = "the queue for workers is full, and its place went to a request of a higher class"
             last.waiting.opened.set_exception(QueueFull(text))
 
-    async def _turn(self, waiting: _WaitingRequest) -> RoomEntry:
+    async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
         opened, may_wait = waiting.opened, waiting.asked.retry is None
         try:
             async with asyncio.timeout(self._queue_timeout_ms / 1000 if may_wait else None):
@@ -398,7 +400,7 @@ class Admission:
                 self.discard(opened.result(), QUEUED_GONE)
             raise
 
-    async def _worker_news(self, asked: _Asked, lacks: NoSuchWorker, until_s: float | None) -> bool:
+    async def _worker_news(self, asked: Asked, lacks: NoSuchWorker, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
         bounded = asked.retry is None or asked.retry.is_attempt
         if bounded and self._line.again + self._hoping.total() >= self._max_queue:
@@ -415,7 +417,8 @@ class Admission:
         finally:
             _less(self._hoping, hope)
 
-    def _open(self, asked: _Asked) -> RoomEntry:
+    def _pair(self, asked: Asked) -> Pair:
+        """The best one. Raises NoCapacity, and NoSuchWorker where waiting in the line does not help."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
@@ -423,20 +426,23 @@ class Admission:
             asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
             if retry is not None and retry.back is not None:
                 self._registry.computed(retry.back, asked.need.blocks)
-        now_ms = self._clock.now_ms()
         try:
             avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)
-            pair = self._registry.place(asked.need, avoid, back)
+            return self._registry.place(asked.need, avoid, back)
         except NoneReady as error:
-            if retry is None and self._registry.expects(error.side, now_ms):
+            if retry is None and self._registry.expects(error.side, self._clock.now_ms()):
                 raise NoCapacity(f"{error} yet") from error
             raise
+
+    def _open(self, asked: Asked, pair: Pair) -> RoomEntry:
+        retry = asked.retry
         entry = self._registry.open_room(
             asked.request_id,
             pair,
             asked.need,
-            now_ms,
+            self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
+            is_back=retry is not None and retry.back == pair[1].facts.incarnation,
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
         self._timelines.begin(entry, asked.trace)

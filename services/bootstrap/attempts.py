@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.bootstrap.admission import QUEUED_GONE, QueueFull, Retry
+from services.bootstrap.admission import QUEUED_GONE
+from services.bootstrap.asked import QueueFull, Retry
 from services.bootstrap.follower import SIBLING_FAILED, RoomStream
 from services.bootstrap.notebook import NO_STATUS
 from services.bootstrap.outbox import Outbox
@@ -192,7 +193,11 @@ class RequestStream:
     async def _go_on(self, strand: _Strand, failure: RoomFailed) -> bool:
         """In the next room, or in several: then the strand is no more, and this is False. Raises the cause of
         the last room's failure where its choices do not go on."""
-        cause = self._judged(strand, failure)
+        try:
+            cause = self._judged(strand, failure)
+        except RoomFailed:
+            self._rooms.admission.settle(strand.room.entry.id)
+            raise
         alike: dict[tuple[int, ...], list[int]] = {}
         for choice in strand.choices:
             if choice in self._going:
@@ -206,6 +211,8 @@ class RequestStream:
             # At most a batch a token, and one error of each strand.
             self._merged = Outbox(self._request.choices * (self._request.max_tokens + 1))
         self._strands.remove(strand)
+        if not alike:
+            self._rooms.admission.settle(strand.room.entry.id)
         for choices in alike.values():
             part = replace(strand, choices=tuple(choices), carrier=None)
             strand.paused_ms = None  # one of them tells how long the pause was
@@ -245,7 +252,10 @@ class RequestStream:
         pause = self._pause_s(strand, cause)
         left = request.max_tokens - len(request.output)
         margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
-        back = None if REASONS[cause.reason].is_attempt else failed.decode.incarnation
+        decode = failed.decode.incarnation
+        is_attempt = REASONS[cause.reason].is_attempt
+        goes_back = not is_attempt or (failed.is_back and decode not in strand.avoid)
+        back = decode if goes_back else None
         retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
         try:
             async with asyncio.timeout(left_s):
@@ -295,6 +305,7 @@ class RequestStream:
 
     def _give_up(self, strand: _Strand, word: Moment, text: str) -> None:
         """Its reader wants no more of it: said of its room, where that has ended and no other has begun."""
+        self._rooms.admission.settle(strand.room.entry.id)
         if strand.room.cause is None or strand.over:
             return
         strand.over = True
@@ -349,11 +360,13 @@ class RoomBackend:
             registry.tokens_max_now(Side.DECODE),
             registry.decode_page_tokens,
             registry.quantize,
+            registry.tokens_max_alone,
         )
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()
-        most = self._rooms.registry.tokens_max(Side.PREFILL)
+        registry = self._rooms.registry
+        most = max(registry.tokens_max(Side.PREFILL), registry.tokens_max_alone)
         request = replace(request, arrived_ms=self._rooms.clock.wall_ms(), carried_tokens_max=most)
         try:
             entry = await self._rooms.admission.admit(

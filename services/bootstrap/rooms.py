@@ -228,6 +228,9 @@ class Rooms:
         self._tell_over(entry, cause)
         on_end = self._on_end.pop(room, None)
         if on_end is not None:
+            goes_back = entry.is_back and REASONS[cause.reason].is_retried
+            if not entry.canary and (goes_back or not has_failed):
+                self.admission.owe(entry)
             on_end(cause)
         elif not has_failed:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")

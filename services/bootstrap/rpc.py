@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from services.bootstrap.admission import QueueFull
+from services.bootstrap.asked import QueueFull
 from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
@@ -144,6 +144,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             prefill=None if entry.prefill is None else peer_to_wire(entry.prefill),
             decode=peer_to_wire(entry.decode),
             prefill_ms=entry.prefill_ms,
+            prefill_own_ms=entry.prefill_own_ms,
             key=self._rooms.credentials.key_of(entry.id),
         )
 

@@ -101,6 +101,9 @@ class Limits:
     """Of one page of a decode cache: several choices share whole pages of their prompt."""
     quantize: str | None = None
     """As what the workers hold the model's weights (None: no worker is known yet)."""
+    alone_tokens: int = 0
+    """Longest prompt that a decode worker can ever compute itself (0: none that does is known). It scores no
+    prompt."""
 
 
 class Backend(Protocol):

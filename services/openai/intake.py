@@ -152,7 +152,8 @@ def admit(
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
         check_ids(prompt, param, model.vocabulary)
-        max_tokens = _max_tokens(asked, param, len(prompt), choices, limits)
+        held = limits if top is None else replace(limits, alone_tokens=0)
+        max_tokens = _max_tokens(asked, param, len(prompt), choices, held)
         if body.min_tokens > max_tokens:
             raise invalid(
                 "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
@@ -348,8 +349,11 @@ def _room(param: str, prompt_tokens: int, limits: Limits) -> int:
     holds = f"'{param}' has {counted(prompt_tokens, 'token')}, and"
     if room < 1:
         raise too_long(param, context, f"{holds} there has to be room for the answer")
-    if 0 < limits.prompt_tokens < prompt_tokens:
-        raise too_long(param, context, f"{holds} the prefill workers' caches hold {limits.prompt_tokens}")
+    if 0 < limits.prompt_tokens < prompt_tokens and limits.alone_tokens < prompt_tokens:
+        most = f"the prefill workers' caches hold {limits.prompt_tokens}"
+        if limits.alone_tokens:
+            most += f", those of decode workers that compute prompts {limits.alone_tokens}"
+        raise too_long(param, context, f"{holds} {most}")
     if limits.sequence_tokens:
         room = min(room, _behind(prompt_tokens, limits.sequence_tokens))
         if room < 1:

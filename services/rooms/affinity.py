@@ -38,6 +38,8 @@ class Sent:
         """`tokens_max`: what its cache holds."""
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
+        self._awaited: dict[Block, int] = {}
+        """Those that no room has computed yet, and in how many rooms they are to be."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -57,6 +59,30 @@ class Sent:
                 new.append(block)
         forgotten = [self._blocks.popitem(last=False)[0] for _ in range(len(self) - self._limit)]
         return new, forgotten
+
+    def expect(self, prompt: Sequence[Block], new: Sequence[Block]) -> list[Block]:
+        """A room is to compute a prompt, of which these are new. Those of it that none has computed yet."""
+        first = set(new)
+        awaited = [block for block in prompt if block in first or block in self._awaited]
+        for block in awaited:
+            self._awaited[block] = self._awaited.get(block, 0) + 1
+        return awaited
+
+    def computed(self, awaited: Sequence[Block]) -> None:
+        """A room has computed what was awaited of it."""
+        for block in awaited:
+            self._awaited.pop(block, None)
+
+    def given_up(self, awaited: Sequence[Block]) -> list[Block]:
+        """A room does not compute what was awaited of it. Those that no other computes either."""
+        left = []
+        for block in awaited:
+            rooms = self._awaited.pop(block, 0)
+            if rooms > 1:
+                self._awaited[block] = rooms - 1
+            elif rooms:
+                left.append(block)
+        return left
 
     def drop(self, blocks: Sequence[Block]) -> list[Block]:
         """Those of them that are remembered, which are forgotten."""

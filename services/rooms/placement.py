@@ -110,8 +110,8 @@ def place(
     worker that fails everything at once always has a free place. `pairs`: broken ones get it only if there is
     no other that could hold it.
 
-    Where no prefill worker is ready, or no pair connects, a decode worker that computes prompts gets it
-    alone, if it may be local.
+    Where no prefill worker that could hold it is ready, or no pair connects, a decode worker that computes
+    prompts gets it alone, if it may be local.
     """
     prefill, decode = _choices(workers, need)
     if prefill is None:
@@ -134,20 +134,29 @@ def place_back(
     pairs: Pairs | None = None,
 ) -> Pair:
     """On a decode worker that drains, which retracted the request's room, and a prefill worker that reaches
-    it, if there is one; where none is ready, on that alone. Raises NoSuchWorker and NoCapacity."""
+    it. Where there is none, on that alone, if it computes the prompt. Raises NoSuchWorker and NoCapacity."""
+    alone = need.may_be_local and decode.facts.computes
     prefill: _Choice | None = None
     try:
-        prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need).without(avoid)
-    except NoneReady:
-        if not (need.may_be_local and decode.facts.computes):
+        prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need)
+    except NoSuchWorker:
+        if not alone:
             raise
     if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode)):
         raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
-    if prefill is None:
+    if prefill is None or (alone and not prefill.is_ready):
         return None, decode
-    others = (each for _, each in prefill.in_order())
-    reaching = (each for each in others if pairs is None or not pairs.is_broken(_id(each, decode)))
-    return next(reaching, None) or prefill.best(), decode
+
+    def is_reached(sender: Worker) -> bool:
+        return pairs is None or not pairs.is_broken(_id(sender, decode))
+
+    for choice in (prefill.without(avoid), prefill):
+        if any(map(is_reached, choice.ready())):
+            senders = (sender for _, sender in choice.in_order() if is_reached(sender))
+            if (best := next(senders, None)) is not None:
+                return best, decode
+            raise NoCapacity(f"every prefill worker that reaches {decode.facts.name} is full", Side.PREFILL)
+    return (None if alone else prefill.without(avoid).best()), decode
 
 
 def to_reserve(
@@ -178,24 +187,37 @@ def to_reserve(
 
 
 def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice | None, _Choice]":
-    """Of each side those that could hold it; of decode alone, where no prefill worker is ready and it may be
-    local. Raises NoSuchWorker."""
+    """Of each side those that could hold it; of decode alone, where no prefill worker that could is ready and
+    it may be local. Raises NoSuchWorker."""
+    prefill = lacks = None
     try:
         prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need)
-    except NoneReady:
-        if (alone := _alone(workers, need)) is None:
-            raise
-        return None, alone
+    except NoSuchWorker as error:
+        lacks = error
+    if prefill is None or not prefill.is_ready:
+        alone = _alone(workers, need, lacks)
+        if alone is not None and (alone.is_ready or prefill is None):
+            return None, alone
+    if lacks is not None:
+        raise lacks
     return prefill, _Choice(workers[Side.DECODE], Side.DECODE, need)
 
 
-def _alone(workers: Mapping[Side, SideWorkers], need: Need) -> "_Choice | None":
-    """The decode workers that could compute and hold it, if it may be local and there are any."""
+def _alone(
+    workers: Mapping[Side, SideWorkers], need: Need, lacks: NoSuchWorker | None = None
+) -> "_Choice | None":
+    """The decode workers that could compute and hold it, if it may be local and there are any. `lacks`: what
+    is said of prefill. Raises NoSuchWorker where one that may be there later is all that could serve it."""
     if not need.may_be_local:
         return None
+    decode = workers[Side.DECODE]
     try:
-        return _Choice(workers[Side.DECODE], Side.DECODE, need, alone=True)
+        return _Choice(decode, Side.DECODE, need, alone=True)
+    except TooLarge:
+        return None
     except NoSuchWorker:
+        if isinstance(lacks, TooLarge) and decode.tokens_max:
+            raise
         return None
 
 
@@ -221,8 +243,8 @@ class _Choice:
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.first_on_decode(page_tokens)
         """The least that it begins with."""
-        self._is_ready = any(self.ready())
-        if not self._is_ready and not any(self._able(workers.serving)):
+        self.is_ready = any(self.ready())
+        if not self.is_ready and not any(self._able(workers.serving)):
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
@@ -250,7 +272,7 @@ class _Choice:
             return found[1]
         side, told = self._side.value, self._need.told(self._side)
         text = f"every {side} worker is full: none has space for {told} now"
-        if not self._is_ready:
+        if not self.is_ready:
             text = f"a stream to every {side} worker broke: waiting for one to renew its lease"
         raise NoCapacity(text, self._side)
 
@@ -335,8 +357,8 @@ class _Choice:
         side, told = self._side.value, self._need.told(self._side)
         if self._workers.tokens_max and not any(self._able(self._workers.known)):
             raise TooLarge(f"no {side} worker can hold {told}: the largest holds {self._workers.tokens_max}")
-        for worker in self._workers.ready:
-            most = worker.facts.tokens_max
+        ready = (each.facts for each in self._workers.ready if each.facts.computes or not self._alone)
+        for most in (facts.tokens_max for facts in ready):
             raise NoSuchWorker(f"no {side} worker that is ready can hold {told}: the largest holds {most}")
         raise NoneReady(self._side)
 

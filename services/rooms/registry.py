@@ -7,7 +7,7 @@ carries placement.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
@@ -296,14 +296,19 @@ class Registry:
     def place(self, need: Need, avoid: Collection[Incarnation] = (), back: Incarnation | None = None) -> Pair:
         """The best pair, or decode worker alone (`services.rooms.placement`). `back`: the decode worker that
         retracted the request's room. Where no other has space, it gets the request even while it drains.
-        Raises NoSuchWorker and NoCapacity."""
+        Raises NoSuchWorker, and NoCapacity where waiting for either helps."""
         try:
             return place(self._on, need, avoid, self.pairs)
-        except (NoCapacity, NoSuchWorker):
+        except (NoCapacity, NoSuchWorker) as lacks:
             worker = None if back is None else self._workers.get(back)
             if worker is None or not worker.takes_back:
                 raise
-            return place_back(self._on, need, worker, avoid, self.pairs)
+            try:
+                return place_back(self._on, need, worker, avoid, self.pairs)
+            except NoSuchWorker:
+                raise lacks from None
+            except NoCapacity as full:
+                raise (lacks if isinstance(lacks, NoCapacity) else full) from None
 
     def computed(self, incarnation: Incarnation, blocks: Sequence[Block]) -> None:
         """A worker has computed what a request is to go on behind, so it may hold that still."""
@@ -368,14 +373,39 @@ class Registry:
 
     @property
     def all_full(self) -> bool:
-        """Every request of a client would have to wait: both sides have workers, and one has no space."""
-        sides = self._on.values()
-        return all(len(side.serving) for side in sides) and not all(side.has_space for side in sides)
+        """Every request of a client would have to wait, however little it asks for: decode has no space, or
+        prefill has none, and no decode worker with some may be asked alone. A worker that drains may take
+        one back even so."""
+        prefill, decode = (self._on[side] for side in (Side.PREFILL, Side.DECODE))
+        if prefill.has_space and decode.has_space:
+            return False
+        largest = next((worker.facts.tokens_max for worker in prefill.ready), 0)
+        apart = self.pairs.broken_count() > 0
+        alone = (each.facts for each in decode.with_space() if each.facts.computes)
+        return not any(apart or facts.tokens_max > largest for facts in alone)
+
+    def taking_back(self) -> list[Incarnation]:
+        """Decode workers that drain, and have some space for whose room they retracted."""
+        return [
+            incarnation
+            for incarnation, worker in self._on[Side.DECODE].draining.items()
+            if worker.takes_back and worker.places_left > 0 and worker.usage.begins(1)
+        ]
+
+    def outlook(self, now_ms: int) -> Hashable:
+        """Whether there is a worker for a request, and not only none with space, is the same for as long as
+        this is equal."""
+        return tuple((workers.changes, self.expects(side, now_ms)) for side, workers in self._on.items())
 
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""
         return self._on[side].tokens_max
+
+    @property
+    def tokens_max_alone(self) -> int:
+        """The same of decode workers that compute prompts, whatever is left for prefill's part."""
+        return next((worker.facts.tokens_max for worker in self._on[Side.DECODE].computing), 0)
 
     @property
     def decode_page_tokens(self) -> int:
@@ -401,6 +431,7 @@ class Registry:
         canary: bool = False,
         retry_of: RoomId | None = None,
         trace_id: str = "",
+        is_back: bool = False,
     ) -> RoomEntry:
         """Of a `pair` without a prefill worker decode computes the prompt."""
         room = self._fresh_id()
@@ -417,6 +448,7 @@ class Registry:
             retry_of,
             trace_id,
             choices=need.choices,
+            is_back=is_back,
         )
         self._open[room] = entry
         self.phases[entry.phase] += 1
@@ -437,7 +469,7 @@ class Registry:
             self._on[worker.facts.side].loaded(worker)
             new = self._on[worker.facts.side].sent(worker, need.blocks)
             if worker is prefill:
-                entry.sent = new
+                entry.sent = worker.sent.expect(need.blocks, new)
         return entry
 
     def get(self, room: RoomId) -> RoomEntry:
@@ -494,7 +526,7 @@ class Registry:
         entry.is_local = True
         worker = self._workers.get(entry.prefill.incarnation)
         if worker is not None:
-            self._on[Side.PREFILL].not_kept(worker, entry.sent)
+            self._on[Side.PREFILL].not_kept(worker, worker.sent.given_up(entry.sent))
         entry.sent = ()
 
     def end(self, room: RoomId, cause: Cause | None, now_ms: int) -> bool:
@@ -602,10 +634,11 @@ class Registry:
         return room
 
     def _unload(self, entry: RoomEntry, side: Side) -> None:
-        if side is Side.PREFILL:
-            entry.sent = ()
         worker = self._workers.get(entry.worker(side).incarnation)
         if worker is not None and entry.id in worker.rooms:
+            if side is Side.PREFILL:
+                worker.sent.computed(entry.sent) if entry.cause is None else worker.sent.given_up(entry.sent)
+                entry.sent = ()
             worker.rooms.discard(entry.id)
             worker.canaries.discard(entry.id)
             worker.usage.since.gone(entry.id)

@@ -22,6 +22,8 @@ CANARY_TOKENS: Final = 25
 """KV positions that a canary takes of a worker: with less it would never be ready."""
 
 BOTH: Final = frozenset(Side)
+_PAIR: Final = tuple(Side)
+_ALONE: Final = (Side.DECODE,)
 EVENTS_PER_ROOM_MAX: Final = 256
 
 
@@ -212,8 +214,10 @@ class RoomEntry:
     """How long of that for this very prompt."""
     is_local: bool = False
     """Its decode worker computes the prompt."""
+    is_back: bool = False
+    """Its decode worker retracted the request before, and serves it to its end even while it drains."""
     sent: Sequence[Block] = ()
-    """Blocks of the prompt that its prefill worker had not been sent before, until it has computed them."""
+    """Blocks of the prompt that its prefill worker had not computed when it was opened, until it has."""
 
     def __post_init__(self) -> None:
         self.is_local = self.prefill is None
@@ -222,7 +226,7 @@ class RoomEntry:
     @property
     def sides(self) -> tuple[Side, ...]:
         """On which it has a worker."""
-        return (Side.DECODE,) if self.prefill is None else tuple(Side)
+        return _ALONE if self.prefill is None else _PAIR
 
     @property
     def waits_for_opener(self) -> set[Side]:

@@ -127,8 +127,9 @@ class Request:
     """When it came, by the bootstrap's wall clock: the same in each of its rooms, so that a retracted request
     does not become the youngest (`oldest-goes-on`)."""
     carried_tokens_max: int = 0
-    """Most tokens, prompt and output, behind which another room may go on: what prefill workers hold. A room
-    with more is retracted only where no other is left. 0: any number."""
+    """Most tokens, prompt and output, behind which another room may go on: what prefill workers hold, and
+    decode workers that compute prompts. A room with more is retracted only where no other is left. 0: any
+    number."""
     speculates: bool = True
     """Drafts of what comes next may be checked, where its worker does that. What is drawn is the same."""
     tenant: bytes = b""

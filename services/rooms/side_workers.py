@@ -8,6 +8,7 @@ in their places by the next look.
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from services.ids import Incarnation
@@ -56,10 +57,15 @@ class SideWorkers:
     def __init__(self) -> None:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
         """Each with the largest cache first."""
+        self.computing = Ranking()
+        """Of all of them, those that compute prompts, whatever their side: the largest cache first."""
         self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
         self._moved: dict[Incarnation, Worker] = {}
         """Those whose places in these three are to be found anew."""
         self.joining: dict[Incarnation, Worker] = {}
+        self.draining: dict[Incarnation, Worker] = {}
+        self.changes = 0
+        """How often somebody came or left, or changed its state."""
         self.page_sizes: Counter[int] = Counter()
         """Workers by how many tokens a page of theirs holds."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
@@ -88,6 +94,10 @@ class SideWorkers:
         """For some client's request."""
         return bool(len(self.open) or len(self.short))
 
+    def with_space(self) -> Iterator[Worker]:
+        """For some client's request; some of them twice."""
+        return chain(self.open, self.short)
+
     @property
     def tokens_max(self) -> int:
         """KV positions that a request may take, of the largest; 0 without any."""
@@ -101,6 +111,7 @@ class SideWorkers:
     def enter(self, worker: Worker) -> None:
         self.page_sizes[worker.facts.page_tokens] += 1
         self.known.put(worker, _size(worker))
+        self.computing.put(worker, _size(worker) if worker.facts.computes else None)
         self.changed(worker)
 
     def remove(self, worker: Worker) -> None:
@@ -108,10 +119,13 @@ class SideWorkers:
         self.page_sizes[size] -= 1
         if not self.page_sizes[size]:
             del self.page_sizes[size]
-        for ranking in (self.known, self.ready, self.serving, self._open, self._roomy, self._short):
+        by_size = self.known, self.computing, self.ready, self.serving
+        for ranking in (*by_size, self._open, self._roomy, self._short):
             ranking.put(worker, None)
         self._moved.pop(incarnation, None)
-        self.joining.pop(incarnation, None)
+        for by_state in (self.joining, self.draining):
+            by_state.pop(incarnation, None)
+        self.changes += 1
         self._forget(worker, worker.sent)
 
     def changed(self, worker: Worker) -> None:
@@ -119,10 +133,12 @@ class SideWorkers:
         size = _size(worker)
         self.ready.put(worker, size if worker.state is WorkerState.READY else None)
         self.serving.put(worker, size if worker.is_serving else None)
-        if worker.state is WorkerState.JOINING:
-            self.joining[worker.facts.incarnation] = worker
-        else:
-            self.joining.pop(worker.facts.incarnation, None)
+        for state, by_state in ((WorkerState.JOINING, self.joining), (WorkerState.DRAINING, self.draining)):
+            if worker.state is state:
+                by_state[worker.facts.incarnation] = worker
+            else:
+                by_state.pop(worker.facts.incarnation, None)
+        self.changes += 1
         self.loaded(worker)
 
     def loaded(self, worker: Worker) -> None:

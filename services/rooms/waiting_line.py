@@ -184,6 +184,8 @@ class WaitingLine(Generic[T]):
     def __init__(self) -> None:
         self._again: list[tuple[tuple[int, int], InLine[T]]] = []
         """That had a room before, by age."""
+        self._again_passed = False
+        """These were passed over in this look, all that are left of them."""
         self._classes: dict[int, _ClassLine[T]] = {}
         self._order: list[int] = []
         """The classes in which somebody waits."""
@@ -226,7 +228,7 @@ class WaitingLine(Generic[T]):
 
     def first(self) -> InLine[T] | None:
         """Whose turn it is, of those that were not passed over."""
-        if self._again:
+        if self._again and not self._again_passed:
             return self._again[0][1]
         lower = self._lower()
         if lower is not None and self._for_lower >= LOWER_PART * lower.claim.tokens:
@@ -260,9 +262,13 @@ class WaitingLine(Generic[T]):
             self._lower_passed |= one.claim.priority != self._highest()
             self._classes[one.claim.priority].set_aside(one)
 
+    def pass_over_again(self) -> None:
+        """All that had a room before, and are not passed over yet. They keep their turns."""
+        self._again_passed = True
+
     def look_again(self) -> None:
         """From the beginning: nobody is passed over any more."""
-        self._lower_passed = False
+        self._lower_passed = self._again_passed = False
         for one in reversed(self._aside):
             one.is_aside = False
             if not one.is_in:

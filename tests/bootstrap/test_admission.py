@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap.admission import NotInTime, QueueFull, Retry
+from services.bootstrap.asked import NotInTime, QueueFull, Retry
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
@@ -261,14 +261,7 @@ async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
         await fill(at)
         waiting = [late(at, str(number)) for number in range(200)]
         await until(lambda: at.admission.queued() == 200)
-        looks: list[Need] = []
-        place = at.registry.place
-
-        def counted(need: Need, *more: Any) -> Pair:
-            looks.append(need)
-            return place(need, *more)
-
-        monkeypatch.setattr(at.registry, "place", counted)
+        looks = looks_for_pairs(at, monkeypatch)
         at.rooms.answered(RoomId(1))
         at.retired(1)
         assert (await waiting[0]).request_id == "0"
@@ -276,6 +269,90 @@ async def test_a_place_that_is_free_costs_no_look_at_all_who_wait(
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def looks_for_pairs(at: House, monkeypatch: pytest.MonkeyPatch) -> list[Need]:
+    """Of everybody, from now on."""
+    looks: list[Need] = []
+    place = at.registry.place
+
+    def counted(need: Need, *more: Any) -> Pair:
+        looks.append(need)
+        return place(need, *more)
+
+    monkeypatch.setattr(at.registry, "place", counted)
+    return looks
+
+
+async def test_failure_adds_no_load_who_hopes_for_a_worker_is_not_looked_at_for_other_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And whoever waits for the same is looked past as where all are full."""
+    async with house(places=9) as at:
+        at.rooms.exited("decode-0", 222)
+        retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
+        hoping = [asyncio.ensure_future(at.admission.admit("a", 3, 5, retry)) for _ in range(4)]
+        waiting = [late(at, f"{each}") for each in range(4)]
+        await until(lambda: at.admission.queued() == 8)
+        counts = []
+        for _ in range(6):
+            looks = looks_for_pairs(at, monkeypatch)
+            at.admission.wake()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            counts.append(len(looks))
+        assert counts[1:] == [1] * 5, "at the first of those that wait"
+        at.decode.incarnation = Incarnation(23)
+        at.join(at.decode)
+        await asyncio.gather(*hoping, *waiting)
+        assert at.admission.queued() == 0
+
+
+async def test_who_comes_and_has_no_worker_is_told_so_though_others_wait(at: House) -> None:
+    at.join(small_beside(at))
+    await fill(at)
+    waiting = late(at, "a")
+    await until(lambda: at.admission.queued() == 1)
+    at.registry.drain(at.decode.incarnation)
+    with pytest.raises(NoSuchWorker, match="no decode worker that is ready can hold 500 tokens"):
+        await at.admission.admit("b", 3, 500)
+    waiting.cancel()
+
+
+async def test_who_waits_behind_one_that_may_be_served_is_told_when_there_is_no_worker_for_it_any_more(
+    at: House,
+) -> None:
+    at.join(small_beside(at))
+    await fill(at)
+    small = late(at, "small")
+    await until(lambda: at.admission.queued() == 1)
+    large = asyncio.ensure_future(at.admission.admit("large", 3, 500))
+    await until(lambda: at.admission.queued() == 2)
+    at.rooms.lose(at.decode.incarnation, "it has left", proof="left")
+    with pytest.raises(NoSuchWorker, match="no decode worker can hold 500 tokens"):
+        await large
+    assert not small.done()
+    small.cancel()
+
+
+async def test_no_starvation_who_had_a_room_keeps_no_newcomer_from_one_however_many_they_are() -> None:
+    """They avoid the worker that has places."""
+    async with house(max_queue=200, places=9) as at:
+        full = DecodeWorker("decode-1", at.decode.side, Incarnation(23), rooms_max=1, address="127.0.0.1:1")
+        at.join(full)
+        at.registry.drain(at.decode.incarnation)
+        await at.admission.admit("early", 3, 5)
+        avoiding = Retry(RoomId(9), Reason.ENGINE_FAILED, frozenset({Incarnation(24)}), wait_s=600.0)
+        had = [asyncio.ensure_future(at.admission.admit("had", 3, 5, avoiding)) for _ in range(70)]
+        waiting = late(at, "a")
+        await until(lambda: at.admission.queued() == 71)
+        third = DecodeWorker("decode-2", at.decode.side, Incarnation(24), rooms_max=9, address="127.0.0.1:1")
+        at.join(third)
+        assert (await waiting).decode.name == "decode-2"
+        assert not any(each.done() for each in had)
+        for each in had:
+            each.cancel()
+        await asyncio.gather(*had, return_exceptions=True)
 
 
 async def test_a_room_that_is_opened_as_its_time_ends_is_taken() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap.admission import QueueFull, Retry
+from services.bootstrap.asked import QueueFull, Retry
 from services.bootstrap.canary import Canary
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap.admission import QueueFull
+from services.bootstrap.asked import QueueFull
 from services.ids import RoomId
 from services.rooms.errors import Cause, NoSuchWorker, Reason
 from services.rooms.load import WorkerLoad

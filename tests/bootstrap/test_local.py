@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from services.bootstrap.canary import ALONE_MS, Canary
 from services.bootstrap.http import probe_router
 from services.ids import Incarnation, RoomId
+from services.openai.backend import Hangup, NoWorker
 from services.rooms.affinity import BLOCK_TOKENS, blocks
 from services.rooms.errors import Cause, NoneReady, Reason
 from services.rooms.pairs import BROKEN_AFTER
@@ -352,6 +353,49 @@ async def test_one_that_proves_itself_alone_is_tried_with_its_partner_in_turn() 
         tried = [canary._pair() for _ in range(4)]
         alone = [pair is not None and pair[0] is None for pair in tried]
         assert alone == [False, True, False, True]
+
+
+async def test_zero_at_idle_a_worker_that_was_tried_alone_and_is_gone_is_forgotten() -> None:
+    async with computing(prefill=False) as at:
+        for incarnation in (31, 32):
+            at.decode.incarnation, at.decode.name = Incarnation(incarnation), f"decode-{incarnation}"
+            at.join(at.decode, proven=False)
+        canary = Canary(at.rooms, at.backend, CANARY)
+        at.clock.advance(ALONE_MS)
+        tried = [canary._pair() for _ in range(2)]
+        assert [pair[1].facts.incarnation for pair in tried if pair] == [31, 32]
+        at.rooms.lose(Incarnation(31), "it has left", proof="left")
+        canary._pair()
+        assert Incarnation(31) not in canary._alone
+        assert canary._alone[Incarnation(32)] == 2
+
+
+async def test_a_prompt_that_no_prefill_worker_holds_is_served_by_decode_alone() -> None:
+    async with computing() as at:
+        at.rooms.lose(at.prefill.incarnation, "again", proof="left")
+        at.prefill.incarnation, at.prefill.tokens_max = Incarnation(12), 100
+        at.join(at.prefill)
+        at.decode.script = DRAWS
+        limits = at.backend.limits()
+        assert (limits.prompt_tokens, limits.alone_tokens) == (100, 1_000)
+        request = replace(asked(), prompt=tuple(range(101)))
+        assert await read(await at.backend.generate(request)) == ([7, 8, 9], "length")
+        assert at.entry().prefill is None
+        assert at.decode.asked[0].carried_tokens_max == 1_000
+        with pytest.raises(NoWorker, match="no prefill worker can hold 101 tokens"):
+            await at.backend.generate(replace(request, prompt_logprobs=1))
+
+
+async def test_while_a_stream_to_prefill_is_broken_decode_serves_alone() -> None:
+    async with computing() as at:
+        at.registry.suspect(at.prefill.incarnation)
+        at.decode.script = DRAWS
+        assert await read(await at.backend.generate(asked())) == ([7, 8, 9], "length")
+        scored = asyncio.ensure_future(at.backend.generate(SCORED))
+        await until(lambda: at.admission.queued() == 1)
+        at.rooms.renew(at.prefill.incarnation)
+        await (await scored).hang_up(Hangup.CLIENT_GONE)
+        assert at.entry(2).prefill is not None
 
 
 async def test_ready_says_what_is_slower_and_503_only_where_nobody_is_served() -> None:

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from services.bootstrap.admission import NotInTime, QueueFull
+from services.bootstrap.asked import NotInTime, QueueFull
 from services.ids import RoomId
 from services.rooms.registry_records import RoomEntry
 from tests.bootstrap.scripted import House, house

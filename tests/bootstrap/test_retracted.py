@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap.admission import Retry
+from services.bootstrap.asked import Retry
 from services.bootstrap.attempts import RequestStream
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, RoomFailed
@@ -25,6 +25,7 @@ from tests.bootstrap.scripted import (
     CANARY,
     DecodeWorker,
     House,
+    PrefillWorker,
     Step,
     accepted,
     asked,
@@ -39,6 +40,7 @@ from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import until
 
 P, D = Side.PREFILL, Side.DECODE
+LOST_THERE = Cause(Reason.PREFILL_LOST, "as it happens")
 RETRACTED = Cause(Reason.RETRACTED, "3 pages are needed for older rooms")
 
 
@@ -433,6 +435,25 @@ async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.Monkey
         await stream.hang_up(Hangup.CLIENT_GONE)
 
 
+async def test_no_worker_is_left_to_one_that_waits_for_prefill(fleet: Fleet) -> None:
+    """It avoids the only prefill worker with a place; the others have their space."""
+    at = fleet.at
+    at.join(PrefillWorker("prefill-1", P, Incarnation(12), rooms_max=1, address=at.prefill.address))
+    at.registry.drain(at.prefill.incarnation)
+    await at.admission.admit("early", 3, 5)
+    at.rooms.lose(at.prefill.incarnation, "again", proof="left")
+    at.prefill.incarnation = Incarnation(13)
+    at.join(at.prefill)
+    retry = Retry(RoomId(1), Reason.RETRACTED, frozenset({Incarnation(13)}), None, margin=9)
+    old = [asyncio.ensure_future(at.admission.admit("old", 3, 5, retry)) for _ in range(2)]
+    await until(lambda: at.admission.queued() == 2)
+    assert await fleet.small() in ("decode-0", "decode-1")
+    assert not any(each.done() for each in old)
+    for each in old:
+        each.cancel()
+    await asyncio.gather(*old, return_exceptions=True)
+
+
 async def test_a_worker_is_left_to_nobody_who_has_given_up(fleet: Fleet) -> None:
     old = await fleet.goes_on("old")
     old.cancel()
@@ -479,6 +500,73 @@ async def test_what_a_draining_worker_retracted_goes_on_elsewhere_where_there_is
     fleet.says(1, 700)
     assert (await old).decode.name == "decode-1"
     assert fleet.at.admission.drain(FLEET[0]) == 0
+
+
+@pytest.mark.parametrize("others", [1, 80])
+async def test_drain_keeps_promises_older_ones_that_wait_for_other_workers_hold_up_none_that_goes_back(
+    fleet: Fleet, others: int
+) -> None:
+    fleet.says(0, 0)
+    fleet.says(1, 0)
+    young = await fleet.goes_on("young", arrived_ms=9, back=0)
+    old = [await fleet.goes_on("old", arrived_ms=5) for _ in range(others)]
+    assert fleet.at.admission.drain(FLEET[0]) == 1
+    fleet.at.admission.wake()
+    fleet.says(0, 700)
+    assert (await young).decode.name == "decode-0"
+    assert not any(each.done() for each in old)
+    for each in old:
+        each.cancel()
+    await asyncio.gather(*old, return_exceptions=True)
+    assert not fleet.at.admission._going_back
+
+
+async def test_drain_keeps_promises_who_reads_slowly_is_waited_for(paused: House) -> None:
+    """Its next room is opened when it has read all of the last one."""
+    at = paused
+    stream = await at.backend.generate(asked())
+    await until(lambda: at.entry(1).cause is not None)
+    assert at.admission.drain(at.decode.incarnation) == 2, "its room, and itself"
+    at.retired(1)
+    assert at.admission.drain(at.decode.incarnation) == 1
+    assert await read(stream) == ([7, 8, 9], "length")
+    assert at.entry(2).decode.name == at.decode.name
+    at.retired(2)
+    assert at.admission.drain(at.decode.incarnation) == 0
+
+
+@pytest.mark.parametrize("how", ["hangs up", "too late"])
+async def test_who_gives_up_before_it_reads_that_it_was_retracted_is_waited_for_no_more(how: str) -> None:
+    async with house(timeout_s=1.0 if how == "too late" else 20.0) as at:
+        at.prefill.script, at.decode.script = prefills(), retracted(next_token)
+        stream = await at.backend.generate(asked())
+        await until(lambda: at.entry(1).cause is not None)
+        at.retired(1)
+        assert at.admission.drain(at.decode.incarnation) == 1
+        if how == "too late":
+            await until(lambda: stream._left_s() < 0)
+            assert (await read(stream))[1] == "deadline"
+        else:
+            await stream.hang_up(Hangup.CLIENT_GONE)
+        assert at.admission.drain(at.decode.incarnation) == 0
+
+
+async def test_drain_keeps_promises_an_attempt_that_fails_on_the_way_back_goes_back_again() -> None:
+    async with house(rooms_max=3) as at:
+        at.prefill.scripts = [prefills(), [accepted(P), ended(P, LOST_THERE)]]
+        at.prefill.script = prefills()
+        at.decode.scripts, at.decode.script = [retracted(next_token), [accepted(D)]], decodes()
+        stream = await at.backend.generate(asked())
+        await until(lambda: at.entry(1).cause is not None)
+        assert at.admission.drain(at.decode.incarnation) == 2
+        at.retired(1)
+        assert await read(stream) == ([7, 8, 9], "length")
+        assert at.entry(2).cause == LOST_THERE
+        assert [at.entry(room).decode.name for room in (2, 3)] == [at.decode.name] * 2
+        assert not at.admission._owed
+        for room in (2, 3):
+            at.retired(room)
+        assert at.admission.drain(at.decode.incarnation) == 0
 
 
 @pytest.mark.parametrize("retracted_it", [True, False])

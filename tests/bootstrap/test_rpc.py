@@ -19,6 +19,7 @@ from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, worke
 from services.wire.conversions import layout_to_wire, outcome_to_wire
 from services.wire.credential import of_ranks
 from services.wire.errors import RemoteError, remote_error
+from services.wire.load import load_from_wire
 from tests.bootstrap.scripted import House, house
 from tests.layouts import one_group
 from tests.wire.servers import channel_to, serving, until
@@ -207,6 +208,15 @@ async def test_a_room_that_cannot_be_is_refused(
         await client.call(client.rooms.OpenRoom, rooms_pb2.OpenRoomRequest(**asked))
     assert error.value.code is code
     assert client.at.registry.open_count() == 0
+
+
+async def test_whoever_opens_a_room_learns_all_that_decode_is_to_be_told_of_prefill(client: Client) -> None:
+    at = client.at
+    said = rooms_pb2.WorkerLoad(number=1, tokens_waiting=500, tokens_per_s=1_000)
+    at.registry.hear_load(at.prefill.incarnation, load_from_wire(said), at.clock.now_ms())
+    asked = rooms_pb2.OpenRoomRequest(request_id="request-1", prompt_tokens=30, tokens=50)
+    reply = await client.call(client.rooms.OpenRoom, asked)
+    assert (reply.prefill_ms, reply.prefill_own_ms) == (530, 30)
 
 
 @pytest.mark.parametrize("method", ["GetRoom", "CancelRoom", "WatchRoom"])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.bootstrap.admission import Retry
+from services.bootstrap.asked import Retry
 from services.bootstrap.story import chains
 from services.bootstrap.story.parts import Doing, State
 from services.bootstrap.story.routes import FILES, PAGE, story_router

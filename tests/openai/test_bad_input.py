@@ -369,6 +369,7 @@ async def test_one_bad_prompt_of_several_keeps_all_out(
         (LIMITS, 100, 351),  # the decode cache: 450 positions, the last token needs none
         (Limits(512, 0, 0), 100, 412),  # no worker known: the context
         (Limits(512, 10_000, 10_000), 511, 1),
+        (Limits(512, 400, 450, alone_tokens=450), 420, 31),  # a decode worker computes it
     ],
 )
 async def test_the_most_tokens_that_fit(
@@ -402,6 +403,18 @@ def test_an_answer_without_an_end_may_be_as_long_as_the_context_leaves(
     body = ChatRequest(**chat(**fields))
     (request,) = admit(body, asked_in_chat(body), [[1] * prompt], tiny.model(), limits, "r", salt=0)
     assert request.max_tokens == most
+
+
+async def test_a_prompt_that_neither_side_can_compute_is_refused_and_why(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.known_limits = Limits(512, 400, 480, alone_tokens=450)
+    answer = await http.post(COMPLETIONS, json=completion(prompt=[1] * 460))
+    check(answer, 400, "prompt", "context_length_exceeded")
+    told = "the prefill workers' caches hold 400, those of decode workers that compute prompts 450"
+    assert told in answer.json()["error"]["message"]
+    scored = completion(prompt=[1] * 420, prompt_logprobs=1)
+    check(await http.post(COMPLETIONS, json=scored), 400, "prompt", "context_length_exceeded")
 
 
 async def test_harmless_fields_are_taken(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:

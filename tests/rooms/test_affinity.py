@@ -10,7 +10,7 @@ from services.rooms.affinity import BLOCK_TOKENS, Sent, blocks
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.registry import Registry
-from tests.rooms.test_registry import facts, registry_of
+from tests.rooms.test_registry import LOST, facts, registry_of
 
 PROMPT = tuple(range(1000, 1000 + 5 * BLOCK_TOKENS))
 OTHER = (*PROMPT[: 2 * BLOCK_TOKENS], 7, *PROMPT[2 * BLOCK_TOKENS + 1 :])
@@ -172,6 +172,24 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
     second = stack.open_room("request", stack.place(need), need, 0)
     assert second.prefill == first.prefill
     assert second.decode.name != first.decode.name
+
+
+def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_computes_itself() -> None:
+    stack = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
+    need = Need(200, 300, blocks(range(200)))
+    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent
+    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
+    stack.local(rooms[0].id)
+    assert held.tokens(need.blocks) == 192, "two others compute it"
+    stack.end(rooms[1].id, LOST, 0)
+    stack.side_retired(rooms[1].id, Side.PREFILL)
+    stack.local(rooms[2].id)
+    assert held.tokens(need.blocks) == 0, "of those one failed, and the other did not compute it"
+    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(2)]
+    stack.side_retired(rooms[0].id, Side.PREFILL)
+    stack.local(rooms[1].id)
+    assert held.tokens(need.blocks) == 192, "the first of them computed it"
+    assert not held._awaited
 
 
 def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:

@@ -154,15 +154,17 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
     stack = fleet(5)
     for number in range(20):
         send(stack, conversations(number))
+    for worker in stack.workers()[:2]:
+        stack.drain(worker.facts.incarnation)
     for worker in stack.workers():
         for entry in stack.leave(worker.facts.incarnation, "exited", 0):
             stack.end(entry.id, LOST, 0)
     assert stack.open_count() == 0
     assert not any(stack.phases.values())
     for side in stack._on.values():
-        rankings = (side.known, side.ready, side.serving, side.open, side.roomy, side.short)
-        assert not any(len(each) for each in rankings)
-        assert not any((side.joining, side.page_sizes, side._sent))
+        by_size = (side.known, side.computing, side.ready, side.serving)
+        assert not any(len(each) for each in (*by_size, side.open, side.roomy, side.short))
+        assert not any((side.joining, side.draining, side.page_sizes, side._sent))
     waits = (stack._untaken, stack._unended, stack._untold, stack._closing, stack._given_back)
     assert not any(len(each) for each in waits)
     assert not any((stack._leases, stack._names, stack._of_worker))

@@ -220,11 +220,13 @@ class OpenRoomReply(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_OWN_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     key: _builtins.bytes
     """A secret of the room: whoever cancels it or tells its outcome without a certificate shows it."""
     prefill_ms: _builtins.int
-    """Of StreamRoomRequest."""
+    """Of StreamRoomRequest, as prefill_own_ms is."""
+    prefill_own_ms: _builtins.int
     @_builtins.property
     def prefill(self) -> Global___Peer:
         """Absent: decode alone is asked for the room, and told of no prefill worker."""
@@ -239,10 +241,11 @@ class OpenRoomReply(_message.Message):
         decode: Global___Peer | None = ...,
         key: _builtins.bytes = ...,
         prefill_ms: _builtins.int | None = ...,
+        prefill_own_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "prefill", b"prefill", "prefill_ms", b"prefill_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "key", b"key", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms", "decode", b"decode", "key", b"key", "prefill", b"prefill", "prefill_ms", b"prefill_ms", "prefill_own_ms", b"prefill_own_ms", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_ms: _TypeAlias = _typing.Literal["prefill_ms"]  # noqa: Y015
     _WhichOneofArgType__prefill_ms: _TypeAlias = _typing.Literal["_prefill_ms", b"_prefill_ms"]  # noqa: Y015
