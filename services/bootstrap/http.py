@@ -10,6 +10,7 @@ be on a port of their own.
 GET /metrics         Prometheus text
 GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
 GET /rooms/{id}      one room's timeline
+PUT /workers/{name}  a process that serves both sides: {"prefill_weight": 0 to 100}, from the next room on
 """
 
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.ids import RoomId
-from services.rooms.errors import UnknownRoom
+from services.rooms.errors import UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry
+from services.rooms.registry_records import WHOLE, RoomEntry
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
@@ -53,6 +55,8 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
                 "side": w.facts.side.value,
                 "state": w.state.value,
                 "rooms": len(w.rooms),
+                "weight": w.weight,
+                "process": None if w.facts.other_side is None else w.facts.other_side.process,
             }
             for w in registry.workers()
         ]
@@ -68,8 +72,28 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     return router
 
 
-def admin_router(registry: Registry, metrics: CollectorRegistry) -> APIRouter:
+class WeightBody(BaseModel):
+    """Of what is asked of a process that serves both sides."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prefill_weight: int = Field(ge=0, le=WHOLE)
+
+
+def admin_router(
+    registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
+) -> APIRouter:
+    """`weigh`: as `Rooms.weigh`."""
     router = APIRouter()
+
+    @router.put("/workers/{process}")
+    async def worker(process: str, body: WeightBody) -> JSONResponse:
+        try:
+            weigh(process, body.prefill_weight)
+        except UnknownWorker as error:
+            return _not_found(str(error), "process")
+        told = {"process": process, "prefill_weight": body.prefill_weight}
+        return JSONResponse({**told, "decode_weight": WHOLE - body.prefill_weight})
 
     @router.get("/metrics")
     async def metrics_page(request: Request) -> Response:
@@ -88,16 +112,15 @@ def admin_router(registry: Registry, metrics: CollectorRegistry) -> APIRouter:
         try:
             entry = registry.get(_id(room))
         except UnknownRoom:
-            error = {
-                "message": f"room {room[:ID_CHARS_MAX]!r} is not known",
-                "type": "not_found",
-                "param": "id",
-                "code": None,
-            }
-            return JSONResponse({"error": error}, status_code=404)
+            return _not_found(f"room {room[:ID_CHARS_MAX]!r} is not known", "id")
         return JSONResponse(_room(entry, events=True))
 
     return router
+
+
+def _not_found(message: str, param: str) -> JSONResponse:
+    error = {"message": message, "type": "not_found", "param": param, "code": None}
+    return JSONResponse({"error": error}, status_code=404)
 
 
 def _id(text: str) -> RoomId:

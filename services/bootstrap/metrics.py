@@ -13,7 +13,7 @@ from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
 from services.rooms.registry import GOODBYE, Registry
-from services.rooms.registry_records import RoomPhase, WorkerState
+from services.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
 from services.runtime.tally import LabelledTally, Tally
@@ -58,8 +58,19 @@ class ComputedBy(Enum):
     """It is what prefill is for."""
     SOONER = "sooner"
     """Decode had it sooner than prefill would have."""
+    KEPT = "same_process"
+    """Its decode worker's process is its prefill worker, too."""
     ALONE = "no_prefill"
     """There was no prefill worker for it."""
+
+
+def why_computed(side: Side, entry: RoomEntry) -> ComputedBy:
+    """Why that side computed the prompt of this room."""
+    if side is Side.PREFILL:
+        return ComputedBy.PREFILL
+    if entry.prefill is not None:
+        return ComputedBy.SOONER
+    return ComputedBy.KEPT if entry.is_kept else ComputedBy.ALONE
 
 
 class Loss(Enum):
@@ -155,7 +166,8 @@ class BootstrapMetrics:
         self._prompts = Counter(
             "baton_prompts_computed_total",
             "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
-            " is (handed_over), or decode, which had it sooner, or where no prefill worker was ready.",
+            " is (handed_over), or decode, which had it sooner, whose process is the prefill worker, too"
+            " (same_process), or where no prefill worker was ready.",
             ["why"],
             registry=registry,
         )
@@ -170,11 +182,8 @@ class BootstrapMetrics:
         for each in ComputedBy:
             self._prompts.labels(each.value)
 
-    def prompt_computed(self, side: Side, tokens: int, *, there_was_prefill: bool) -> None:
+    def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
         """By that side, of a client's room."""
-        why = ComputedBy.SOONER if there_was_prefill else ComputedBy.ALONE
-        if side is Side.PREFILL:
-            why = ComputedBy.PREFILL
         self._prompts.labels(why.value).inc()
         self._prompt_tokens.labels(side.value).inc(tokens)
 
@@ -234,6 +243,19 @@ class RegistryCollector(Collector):
             for state in WorkerState:
                 workers.add_metric([side.value, state.value], states[side, state])
         yield workers
+        weights = GaugeMetricFamily(
+            "baton_workers_weight",
+            "Ready workers, each side of a process that serves both by its weight of 100.",
+            labels=["side"],
+        )
+        for side in Side:
+            parts = sum(
+                each.weight
+                for each in self._registry.workers()
+                if (each.facts.side, each.state) == (side, WorkerState.READY)
+            )
+            weights.add_metric([side.value], parts / WHOLE)
+        yield weights
         yield GaugeMetricFamily(
             "baton_alone_workers",
             "Ready decode workers that compute prompts themselves where no prefill worker is ready.",

@@ -14,7 +14,7 @@ from services.bootstrap.admission import Admission
 from services.bootstrap.credentials import Credentials
 from services.bootstrap.failures import Failures
 from services.bootstrap.links import Links
-from services.bootstrap.metrics import BootstrapMetrics, Loss
+from services.bootstrap.metrics import BootstrapMetrics, Loss, why_computed
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
@@ -117,6 +117,13 @@ class Rooms:
         if worker is not None:
             log.info("worker ready", worker=worker.name)
             self.admission.wake()
+
+    def weigh(self, process: str, prefill: int) -> None:
+        """A process that serves both sides is placed on by this weight from now on (`Registry.weigh`). Raises
+        UnknownWorker."""
+        self.registry.weigh(process, prefill)
+        log.info("a process was given another weight", process=process, prefill=prefill)
+        self.admission.wake()
 
     async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
         """Its next holder is the proof that a worker is gone that fell silent. Raises NameInUse for one that
@@ -250,7 +257,7 @@ class Rooms:
     def computed(self, entry: RoomEntry, side: Side, tokens: int) -> None:
         """That side computed so many tokens of the room's prompt."""
         if not entry.canary:
-            self._metrics.prompt_computed(side, tokens, there_was_prefill=entry.prefill is not None)
+            self._metrics.prompt_computed(side, tokens, why_computed(side, entry))
 
     def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
         """A request whose room was retracted at `since_ms` has its next token, or its end."""

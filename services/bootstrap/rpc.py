@@ -26,12 +26,12 @@ from services.wire.conversions import (
     peer_to_wire,
     request_id_from_wire,
     room_to_wire,
-    worker_from_wire,
 )
 from services.wire.errors import errors_as_status
 from services.wire.events import event_to_wire, line_from_wire
 from services.wire.limits import REPORTS_MAX
 from services.wire.load import load_from_wire
+from services.wire.registration import process_from_wire, weight_from_wire, worker_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
@@ -114,6 +114,13 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
                     check_speaks_for(context, side, also=BOOTSTRAP)
             await self._rooms.hear_of_exit(request.name, request.pid)
         return workers_pb2.ReportExitReply()
+
+    async def SetWeight(
+        self, request: workers_pb2.SetWeightRequest, context: grpc.aio.ServicerContext
+    ) -> workers_pb2.SetWeightReply:
+        async with errors_as_status(context):
+            self._rooms.weigh(process_from_wire(request.process), weight_from_wire(request.prefill_weight))
+        return workers_pb2.SetWeightReply()
 
 
 class RoomService(rooms_pb2_grpc.RoomServiceServicer):

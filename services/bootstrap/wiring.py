@@ -115,7 +115,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
     await server.set_serving(serving=True)
     probes = probe_router(registry, lambda: canary.problem)
-    admin = [admin_router(registry, metrics_registry), story_router(rooms)]
+    admin = [admin_router(registry, metrics_registry, rooms.weigh), story_router(rooms)]
     app = create_app(
         backend,
         model,

@@ -43,8 +43,15 @@ class Admin:
 
     def read(self, path: str) -> dict[str, Any]:
         """Raises NotTold."""
+        return self._asked("GET", path)
+
+    def write(self, path: str, told: dict[str, Any]) -> dict[str, Any]:
+        """Change what is at `path`. Raises NotTold."""
+        return self._asked("PUT", path, told)
+
+    def _asked(self, method: str, path: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            reply = self._http.get(path)
+            reply = self._http.request(method, path, json=told)
             body = reply.json()
         except httpx.ConnectError as error:
             none = f"no bootstrap answers at {self.url}: start one, or name it with --url"

@@ -45,6 +45,20 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
 
         _run(lambda: run_explain(request_id, url, known, as_json=as_json))
 
+    @app.command()
+    def role(
+        name: Annotated[str, typer.Argument(help="The process, as its --name says, such as worker-0.")],
+        prefill: Annotated[
+            int,
+            typer.Option(min=0, max=100, help="Of 100 parts of its time, for prefill."),
+        ],
+        url: Url = None,
+    ) -> None:
+        """Say how much of its time a process of both sides has for each, from the next request on."""
+        from services.cli.role import run_role
+
+        _run(lambda: run_role(name, prefill, url, known))
+
 
 def _run(command: Callable[[], int]) -> None:
     try:

@@ -134,7 +134,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         )
         self._report(opened, Moment.ACCEPTED, f"{counted(sum(division.needed), 'page')} needed")
         if sender == NO_PEER:
-            self._claim(opened, "no prefill worker is there")
+            self._claim(opened, "it came without a prefill worker")
         else:
             self._ask(Connect(room, sender))
         return opened

@@ -3,6 +3,9 @@
 On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
 `services.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
 
+A process that serves both sides is a worker of each, by its weight there (`Worker.share`). Where both are the
+same process, nothing is to be handed over: its decode side gets the request alone (`kept-at-home`).
+
 Among these, the one with the smallest share of its cache used once it has the request, or in prefill to be
 computed. That takes less of a worker that was sent the prompt's beginning before. So a conversation stays
 where it is, unless more is used there than that spares, and a short beginning that all prompts share fills
@@ -57,7 +60,8 @@ class Need:
     """KV positions that decode is to have free beside those that the room begins with: one that was retracted
     asks for them, so that it is not retracted again at once."""
     may_be_local: bool = False
-    """Where there is no prefill worker for it, a decode worker that computes prompts gets it alone."""
+    """Where there is no prefill worker for it, or none but the same process, a decode worker that computes
+    prompts gets it alone."""
 
     def on(self, worker: WorkerFacts) -> int:
         """KV positions that it may come to take of this worker."""
@@ -120,10 +124,17 @@ def place(
     if pairs is not None and pairs.broken_count():
         for one, other in (wanted, (prefill, decode)):
             if _has_whole(one, other, pairs):
-                return _best_pair(one, other, pairs)
+                return _kept(_best_pair(one, other, pairs), need)
         if (alone := _alone(workers, need)) is not None:
             return None, alone.without(avoid).best()
-    return wanted[0].best(), wanted[1].best()
+    return _kept((wanted[0].best(), wanted[1].best()), need)
+
+
+def _kept(pair: tuple[Worker, Worker], need: Need) -> Pair:
+    """Of one process that serves both sides its decode side alone, where that may compute the prompt."""
+    prefill, decode = pair
+    is_one = decode.twin is prefill and need.may_be_local and decode.facts.computes
+    return (None, decode) if is_one else pair
 
 
 def place_back(
@@ -154,9 +165,9 @@ def place_back(
         if any(map(is_reached, choice.ready())):
             senders = (sender for _, sender in choice.in_order() if is_reached(sender))
             if (best := next(senders, None)) is not None:
-                return best, decode
+                return _kept((best, decode), need)
             raise NoCapacity(f"every prefill worker that reaches {decode.facts.name} is full", Side.PREFILL)
-    return (None if alone else prefill.without(avoid).best()), decode
+    return (None, decode) if alone else _kept((prefill.without(avoid).best(), decode), need)
 
 
 def to_reserve(
@@ -243,7 +254,10 @@ class _Choice:
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.first_on_decode(page_tokens)
         """The least that it begins with."""
+        self._is_weighed = False
+        """Those whose weight is 0 are left out, since there are others."""
         self.is_ready = any(self.ready())
+        self._is_weighed = any(worker.weight for worker in self.ready())
         if not self.is_ready and not any(self._able(workers.serving)):
             self._refuse()
 
@@ -320,9 +334,7 @@ class _Choice:
                 if not misfits_left:
                     break
                 continue
-            at_largest = self._first * facts.tokens_max / largest
-            share = (worker.tokens_ahead + at_largest) / facts.tokens_max
-            least = waits, share, self._first, facts.name
+            least = waits, worker.share + self._first / largest, self._first, facts.name
             while looked and (looked[0][0] <= least or len(looked) == looked_max):
                 yield heappop(looked)
             heappush(looked, self._look(worker, waits=waits))
@@ -330,8 +342,8 @@ class _Choice:
             yield heappop(looked)
 
     def _look(self, worker: Worker, *, waits: bool) -> tuple[Fullness, Worker]:
-        more, facts = beyond(worker, self._need), worker.facts
-        return (waits, (worker.tokens_ahead + more) / facts.tokens_max, more, facts.name), worker
+        more = beyond(worker, self._need)
+        return (waits, worker.share_with(more), more, worker.facts.name), worker
 
     def _begins(self, worker: Worker) -> bool:
         return worker.usage.begins(self._need.asked_of(worker))
@@ -341,6 +353,8 @@ class _Choice:
 
     def _can_be(self, worker: Worker) -> bool:
         facts = worker.facts
+        if self._is_weighed and not worker.weight:
+            return False
         fits = facts.tokens_max >= self._need.on(facts) and facts.incarnation not in self._avoid
         return fits and (facts.computes or not self._alone)
 

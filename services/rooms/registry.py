@@ -30,6 +30,7 @@ from services.rooms.pairs import Pairs
 from services.rooms.phases import Side
 from services.rooms.placement import Need, Pair, beyond, place, place_back, to_reserve
 from services.rooms.registry_records import (
+    WHOLE,
     RoomEntry,
     RoomPhase,
     StackFacts,
@@ -166,6 +167,7 @@ class Registry:
             known = self._workers[facts.incarnation] = Worker(facts, 0, joined_ms=now_ms)
             self._names[facts.name] = facts.incarnation
             self._on[facts.side].enter(known)
+            self._join(known)
             self._silent.pop(facts.incarnation, None)
             self._supersede(facts)
         self._lend(known, now_ms)
@@ -197,7 +199,7 @@ class Registry:
             worker.queue.hear(load, entered, is_brought, now_ms)
         elif worker.usage.fits(load):
             more = worker.usage.hear(load, entered, is_brought)
-        self._on[side].loaded(worker)
+        self._loaded(worker)
         return more
 
     def proven(self, incarnation: Incarnation) -> WorkerFacts | None:
@@ -214,10 +216,12 @@ class Registry:
         return worker.facts
 
     def suspect(self, incarnation: Incarnation) -> None:
+        """A call to it broke. What ended one side of a process may have ended the other."""
         worker = self._workers.get(incarnation)
-        if worker is not None and worker.state is not WorkerState.DRAINING:
-            worker.state = WorkerState.SUSPECT
-            self._changed(worker)
+        for each in (worker, None if worker is None else worker.twin):
+            if each is not None and each.state is not WorkerState.DRAINING:
+                each.state = WorkerState.SUSPECT
+                self._changed(each)
 
     def drain(self, incarnation: Incarnation, paused: int = 0) -> int:
         """It gets no new rooms. Returns how many it is to wait for: its open ones, and `paused` requests
@@ -228,6 +232,19 @@ class Registry:
         worker.dismissed = not awaited
         self._changed(worker)
         return awaited
+
+    def weigh(self, process: str, prefill: int) -> list[Worker]:
+        """From the next room on, a process that serves both sides is meant to have so many of 100 parts of
+        its time for prefill. What it has begun it ends as it is (`weight-is-no-state`). Returns its
+        sides. Raises UnknownWorker for one that is not there, or that serves one side alone."""
+        others = ((worker, worker.facts.other_side) for worker in self._workers.values())
+        sides = [worker for worker, other in others if other is not None and other.process == process]
+        if not sides:
+            raise UnknownWorker(f"no process called {process!r} serves both sides here")
+        for worker in sides:
+            worker.weigh(prefill)
+            self._loaded(worker)
+        return sides
 
     def joining(self) -> list[Worker]:
         """Those that no canary has passed through yet."""
@@ -252,6 +269,7 @@ class Registry:
         if worker is not None:
             del self._leases[incarnation], self._names[worker.facts.name]
             self._on[worker.facts.side].remove(worker)
+            self._part(worker)
         entries = [] if worker is None else [self._open[room] for room in sorted(worker.rooms)]
         if proof is not None:
             self._depart(incarnation, proof)
@@ -449,6 +467,7 @@ class Registry:
             trace_id,
             choices=need.choices,
             is_back=is_back,
+            is_kept=prefill is None and decode.twin is not None and decode.twin.is_serving,
         )
         self._open[room] = entry
         self.phases[entry.phase] += 1
@@ -466,7 +485,7 @@ class Registry:
                 worker.canaries.add(room)
             worker.usage.since.place(room, entry.tokens_on(worker.facts.side))
             self._of_worker.setdefault(worker.facts.incarnation, {})[room] = entry
-            self._on[worker.facts.side].loaded(worker)
+            self._loaded(worker)
             new = self._on[worker.facts.side].sent(worker, need.blocks)
             if worker is prefill:
                 entry.sent = worker.sent.expect(need.blocks, new)
@@ -567,7 +586,7 @@ class Registry:
             if worker is not None:
                 tokens = worker.queue.brought(room)
                 if worker.usage.since.brought(room) or tokens:
-                    self._on[side].loaded(worker)
+                    self._loaded(worker)
         self._look_at_opener(entry)
 
     def unended(self, now_ms: int) -> list[RoomEntry]:
@@ -624,9 +643,35 @@ class Registry:
         """Its state."""
         self._on[worker.facts.side].changed(worker)
 
+    def _loaded(self, worker: Worker) -> None:
+        """Its rooms, its weight, or what is used of it: the other side of its process stands behind that,
+        too."""
+        self._on[worker.facts.side].loaded(worker)
+        if worker.twin is not None:
+            self._on[worker.twin.facts.side].loaded(worker.twin)
+
+    def _join(self, worker: Worker) -> None:
+        """The other side of its process, if that is there, and each names the other. What that side was told
+        of their weights since it came is of both."""
+        mine = worker.facts.other_side
+        twin = None if mine is None else self._workers.get(mine.incarnation)
+        theirs = None if twin is None else twin.facts.other_side
+        if twin is None or theirs is None or twin.facts.side is worker.facts.side:
+            return
+        if theirs.incarnation == worker.facts.incarnation:
+            worker.twin, twin.twin = twin, worker
+            worker.weight = WHOLE - twin.weight
+            self._loaded(worker)
+
+    def _part(self, worker: Worker) -> None:
+        twin, worker.twin = worker.twin, None
+        if twin is not None:
+            twin.twin = None
+            self._loaded(twin)
+
     def _reserve(self, worker: Worker, *, reserved: bool) -> None:
         worker.reserved = reserved
-        self._on[worker.facts.side].loaded(worker)
+        self._loaded(worker)
 
     def _fresh_id(self) -> RoomId:
         room = RoomId(self._next_room)
@@ -643,7 +688,7 @@ class Registry:
             worker.canaries.discard(entry.id)
             worker.usage.since.gone(entry.id)
             worker.queue.gone(entry.id)
-            self._on[worker.facts.side].loaded(worker)
+            self._loaded(worker)
 
     def _enter(self, entry: RoomEntry, phase: RoomPhase) -> None:
         self.phases[entry.phase] -= 1

@@ -52,6 +52,21 @@ class StackFacts:
         }
 
 
+WHOLE: Final = 100
+"""Parts of a process's time, as its weights count them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSide:
+    """Of a worker whose process serves both sides: what registers as the other one."""
+
+    incarnation: Incarnation
+    process: str
+    """What both are called together."""
+    prefill_weight: int = WHOLE // 2
+    """Of 100: how much of its time the process is meant to have for prefill, at first."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """What a worker says of itself when it registers. It does not change during an incarnation."""
@@ -83,6 +98,8 @@ class WorkerFacts:
     """Pages of ended sequences are kept for prompts that begin alike."""
     computes: bool = False
     """Of a decode worker: it computes the prompt of a room itself where no prefill worker does."""
+    other_side: OtherSide | None = None
+    """None: its process serves this side alone."""
     secret_digest: bytes = field(default=b"", repr=False)
     """Of a decode worker: by which senders know who speaks to them. Nobody can show the secret itself by
     it."""
@@ -119,9 +136,16 @@ class Worker:
     """Of a prefill worker: what it has yet to compute."""
     sent: Sent = field(init=False)
     """Beginnings of prompts that it may hold."""
+    twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
+    """The other side of its process, while that holds a lease too."""
+    weight: int = field(default=WHOLE, init=False)
+    """How much of its process's time it is meant to have; with 0 it gets no room while another of its side
+    serves."""
 
     def __post_init__(self) -> None:
-        facts = self.facts
+        facts, other = self.facts, self.facts.other_side
+        if other is not None:
+            self.weigh(other.prefill_weight)
         self.sent = Sent(facts.tokens_max if facts.keeps_prefixes else 0)
         self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
 
@@ -158,8 +182,24 @@ class Worker:
 
     @property
     def share(self) -> float:
-        """The same, of what its cache holds."""
-        return self.tokens_ahead / max(self.facts.tokens_max, 1)
+        """The same, of what its cache holds. One whose process serves both sides stands behind what the other
+        side has, too, and all of that counts as often as its `weight` goes into the whole."""
+        return self.share_with(0)
+
+    def share_with(self, tokens: int) -> float:
+        """The same, with so many more of them."""
+        return (self._own_share(tokens) + self._twins_share) * (WHOLE / max(self.weight, 1))
+
+    @property
+    def _twins_share(self) -> float:
+        return 0.0 if self.twin is None else self.twin._own_share(0)
+
+    def _own_share(self, more: int) -> float:
+        return (self.tokens_ahead + more) / max(self.facts.tokens_max, 1)
+
+    def weigh(self, prefill: int) -> None:
+        """So many of 100 parts of its process's time are meant for prefill."""
+        self.weight = prefill if self.facts.side is Side.PREFILL else WHOLE - prefill
 
     @property
     def has_place(self) -> bool:
@@ -183,7 +223,7 @@ class RoomEntry:
     id: RoomId
     request_id: str
     prefill: WorkerFacts | None
-    """None: there was none, and decode computes the prompt."""
+    """None: there was none, or none but decode's own process (`is_kept`), and decode computes the prompt."""
     decode: WorkerFacts
     prompt_tokens: int
     """KV positions that it takes in prefill, beyond what was sent there before."""
@@ -212,6 +252,8 @@ class RoomEntry:
     was known."""
     prefill_own_ms: int = 0
     """How long of that for this very prompt."""
+    is_kept: bool = False
+    """Its decode worker's process is its prefill worker, too: there is nothing to hand over."""
     is_local: bool = False
     """Its decode worker computes the prompt."""
     is_back: bool = False
@@ -268,6 +310,8 @@ class RoomEntry:
     @property
     def where(self) -> str:
         """On which workers it is, for people."""
+        if self.is_kept:
+            return f"on {self.decode.name}, whose process serves both sides"
         return f"on {' and '.join(self.names.values())}" + " alone" * (self.prefill is None)
 
     @property

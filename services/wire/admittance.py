@@ -25,6 +25,7 @@ MAY_CALL: Final[Mapping[str, frozenset[Party]]] = {
     "WorkerRegistry/Drain": WORKERS,
     "WorkerRegistry/Leave": WORKERS,
     "WorkerRegistry/ReportExit": ALL,  # whoever started the worker: its launcher, or that of the whole stack
+    "WorkerRegistry/SetWeight": BOOTSTRAP,  # who can be that can start and stop everything
     "PresenceService/WhoIsThere": BOOTSTRAP,
     "RoomService/OpenRoom": BOOTSTRAP,
     "RoomService/WatchRoom": BOOTSTRAP,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import Final, cast
 
-from services.ids import Incarnation, PageId, PageTables, RoomId
+from services.ids import PageId, PageTables, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.layout import (
     DTYPE_BYTES,
@@ -23,7 +23,7 @@ from services.pages.layout import (
 )
 from services.rooms.errors import Cause, Reason, Refusal
 from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
+from services.rooms.registry_records import RoomEntry, WorkerFacts
 from services.rooms.request import (
     CHOICES_MAX,
     EOS_TOKEN_IDS_MAX,
@@ -414,43 +414,6 @@ def peer_to_wire(facts: WorkerFacts) -> rooms_pb2.Peer:
         incarnation=facts.incarnation,
         address=facts.address,
         secret_digest=facts.secret_digest,
-    )
-
-
-def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
-    side = next((side for side, value in _SIDES.items() if value == wire.side), None)
-    if side is None:
-        raise Malformed("side is not set")
-    check_peer(wire.worker, "worker")
-    if not (wire.tokens_max and wire.rooms_max):
-        raise Malformed("tokens_max and rooms_max must be at least 1")
-    layout = layout_from_wire(wire.layout)
-    return WorkerFacts(
-        name=wire.worker.name,
-        side=side,
-        incarnation=Incarnation(wire.worker.incarnation),
-        address=wire.worker.address,
-        model=layout.model,
-        context_length=layout.context_length,
-        stack=StackFacts(
-            schema=wire.schema,
-            kv_checksum=checksum_from_wire(wire.kv_checksum).value,
-            quantize=layout.quantize,
-            kind=tuple(group.kind.value for group in layout.groups),
-            dtype=tuple(group.dtype for group in layout.groups),
-            layers=tuple(len(group.layers) for group in layout.groups),
-            heads=tuple(len(group.heads) for group in layout.groups),
-            planes=tuple(", ".join(map(str, group.planes)) for group in layout.groups),
-        ),
-        tokens_max=wire.tokens_max,
-        rooms_max=wire.rooms_max,
-        page_tokens=layout.block_tokens,
-        group_page_tokens=layout.page_tokens,
-        topology=topology_from_wire(wire.topology),
-        pid=wire.pid,
-        keeps_prefixes=wire.keeps_prefixes,
-        computes=wire.computes and side is Side.DECODE,
-        secret_digest=wire.worker.secret_digest,
     )
 
 

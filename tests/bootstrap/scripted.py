@@ -32,9 +32,9 @@ from services.wire.conversions import (
     request_from_wire,
     scores_to_wire,
     token_to_wire,
-    worker_from_wire,
 )
 from services.wire.errors import refusal_to_wire
+from services.wire.registration import worker_from_wire
 from services.worker.shared_stream import ends_some, rooms_reply
 from tests.layouts import one_group
 from tests.patience import PATIENCE_S

@@ -1,6 +1,7 @@
 """What does the bootstrap show to people and to their machines?"""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -8,8 +9,10 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.http import admin_router, probe_router
-from services.ids import RoomId
+from services.ids import Incarnation, RoomId
 from services.openai.app import create_app
+from services.rooms.phases import Side
+from services.rooms.registry_records import OtherSide
 from services.rooms.timeline import Moment
 from tests.bootstrap.scripted import House, house
 from tests.openai import tiny
@@ -25,7 +28,7 @@ async def at() -> AsyncIterator[House]:
 def client(at: House, problem: str | None = None) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(probe_router(at.registry, lambda: problem))
-    app.include_router(admin_router(at.registry, at.metrics))
+    app.include_router(admin_router(at.registry, at.metrics, at.rooms.weigh))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
 
 
@@ -42,6 +45,28 @@ async def test_ready_names_the_side_that_is_missing_and_why(at: House) -> None:
     assert reply.json()["problems"] == ["no prefill worker is ready"]
     assert reply.json()["canary"] == "prefill-1 and decode-0: no answer"
     assert [worker["name"] for worker in reply.json()["workers"]] == ["decode-0"]
+
+
+async def test_a_process_that_serves_both_sides_is_given_a_weight(at: House) -> None:
+    first, second = Incarnation(31), Incarnation(32)
+    for side, mine, other in ((Side.PREFILL, first, second), (Side.DECODE, second, first)):
+        facts = at.registry.worker(at.prefill.incarnation).facts
+        name = f"worker-0-{side.value}"
+        twin = OtherSide(other, "worker-0")
+        at.rooms.register(replace(facts, name=name, side=side, incarnation=mine, other_side=twin))
+    async with client(at) as http:
+        reply = await http.put("/workers/worker-0", json={"prefill_weight": 70})
+        assert reply.json() == {"process": "worker-0", "prefill_weight": 70, "decode_weight": 30}
+        listed = {each["name"]: each for each in (await http.get("/ready")).json()["workers"]}
+        assert [listed[f"worker-0-{side.value}"]["weight"] for side in Side] == [70, 30]
+        assert listed["prefill-0"]["process"] is None
+        gone = await http.put("/workers/prefill-0", json={"prefill_weight": 70})
+        assert gone.status_code == 404
+        assert gone.json()["error"]["message"] == "no process called 'prefill-0' serves both sides here"
+        for wrong in (101, -1, "70", True, None):
+            reply = await http.put("/workers/worker-0", json={"prefill_weight": wrong})
+            assert reply.status_code == 422, wrong
+    assert [at.registry.worker(each).weight for each in (first, second)] == [70, 30]
 
 
 async def test_a_probe_that_is_told_no_is_no_failed_request_whoever_asks(at: House) -> None:

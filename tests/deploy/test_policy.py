@@ -25,7 +25,10 @@ def routes(pod: Pod) -> set[str]:
     """What is served at the port that is probed."""
     if pod.component == "bootstrap":
         registry = Registry(model="m", first_room=1, lease_ms=1, kept=1, failed_kept=1)
-        routers = (probe_router(registry, lambda: None), admin_router(registry, CollectorRegistry()))
+        routers = (
+            probe_router(registry, lambda: None),
+            admin_router(registry, CollectorRegistry(), lambda *_: None),
+        )
         return {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
     app = metrics_app(CollectorRegistry(), list, list, list)
     return {route.path for route in app.routes}  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ids import Incarnation
 from services.pages.layout import (
     DTYPE_BYTES,
     GROUPS_MAX,
@@ -19,6 +20,7 @@ from services.pages.layout import (
 )
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
+from services.rooms.registry_records import OtherSide
 from services.rooms.request import (
     CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
@@ -40,6 +42,7 @@ from services.wire import conversions as wire
 from services.wire import events
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
+from services.wire.registration import worker_from_wire
 from tests.layouts import one_group
 
 ids = st.integers(0, 2**32 - 1)
@@ -331,27 +334,27 @@ def registration(**fields: Any) -> workers_pb2.RegisterRequest:
 
 
 def test_a_registration_says_what_the_worker_is() -> None:
-    facts = wire.worker_from_wire(registration())
+    facts = worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", Topology(2, 3), 10, 2)
     layout = wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
     longer = registration()
     longer.layout.CopyFrom(layout)
-    assert (facts.context_length, wire.worker_from_wire(longer).context_length) == (0, 4096)
+    assert (facts.context_length, worker_from_wire(longer).context_length) == (0, 4096)
     assert wire.layout_from_wire(layout).context_length == 4096
     assert wire.layout_from_wire(layout).quantize == "none"
     layout.quantize = "int8"
     assert wire.layout_from_wire(layout).quantize == "int8"
     longer.layout.CopyFrom(layout)
-    told = [each.stack.quantize for each in (facts, wire.worker_from_wire(longer))]
+    told = [each.stack.quantize for each in (facts, worker_from_wire(longer))]
     assert told == ["none", "int8"], "what a worker that does not say does"
     assert facts.page_tokens == 16
     assert "page_tokens" not in facts.stack.in_words(), "need not be equal"
     assert facts.stack.schema == "s"
     assert facts.stack.kv_checksum == "record", "what a worker that does not say does"
-    summing = wire.worker_from_wire(registration(kv_checksum="pages"))
+    summing = worker_from_wire(registration(kv_checksum="pages"))
     assert summing.stack.kv_checksum == "pages"
-    kept = [facts.keeps_prefixes, wire.worker_from_wire(registration(keeps_prefixes=True)).keeps_prefixes]
+    kept = [facts.keeps_prefixes, worker_from_wire(registration(keeps_prefixes=True)).keeps_prefixes]
     assert kept == [False, True]
 
 
@@ -368,7 +371,33 @@ def test_a_registration_says_what_the_worker_is() -> None:
 )
 def test_a_registration_without_what_counts_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        wire.worker_from_wire(registration(**fields))
+        worker_from_wire(registration(**fields))
+
+
+def test_a_side_of_a_process_names_the_other() -> None:
+    assert worker_from_wire(registration()).other_side is None
+    message = registration()
+    message.other_side.CopyFrom(workers_pb2.OtherSide(incarnation=4, process="worker-0", prefill_weight=0))
+    assert worker_from_wire(message).other_side == OtherSide(Incarnation(4), "worker-0", 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"incarnation": 0},
+        {"incarnation": 3},
+        {"process": ""},
+        {"process": "x" * 129},
+        {"prefill_weight": 101},
+    ],
+)
+def test_another_side_that_cannot_be_one_is_refused(fields: dict[str, Any]) -> None:
+    message = registration()
+    message.other_side.CopyFrom(
+        workers_pb2.OtherSide(**{"incarnation": 4, "process": "worker-0", "prefill_weight": 100, **fields})
+    )
+    with pytest.raises(Malformed):
+        worker_from_wire(message)
 
 
 def test_long_texts_are_cut() -> None:

@@ -25,6 +25,7 @@ from services.wire import conversions as wire
 from services.wire import events
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import REQUEST_ID_CHARS_MAX, TEXT_CHARS_MAX
+from services.wire.registration import worker_from_wire
 from tests.wire.fuzz import TEXTS, messages, unsigned
 
 M = TypeVar("M", bound=Message)
@@ -160,7 +161,7 @@ def test_a_layout_is_what_it_says_or_refused(message: workers_pb2.KvLayout) -> N
 
 @given(messages(workers_pb2.RegisterRequest, SENSIBLE))
 def test_a_worker_is_what_it_says_or_refused(message: workers_pb2.RegisterRequest) -> None:
-    facts = read(wire.worker_from_wire, message)
+    facts = read(worker_from_wire, message)
     if facts is not None:
         assert canonical(wire.peer_to_wire(facts[0])) == canonical(message.worker)
         assert wire.side_to_wire(facts[0].side) == message.side

@@ -63,6 +63,9 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     async def ReportExit(self, request: Any, context: Any) -> workers_pb2.ReportExitReply:  # noqa: N802
         raise NotImplementedError("a worker does not report its own exit")
 
+    async def SetWeight(self, request: Any, context: Any) -> workers_pb2.SetWeightReply:  # noqa: N802
+        raise NotImplementedError("a worker does not weigh itself")
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,9 @@ class ThreadedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     def ReportExit(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError("a worker does not report its own exit")
 
+    def SetWeight(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError("a worker does not weigh itself")
+
     def _refuse_the_gone(self, context: Any) -> None:
         if self.gone:
             context.set_trailing_metadata(((KIND_KEY, "DeclaredGone"),))

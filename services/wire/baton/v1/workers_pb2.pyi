@@ -168,6 +168,7 @@ class RegisterRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     TURN_MS_FIELD_NUMBER: _builtins.int
     COMPUTES_FIELD_NUMBER: _builtins.int
+    OTHER_SIDE_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -197,6 +198,10 @@ class RegisterRequest(_message.Message):
     def layout(self) -> Global___KvLayout:
         """Of the worker as a whole: what its ranks hold together."""
 
+    @_builtins.property
+    def other_side(self) -> Global___OtherSide:
+        """Of a worker whose process serves both sides."""
+
     def __init__(
         self,
         *,
@@ -213,14 +218,44 @@ class RegisterRequest(_message.Message):
         credential: _builtins.bytes = ...,
         turn_ms: _builtins.int = ...,
         computes: _builtins.bool = ...,
+        other_side: Global___OtherSide | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "other_side", b"other_side", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "other_side", b"other_side", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
+
+@_typing.final
+class OtherSide(_message.Message):
+    """Under which names a process registers that serves both sides: once for each of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    PREFILL_WEIGHT_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    process: _builtins.str
+    """What both sides are called together."""
+    prefill_weight: _builtins.int
+    """0 to 100: how much of its time the process is meant to have for prefill, until SetWeight says otherwise."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        process: _builtins.str = ...,
+        prefill_weight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "prefill_weight", b"prefill_weight", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OtherSide: _TypeAlias = OtherSide  # noqa: Y015
 
 @_typing.final
 class RegisterReply(_message.Message):
@@ -552,6 +587,46 @@ class ReportExitReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportExitReply: _TypeAlias = ReportExitReply  # noqa: Y015
+
+@_typing.final
+class SetWeightRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    PREFILL_WEIGHT_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    prefill_weight: _builtins.int
+    """0 to 100: of its time, for prefill; the rest is for decode. A side with 0 gets no room while another
+    worker serves that side.
+    """
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        prefill_weight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill_weight", b"prefill_weight", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWeightRequest: _TypeAlias = SetWeightRequest  # noqa: Y015
+
+@_typing.final
+class SetWeightReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWeightReply: _TypeAlias = SetWeightReply  # noqa: Y015
 
 @_typing.final
 class WhoIsThereRequest(_message.Message):

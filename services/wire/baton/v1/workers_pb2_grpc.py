@@ -59,6 +59,11 @@ class WorkerRegistryStub:
                 request_serializer=baton_dot_v1_dot_workers__pb2.ReportExitRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_workers__pb2.ReportExitReply.FromString,
                 _registered_method=True)
+        self.SetWeight = channel.unary_unary(
+                '/baton.v1.WorkerRegistry/SetWeight',
+                request_serializer=baton_dot_v1_dot_workers__pb2.SetWeightRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_workers__pb2.SetWeightReply.FromString,
+                _registered_method=True)
 
 
 class WorkerRegistryServicer:
@@ -101,6 +106,14 @@ class WorkerRegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetWeight(self, request, context):
+        """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
+        has begun is touched. NOT_FOUND (UnknownWorker): none of that name serves both sides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerRegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +141,11 @@ def add_WorkerRegistryServicer_to_server(servicer, server):
                     servicer.ReportExit,
                     request_deserializer=baton_dot_v1_dot_workers__pb2.ReportExitRequest.FromString,
                     response_serializer=baton_dot_v1_dot_workers__pb2.ReportExitReply.SerializeToString,
+            ),
+            'SetWeight': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWeight,
+                    request_deserializer=baton_dot_v1_dot_workers__pb2.SetWeightRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_workers__pb2.SetWeightReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +283,33 @@ class WorkerRegistry:
             '/baton.v1.WorkerRegistry/ReportExit',
             baton_dot_v1_dot_workers__pb2.ReportExitRequest.SerializeToString,
             baton_dot_v1_dot_workers__pb2.ReportExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWeight(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.WorkerRegistry/SetWeight',
+            baton_dot_v1_dot_workers__pb2.SetWeightRequest.SerializeToString,
+            baton_dot_v1_dot_workers__pb2.SetWeightReply.FromString,
             options,
             channel_credentials,
             insecure,

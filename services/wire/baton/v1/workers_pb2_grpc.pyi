@@ -45,6 +45,10 @@ class WorkerRegistryStub:
     """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
     asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
     """
+    SetWeight: _grpc.UnaryUnaryMultiCallable[_workers_pb2.SetWeightRequest, _workers_pb2.SetWeightReply]
+    """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
+    has begun is touched. NOT_FOUND (UnknownWorker): none of that name serves both sides.
+    """
 
 @_typing.type_check_only
 class WorkerRegistryAsyncStub(WorkerRegistryStub):
@@ -62,6 +66,10 @@ class WorkerRegistryAsyncStub(WorkerRegistryStub):
     ReportExit: _aio.UnaryUnaryMultiCallable[_workers_pb2.ReportExitRequest, _workers_pb2.ReportExitReply]  # type: ignore[assignment]
     """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
     asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+    """
+    SetWeight: _aio.UnaryUnaryMultiCallable[_workers_pb2.SetWeightRequest, _workers_pb2.SetWeightReply]  # type: ignore[assignment]
+    """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
+    has begun is touched. NOT_FOUND (UnknownWorker): none of that name serves both sides.
     """
 
 class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
@@ -107,6 +115,16 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_workers_pb2.ReportExitReply, _abc.Awaitable[_workers_pb2.ReportExitReply]]:
         """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
         asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+        """
+
+    @_abc_1.abstractmethod
+    def SetWeight(
+        self,
+        request: _workers_pb2.SetWeightRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_workers_pb2.SetWeightReply, _abc.Awaitable[_workers_pb2.SetWeightReply]]:
+        """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
+        has begun is touched. NOT_FOUND (UnknownWorker): none of that name serves both sides.
         """
 
 def add_WorkerRegistryServicer_to_server(servicer: WorkerRegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

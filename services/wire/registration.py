@@ -1,0 +1,85 @@
+"""What does a worker say of itself when it registers?"""
+
+from typing import Final
+
+from services.ids import Incarnation
+from services.rooms.phases import Side
+from services.rooms.registry_records import WHOLE, OtherSide, StackFacts, WorkerFacts
+from services.wire.baton.v1 import workers_pb2
+from services.wire.conversions import (
+    Malformed,
+    check_peer,
+    checksum_from_wire,
+    layout_from_wire,
+    side_to_wire,
+    topology_from_wire,
+)
+
+NAME_CHARS_MAX: Final = 128
+
+
+def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
+    """Raises Malformed."""
+    side = next((side for side in Side if side_to_wire(side) == wire.side), None)
+    if side is None:
+        raise Malformed("side is not set")
+    check_peer(wire.worker, "worker")
+    if not (wire.tokens_max and wire.rooms_max):
+        raise Malformed("tokens_max and rooms_max must be at least 1")
+    layout = layout_from_wire(wire.layout)
+    return WorkerFacts(
+        name=wire.worker.name,
+        side=side,
+        incarnation=Incarnation(wire.worker.incarnation),
+        address=wire.worker.address,
+        model=layout.model,
+        context_length=layout.context_length,
+        stack=StackFacts(
+            schema=wire.schema,
+            kv_checksum=checksum_from_wire(wire.kv_checksum).value,
+            quantize=layout.quantize,
+            kind=tuple(group.kind.value for group in layout.groups),
+            dtype=tuple(group.dtype for group in layout.groups),
+            layers=tuple(len(group.layers) for group in layout.groups),
+            heads=tuple(len(group.heads) for group in layout.groups),
+            planes=tuple(", ".join(map(str, group.planes)) for group in layout.groups),
+        ),
+        tokens_max=wire.tokens_max,
+        rooms_max=wire.rooms_max,
+        page_tokens=layout.block_tokens,
+        group_page_tokens=layout.page_tokens,
+        topology=topology_from_wire(wire.topology),
+        pid=wire.pid,
+        keeps_prefixes=wire.keeps_prefixes,
+        computes=wire.computes and side is Side.DECODE,
+        other_side=_other_side_from_wire(wire),
+        secret_digest=wire.worker.secret_digest,
+    )
+
+
+def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None:
+    """Raises Malformed."""
+    if not wire.HasField("other_side"):
+        return None
+    other = wire.other_side
+    if not other.incarnation or other.incarnation == wire.worker.incarnation:
+        raise Malformed("other_side.incarnation must be another one than the worker's")
+    return OtherSide(
+        Incarnation(other.incarnation),
+        process_from_wire(other.process),
+        weight_from_wire(other.prefill_weight),
+    )
+
+
+def process_from_wire(name: str) -> str:
+    """What a process is called that serves both sides. Raises Malformed."""
+    if not 1 <= len(name) <= NAME_CHARS_MAX:
+        raise Malformed(f"process must have 1 to {NAME_CHARS_MAX} characters")
+    return name
+
+
+def weight_from_wire(prefill_weight: int) -> int:
+    """Of 100. Raises Malformed."""
+    if not 0 <= prefill_weight <= WHOLE:
+        raise Malformed(f"prefill_weight must be 0 to {WHOLE}")
+    return prefill_weight
