@@ -10,12 +10,15 @@ from typing import Annotated, Final
 
 import typer
 
+from services.rooms.phases import Side
 from services.runtime.errors import StartupError
 from services.runtime.party import Party
 from services.runtime.serve import tell
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 DAYS: Final = 90
+BOTH: Final = "worker"
+"""Of a process that serves both sides, and so is a party of each."""
 
 
 class CertsRefused(StartupError):
@@ -46,7 +49,7 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
         from services.cli.authority import Authority, Pair
     except ImportError:
         raise CertsRefused("certificates need what is not installed: pip install cryptography") from None
-    files = [folder / f"{each}.{end}" for each in ("ca", *Party, "http") for end in ("crt", "key")]
+    files = [folder / f"{each}.{end}" for each in ("ca", *Party, BOTH, "http") for end in ("crt", "key")]
     there = [path.name for path in files if path.exists()]
     if there and not replace:
         raise CertsRefused(
@@ -59,6 +62,7 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
     except ValueError as error:
         raise CertsRefused(str(error)) from None
     pairs |= {party: authority.certify([party.tls_name], both_ways=True) for party in Party}
+    pairs[BOTH] = authority.certify([Party.of(side).tls_name for side in Side], both_ways=True)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in files:

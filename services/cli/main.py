@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from services.bootstrap.settings import BootstrapSettings
+from services.both.settings import BothSettings
 from services.cli.admin_commands import add_admin_commands
 from services.cli.bench.app import bench
 from services.cli.certs import certs
@@ -26,11 +27,13 @@ from services.runtime.cpus import pin
 from services.runtime.errors import SettingsError, StartupError
 from services.runtime.garbage import importing
 from services.runtime.serve import tell
-from services.runtime.settings import load, settings_of, variables_of
+from services.runtime.settings import PREFIX, load, settings_of, variables_of
 from services.runtime.surroundings import settle
 
-KNOWN: Final = variables_of(BootstrapSettings, PrefillSettings, DecodeSettings, ServeSettings, ChatSettings)
+KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
+
+SIDE: Final = f"{PREFIX}SIDE"
 
 app = typer.Typer(
     name="baton",
@@ -44,7 +47,12 @@ app = typer.Typer(
 def _serve(flags: Flags) -> int:
     from services.cli.serve import run_serve
 
-    return run_serve(flags, KNOWN)
+    taken = {name: text for name, text in flags.items() if name != "colocated"}
+    if flags.get("colocated"):
+        if taken.get("both") is not None:
+            raise SettingsError("--colocated is --both 1: give one of them")
+        taken["both"] = "1"
+    return run_serve(taken, KNOWN)
 
 
 def _bootstrap(flags: Flags) -> int:
@@ -76,6 +84,23 @@ def _decode(flags: Flags) -> int:
         from services.engine.start import start_rank
 
     return run(settings, start_rank)
+
+
+def _worker(flags: Flags) -> int:
+    """Of one side it is that side's own command, which takes its own settings alone."""
+    side = flags.get("side") or os.environ.get(SIDE, "")
+    given = {name: text for name, text in flags.items() if text is not None and name != "side"}
+    if side == PrefillSettings.role:
+        return _prefill(given)
+    if side == DecodeSettings.role:
+        return _decode(given)
+    settings = load(BothSettings, flags, os.environ, KNOWN)
+    _launches(settings)
+    with importing():
+        from services.both.wiring import run
+        from services.engine.start import start_both
+
+    return run(settings, start_both)
 
 
 def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
@@ -117,6 +142,10 @@ def _version(_: Flags) -> int:
     return 0
 
 
+COLOCATED = Annotated[
+    bool | None,
+    typer.Option("--colocated", help="One process that serves both sides, for one GPU: as --both 1."),
+]
 QUESTION = Annotated[str | None, typer.Argument(help="What to ask; none starts a conversation.")]
 
 add_command(
@@ -125,12 +154,14 @@ add_command(
     panels(),
     _serve,
     "Start a whole stack on this machine: bootstrap, prefill and decode workers.",
+    {"colocated": COLOCATED},
     refused=not_taken(),
 )
 for cls, run_one, text in (
     (BootstrapSettings, _bootstrap, "Run the bootstrap: the HTTP API and the router."),
     (PrefillSettings, _prefill, "Run one prefill worker."),
     (DecodeSettings, _decode, "Run one decode worker."),
+    (BothSettings, _worker, "Run one worker of both sides in one process, or of the side that is named."),
 ):
     add_command(app, cls.role, {"Settings": settings_of(cls)}, run_one, text)
 add_command(

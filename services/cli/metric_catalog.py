@@ -24,6 +24,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Who is there?": (
         "baton_build_info",
         "baton_workers",
+        "baton_workers_weight",
         "baton_alone_workers",
         "process_start_time_seconds",
         "process_cpu_seconds_total",

@@ -38,7 +38,7 @@ from services.runtime.tether import tie_to_parent
 READY: Final = b"ready"
 BEGIN: Final = b"b"
 MODULE: Final = "services.cli.main"
-WORKERS: Final = ("services.decode.wiring", "services.engine.start", "services.prefill.wiring")
+WORKERS: Final = ("services.both.wiring", "services.engine.start")
 """What takes long to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32

@@ -10,10 +10,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from services.bootstrap.settings import BootstrapSettings
-from services.cli.cores import Cores, share_cores
+from services.both.settings import BothSettings, side_names
+from services.cli.cores import Cores, cut_cores, share_cores
 from services.cli.gpus import VISIBLE, Gpus, deal_gpus
 from services.cli.options import Flags
 from services.decode.settings import DecodeSettings
@@ -35,9 +36,10 @@ from services.runtime.settings import (
 from services.runtime.tls_files import TlsFiles
 from services.runtime.worker_settings import WILDCARDS
 
-SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings)
-Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings)
-Worker = TypeVar("Worker", PrefillSettings, DecodeSettings)
+SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
+Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
+Worker = TypeVar("Worker", PrefillSettings, DecodeSettings, BothSettings)
+AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
 RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
@@ -48,6 +50,7 @@ CHOSEN: Final = frozenset(
     {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
+    | {"side", "prefill_grpc_port", "prefill_metrics_port"}
 )
 """Settings of a service that `baton serve` chooses for each part."""
 
@@ -77,8 +80,13 @@ INSTEAD: Final[Mapping[str, str]] = {
 class ServeSettings:
     """What only the whole stack has."""
 
-    prefill: int = setting(1, "Prefill workers to start.", number(1, 64))
-    decode: int = setting(1, "Decode workers to start.", number(1, 64))
+    prefill: int = setting(1, "Prefill workers to start; with --both none, if not given.", number(0, 64))
+    decode: int = setting(1, "Decode workers to start; with --both none, if not given.", number(0, 64))
+    both: int = setting(
+        0,
+        "Workers to start that serve both sides, each in one process with one set of weights.",
+        number(0, 64),
+    )
     prefill_tp: int = setting(1, "Tensor-parallel ranks of each prefill worker.", number(1, 64))
     prefill_pp: int = setting(1, "Pipeline-parallel ranks of each prefill worker.", number(1, 64))
     decode_tp: int = setting(1, "Tensor-parallel ranks of each decode worker.", number(1, 64))
@@ -113,11 +121,16 @@ class ServeSettings:
 
     @property
     def metrics_ports(self) -> Sequence[int]:
-        """Of each worker, prefill before decode; 0 is any free one."""
-        workers = self.prefill + self.decode
+        """Of each worker, prefill before decode, and then two of each that serves both sides, decode's first;
+        0 is any free one."""
+        workers = self.prefill + self.decode + 2 * self.both
         return range(self.metrics_port, self.metrics_port + workers) if self.metrics_port else [0] * workers
 
     def __post_init__(self) -> None:
+        if not (self.both or (self.prefill and self.decode)):
+            raise SettingsError(
+                f"--prefill {self.prefill} --decode {self.decode}: give one of each at least, or --both"
+            )
         first, last = self.metrics_port, self.metrics_ports[-1]
         if last > PORT_MAX:
             raise SettingsError(
@@ -130,13 +143,23 @@ class StackCommand:
     """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
 
     role: str
-    """bootstrap, prefill or decode: the command it runs."""
+    """bootstrap, prefill, decode or worker: the command it runs."""
     name: str
     flags: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What no command line may show, and what it has no flag for."""
     computes: bool = False
     """It loads the model itself, rather than starting the ranks that do, or needing none."""
+
+    @property
+    def registers_as(self) -> tuple[str, ...]:
+        """The names by which the bootstrap knows its process."""
+        match self.role:
+            case BootstrapSettings.role:
+                return ()
+            case BothSettings.role:
+                return side_names(self.name)
+        return (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +185,17 @@ class StackPlan:
 
 
 def passed_on() -> dict[str, tuple[Setting, ...]]:
-    """The services' settings that `baton serve` takes and hands on, each once, by who gets them."""
+    """The services' settings that `baton serve` takes and hands on, each once, by who gets them. A worker of
+    both sides gets all that one of either side does."""
     own = {each.name for each in settings_of(ServeSettings)}
     takers: dict[Setting, list[str]] = {}
     for cls in SERVICES:
         for each in settings_of(cls):
-            if each.name not in own | NOT_TAKEN:
+            if each.name not in own | NOT_TAKEN and not (cls is BothSettings and each in takers):
                 takers.setdefault(each, []).append(cls.role.capitalize())
     groups: dict[str, tuple[Setting, ...]] = {}
     for each, roles in takers.items():
-        group = "All parts" if len(roles) == len(SERVICES) else " and ".join(roles)
+        group = "All parts" if len(roles) == len(SERVICES) - 1 else " and ".join(roles)
         groups[group] = (*groups.get(group, ()), each)
     return groups
 
@@ -197,6 +221,10 @@ def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[s
     """The stack's own settings. Raises SettingsError, also for a flag or variable that would have no effect,
     and for certificates that are not there."""
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
+    if own["both"] or f"{PREFIX}BOTH" in environ:
+        for name in ("prefill", "decode"):
+            if own[name] is None and PREFIX + name.upper() not in environ:
+                own[name] = "0"
     settings = load(ServeSettings, own, environ, also_known | variables_of(*SERVICES))
     for each in not_taken():
         typed = flags.get(each.name) is not None
@@ -235,27 +263,31 @@ def make_plan(
         | _https(serve, flags, environ),
     )
     prefill_ranks = serve.prefill_tp * serve.prefill_pp
+    one_sided = serve.prefill * prefill_ranks + serve.decode * serve.decode_tp
+    for_both, cores = cut_cores(cores, serve.both, one_sided)
     for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
 
     def workers(
         cls: type[Worker], shares: Sequence[Cores], ports: Sequence[int], shape: Mapping[str, int]
-    ) -> list[PrefillSettings | DecodeSettings]:
+    ) -> list[AnyWorker]:
         given = (
             level | {name: str(ranks) for name, ranks in shape.items()} | _own_certificate(serve, cls.role)
         )
-        one = max(shape.values()) == 1
+        one = max(shape.values(), default=1) == 1
         return [
             _load(cls, flags, environ, given | _decided(cls.role, index, cpus, port, address, one))
             for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
         ]
 
     ports = serve.metrics_ports
-    prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :]
+    prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :][: serve.decode]
+    both_ports = ports[serve.prefill + serve.decode :]
     all_workers = [
         *workers(
             PrefillSettings, for_prefill, prefill_ports, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
         ),
         *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
+        *workers(BothSettings, for_both, both_ports[::2], {}),
     ]
     shares = deal_gpus(gpus, [each.topology.ranks for each in all_workers])
     return StackPlan(
@@ -298,7 +330,8 @@ def _https(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> di
 
 def _check_certificates(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
     """Raises SettingsError for files of `--tls-dir` that cannot be read."""
-    needed = [_own_certificate(serve, cls.role) for cls in SERVICES] + [_https(serve, flags, environ)]
+    parts = [cls.role for cls in SERVICES if serve.both or cls is not BothSettings]
+    needed = [_own_certificate(serve, role) for role in parts] + [_https(serve, flags, environ)]
     paths = dict.fromkeys(Path(path) for files in needed for path in files.values())
     missing = [path.name for path in paths if not os.access(path, os.R_OK)]
     if missing:
@@ -312,7 +345,7 @@ def _decided(
     role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, one: bool
 ) -> dict[str, str]:
     """`one`: the worker is one process, rather than several that share its cores."""
-    return {
+    decided = {
         "name": f"{role}-{index}",
         "host": LOOPBACK,
         "grpc_port": "0",
@@ -321,9 +354,12 @@ def _decided(
         "cpus": ",".join(map(str, cpus)),
         "threads": str(len(cpus) if one else 0),
     }
+    if role == BothSettings.role and metrics_port:
+        decided["prefill_metrics_port"] = str(metrics_port + 1)
+    return decided
 
 
-def _part(settings: PrefillSettings | DecodeSettings, gpus: Gpus) -> StackCommand:
+def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
     """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
     own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
     environ = to_environ(settings) | own

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from services.bootstrap.settings import BootstrapSettings
 from services.cli.backoff import Backoff, describe_wait
 from services.cli.child import Child, Say, describe_exit
 from services.cli.exits import ReportExit, tell_exit, wait
@@ -161,11 +160,10 @@ class Supervisor:
         self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
     async def _tell_exit(self, part: StackCommand, pid: int) -> None:
-        if part.role == BootstrapSettings.role:
-            return
-        reason = await tell_exit(self._report_exit, part.name, pid, self._stopping)
-        if reason is not None:
-            self._say(f"the bootstrap could not be told that {part.name} ended ({reason})")
+        for name in part.registers_as:
+            reason = await tell_exit(self._report_exit, name, pid, self._stopping)
+            if reason is not None:
+                self._say(f"the bootstrap could not be told that {name} ended ({reason})")
 
 
 def _death(child: Child, code: int) -> PartDied:

@@ -100,9 +100,9 @@ class DecodeStepping(Stepping[StepOf]):
         choices = [part for part in step if isinstance(part, ChoiceStep)]
         prompts = sum(part.stop - part.start for part in step if isinstance(part, PromptPart))
         if step:
-            self.pace.stepped(prompts, len(choices), self.running_us / 1000)
+            self.pace.stepped(prompts, len(choices), self.computing_us / 1000)
         if not prompts:
-            self.drafting.stepped(choices, self.running_us / 1000)
+            self.drafting.stepped(choices, self.computing_us / 1000)
         drawn = 0
         for part, tokens in zip(step, taken, strict=True):
             if isinstance(tokens, Undrawn):

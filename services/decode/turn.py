@@ -17,6 +17,7 @@ from services.decode.commands import DecodeCommands
 from services.decode.drafting import Drafting
 from services.decode.handover_client import Peers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
+from services.decode.neighbour import DecodeNeighbour
 from services.decode.page_check import PageCheck
 from services.decode.polling import poll_s
 from services.decode.room import DecodeRoom
@@ -91,6 +92,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._landing = PageCheck(receiving, parts.stepper)
         self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
         self._claims = Claims(receiving, computing.pace, parts.clock)
+        self.neighbour = DecodeNeighbour(receiving.roster, computing.pace)
+        """Of a prefill worker on the same thread."""
         self._untold = True
         """The other ranks do not know yet where this one's memory is."""
 

@@ -343,6 +343,25 @@ def load_engine(
     )
 
 
+def load_beside(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) -> TorchEngine:
+    """Another engine over the same weights, for prompts, with pages of its own: one of the two makes a step
+    at a time. Takes `kv_cache_memory` bytes at most. Raises NotEnoughMemory."""
+    (kv,) = engine.layout.groups
+    model = engine.model
+    cache = PagedKvCache(kv, pages_that_fit(kv, kv_cache_memory, tokens_min), model.device)
+    return TorchEngine(
+        model,
+        engine.whole,
+        cache,
+        alone(),
+        compiled=model.compiled_steps(cache),
+        by_row=model.row_steps(cache),
+        kernel=engine.kernel,
+        flush=flush_for(model.device),
+        grammars=engine.grammars,
+    )
+
+
 def _check_coding(coding: Coding, place: torch.device, team: Team, *, compiled: bool) -> None:
     """Raises StartupError where nothing computes so."""
     if coding.how is Quantize.KEEP and coding.gguf is None:

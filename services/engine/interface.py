@@ -304,3 +304,7 @@ class Engine(Steps, Protocol):
 
 LoadEngine = Callable[[WorkerSettings, int], Engine]
 """How a rank's engine comes up, with so many threads."""
+
+LoadBoth = Callable[[WorkerSettings, int], tuple[Engine, Engine]]
+"""The same of a process that serves both sides: prefill's and decode's, over one set of weights. One thread
+makes the steps of both, one at a time."""

@@ -4,7 +4,7 @@ from typing import Final
 
 from services.engine.coded import Coding
 from services.engine.device import find_device
-from services.engine.engine import TorchEngine, load_engine
+from services.engine.engine import TorchEngine, load_beside, load_engine
 from services.engine.interface import TeamBroken
 from services.engine.memory import enough
 from services.engine.ranks import join_team
@@ -104,6 +104,16 @@ def start_engine(
         compiled=engine.compiled is not None,
     )
     return engine
+
+
+def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:
+    """Bring up the engines of a process that serves both sides, prefill's and decode's: the weights once, and
+    for each the pages that `settings` say. Blocks. Raises StartupError as `start_engine` does."""
+    decode = start_engine(settings, threads)
+    prefill = load_beside(decode, settings.kv_cache_memory, CANARY_TOKENS)
+    prefill.cache.populate()
+    prefill.warm_up()
+    return prefill, decode
 
 
 def coding_of(how: Quantize, source: ModelSource, *, multiplied: bool) -> Coding | None:

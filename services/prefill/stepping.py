@@ -11,6 +11,7 @@ from services.rooms.timeline import Moment
 from services.rooms.token_rate import TokenRate
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
+from services.worker.neighbour import Neighbour
 from services.worker.parts import RankParts
 from services.worker.prompts import PromptPart, next_parts
 from services.worker.stepping import Stepping
@@ -29,20 +30,23 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         metrics: PrefillMetrics,
         chunk_tokens: int,
         scored_tokens: int,
+        neighbour: Neighbour,
     ) -> None:
-        """`chunk_tokens`: most that a step computes. `scored_tokens`: most of them of prompts that are
-        scored."""
+        """`chunk_tokens`: most that a step computes, of which `neighbour` may leave less. `scored_tokens`:
+        most of them of prompts that are scored."""
         super().__init__(sending, parts, metrics)
         self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
         self._sending = sending
         self._metrics = metrics
         self._chunk_tokens = chunk_tokens
         self._scored_tokens = scored_tokens
+        self._neighbour = neighbour
 
     def start(self) -> None:
         """The next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
-        parts = next_parts(computable, self._chunk_tokens, self._scored_tokens)
+        budget = self._neighbour.chunk_tokens(self._chunk_tokens)
+        parts = next_parts(computable, budget, self._scored_tokens)
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
@@ -53,7 +57,10 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
                 self._sending.stepping(now_ms)
             return False
         step, drawn = ended
-        self.rate.stepped(sum(part.stop - part.start for part in step), self.running_us, now_ms)
+        computed = sum(part.stop - part.start for part in step)
+        self.rate.stepped(computed, self.running_us, now_ms)
+        if computed:
+            self._neighbour.stepped(computed, self.computing_us / 1000)
         for part, taken in zip(step, drawn, strict=True):
             if isinstance(taken, Undrawn):
                 self._fail(part, taken)

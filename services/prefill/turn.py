@@ -37,6 +37,7 @@ from services.rooms.roster import Roster
 from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.worker.mailbox import Answer
+from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
 from services.worker.parts import RankParts
 from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from services.worker.turn import RankWork
@@ -70,9 +71,11 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         window_bytes: int,
         checksum: KvChecksum = KvChecksum.RECORD,
         scored_tokens: int = SCORED_TOKENS,
+        neighbour: Neighbour = NO_NEIGHBOUR,
     ) -> None:
-        """`scored_tokens`: most of a step that score a prompt."""
-        computing = PrefillStepping(sending, parts, metrics, chunk_tokens, scored_tokens)
+        """`scored_tokens`: most of a step that score a prompt. `neighbour`: who else has steps made on the
+        engine's thread."""
+        computing = PrefillStepping(sending, parts, metrics, chunk_tokens, scored_tokens, neighbour)
         super().__init__(sending, parts, metrics, computing)
         self.receivers = Receivers()
         self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.places)

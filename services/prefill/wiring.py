@@ -13,6 +13,7 @@ from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Side
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
+from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
 from services.worker.wiring import Fitting, Rank, run_worker
 
 
@@ -22,8 +23,8 @@ def run(settings: PrefillSettings, load: LoadEngine) -> int:
     return run_worker(settings, load, PrefillMetrics, fit)
 
 
-def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
-    """The prefill side of a rank."""
+def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics, neighbour: Neighbour = NO_NEIGHBOUR) -> Fitting:
+    """The prefill side of a rank. `neighbour`: who else has steps made on its engine's thread."""
     settings, mailbox, transfer = rank.settings, rank.host.mailbox, rank.exposure.transfer
     routes = Routes(transfer, rank.layouts, settings.rank or 0, rank.checksum)
     deadlines = Deadlines(
@@ -50,6 +51,7 @@ def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics) -> Fitting:
         window_bytes=settings.transfer_window,
         checksum=rank.checksum,
         scored_tokens=rank.engine.scored_max,
+        neighbour=neighbour,
     )
     rooms = PrefillService(work, mailbox, rank.incarnation)
     handover = HandoverService(work, mailbox, rank.incarnation, rank.layouts)

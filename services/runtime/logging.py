@@ -46,10 +46,12 @@ def _no_names(_: RoomId) -> Mapping[str, str]:
 _names: Names = _no_names
 
 
-def name_rooms(names: Names = _no_names) -> None:
-    """From now on lines of this process that have a `room` get these names of it, too."""
+def name_rooms(names: Names = _no_names, *, also: bool = False) -> None:
+    """From now on lines of this process that have a `room` get these names of it, too. `also`: beside those
+    that are given already, of a process that is several services."""
     global _names  # like the handlers, which `configure` sets for the process
-    _names = names
+    before = _names
+    _names = (lambda room: {**before(room), **names(room)}) if also else names
 
 
 class Log:

@@ -1,15 +1,17 @@
 """How does a step of the model run without the turn loop waiting for it?
 
-One thread of its own, one step at a time, so that no turn waits for it (`no-blocking`). The loop starts a
+One thread, one step at a time, so that no turn waits for it (`no-blocking`). The loop starts a
 step, is called when it has ended, and takes its tokens in a later turn.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from services.engine.interface import EngineLost, Row, Steps, SumPart, Taken, TeamBroken
+from services.runtime.clock import Clock
 from services.runtime.errors import EngineStuck
 from services.runtime.logging import Log
 
@@ -29,8 +31,15 @@ class StepFailed(Exception):
 class Stepper:
     """Used from one event loop. `on_done` is called in it when a step has ended."""
 
-    def __init__(self, engine: Steps, on_done: Callable[[], None], thread: Executor | None = None) -> None:
-        """`thread`: runs one step at a time. Not given: one of its own, which the engine binds."""
+    def __init__(
+        self,
+        engine: Steps,
+        on_done: Callable[[], None],
+        thread: Executor | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`thread`: runs one step at a time. Not given: one of its own, which the engine binds. `clock`:
+        where others have steps made there, too."""
         self._engine = engine
         self._on_done = on_done
         self._thread = thread or ThreadPoolExecutor(
@@ -41,6 +50,9 @@ class Stepper:
         """What runs is a sum of pages, not a step."""
         self._failed = 0
         """Steps in a row."""
+        self._clock = clock
+        self.waited_us = 0
+        """Microseconds for which the last run waited while the thread ran another's."""
 
     @property
     def free(self) -> bool:
@@ -90,8 +102,15 @@ class Stepper:
             raise RuntimeError("a step is running")
         loop = asyncio.get_running_loop()
         self._summing = summing
+        if self._clock is not None:
+            work = partial(self._begin, work, self._clock, self._clock.host_us())
         self._running = loop.run_in_executor(self._thread, work, given)
         self._running.add_done_callback(lambda _: self._on_done())
+
+    def _begin(self, work: Callable[[Any], Any], clock: Clock, asked_us: int, given: Sequence[Any]) -> Any:
+        """In the thread."""
+        self.waited_us = clock.host_us() - asked_us
+        return work(given)
 
     def _ended(self, *, summing: bool) -> asyncio.Future[Any] | None:
         if self._running is None or self._summing is not summing or not self._running.done():

@@ -52,6 +52,11 @@ class Stepping(Generic[P]):
         """Microseconds since the last step was started."""
         return self._parts.clock.host_us() - self._started_us
 
+    @property
+    def computing_us(self) -> int:
+        """The same, without what the step waited for another worker's on its thread."""
+        return self.running_us - self._parts.stepper.waited_us
+
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
         """Whether there is anything to compute, which is started. Only while `free`. `rows`: of the parts."""
         if step:

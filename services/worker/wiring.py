@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -132,7 +133,7 @@ def run_worker(
 
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
-        mine, own = _draw(), credential.draw()
+        mine, own = draw_incarnation(), credential.draw()
         host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
         start = Start(settings, partial(load, settings, threads), host, mine, credential.of_ranks(own))
         try:
@@ -154,6 +155,10 @@ class Start(Generic[Settings]):
     """The worker's, if this rank leads it."""
     ranks_word: bytes
     """And what its other ranks show."""
+    other_side: workers_pb2.OtherSide | None = None
+    """Of a worker whose process is one of the other side, too."""
+    thread: Executor | None = None
+    """Of such a one: makes the steps of both. Not given: a thread of its own."""
 
     async def serve(
         self,
@@ -185,26 +190,31 @@ class Start(Generic[Settings]):
         slots = HostMemory(settings.places * SLOT_BYTES)
         with offering(engine.caches[0].device):
             regions = {kv_region(group): cache for group, cache in enumerate(engine.caches)}
-            exposure = Exposure(NixlTransfer, _draw, {**regions, SLOTS: slots})
+            exposure = Exposure(NixlTransfer, draw_incarnation, {**regions, SLOTS: slots})
 
         prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
         pools = [PagePool(cache.pages) for cache in engine.caches]
         holdings = Holdings(pools, SlotPool(slots.view), prefixes)
         bounds = ModelBounds(engine.vocab_size, engine.context_length)
-        stepper, folds = Stepper(engine, host.mailbox.wake), Folds(engine.grammars, host.mailbox.wake)
+        shared = None if self.thread is None else clock
+        stepper = Stepper(engine, host.mailbox.wake, self.thread, shared)
+        folds = Folds(engine.grammars, host.mailbox.wake)
         parts = RankParts(bounds, stepper, folds, host.mailbox, host.reporter, clock)
         rank = Rank(settings, host, leader, parts, engine, holdings, slots, exposure)
         fitted = fit(rank, metrics)
         work = fitted.work
-        name_rooms(work.names_of)
+        name_rooms(work.names_of, also=self.thread is not None)
         turning = run_turns(work, group, clock, progress, SystemArrivals(loop, clock))
         turns = explained(turning, group, TeamBroken)
         try:
             if isinstance(host, FollowerHost):
                 return await host.serve(turns, BROKEN, shutdown)
             fitted.listen(host.server.grpc)
+            registration = rank.registration(fitted.side, fitted.peer)
+            if self.other_side is not None:
+                registration.other_side.CopyFrom(self.other_side)
             role = Role(
-                registration=rank.registration(fitted.side, fitted.peer),
+                registration=registration,
                 services=fitted.services,
                 turns=turns,
                 on_renewal=metrics.lease_tried,
@@ -229,5 +239,5 @@ async def end(
     exposure.close()
 
 
-def _draw() -> Incarnation:
+def draw_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63) | 1)

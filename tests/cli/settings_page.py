@@ -23,9 +23,9 @@ HEAD: Final = """\
 
 Made from the settings classes; a test compares the two. Each is a flag and a variable: a flag wins over its
 variable, which wins over the default, and a misspelt name is an error, as is a value that is not allowed.
-`baton bootstrap --help`, and that of `prefill`, `decode` and `serve`, say the same. The Helm chart has them
-under `bootstrap.settings`, `prefill.settings` and `decode.settings`, but for those that follow from other
-values ([deploy.md](deploy.md)).
+`baton bootstrap --help`, and that of `prefill`, `decode`, `worker` and `serve`, say the same. The Helm chart
+has them under `bootstrap.settings`, `prefill.settings` and `decode.settings`, but for those that follow from
+other values ([deploy.md](deploy.md)).
 """
 
 LEGEND: Final[Mapping[str, SettingKind[Any]]] = {
@@ -41,13 +41,15 @@ LEGEND: Final[Mapping[str, SettingKind[Any]]] = {
 """Values that are explained once."""
 
 TITLES: Final[Mapping[tuple[str, ...], str]] = {
-    ("bootstrap", "prefill", "decode"): "All services",
-    ("prefill", "decode"): "Workers: prefill and decode",
+    ("bootstrap", "prefill", "decode", "worker"): "All services",
+    ("prefill", "decode", "worker"): "Workers: prefill, decode and both",
     ("bootstrap",): "Bootstrap",
+    ("prefill", "worker"): "Prefill",
     ("prefill",): "Prefill",
-    ("decode",): "Decode",
+    ("decode", "worker"): "Decode",
+    ("worker",): "Workers of both sides",
 }
-"""By who reads a setting."""
+"""By who reads a setting: a worker of both sides reads those of either."""
 
 SERVE: Final = """\
 It takes these, and hands those of the services above on to its parts, all but {rest}: these it chooses for

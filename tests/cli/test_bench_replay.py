@@ -117,10 +117,13 @@ def test_prompts_begin_alike_as_far_as_their_blocks_are_equal(scale: float) -> N
     assert replay.prompt(4, 32_000, 1) != unknown or len(unknown) < 3
 
 
-@pytest.mark.parametrize("name", ["mooncake-conversation.jsonl", "azure-conversation-2023.csv"])
-def test_the_traces_that_lie_here_are_read(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "requests"),
+    [("mooncake-conversation.jsonl", 524), ("azure-conversation-2023.csv", 524), ("drift.csv", 173)],
+)
+def test_the_traces_that_lie_here_are_read(name: str, requests: int) -> None:
     trace = read_trace(TRACES / name)
-    assert len(trace) == 524
+    assert len(trace) == requests
     assert all(each.prompt_tokens and each.output_tokens for each in trace)
     assert all(len(each.blocks) in (0, -(-each.prompt_tokens // 512)) for each in trace)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli.backoff import Backoff
-from services.cli.cores import deal_cores, share_cores
+from services.cli.cores import cut_cores, deal_cores, share_cores
 from services.cli.quiet import LevelFilter
 
 
@@ -30,6 +30,14 @@ def test_a_role_gets_cores_by_its_ranks_and_its_workers_share_them_evenly() -> N
 def test_a_workers_cores_are_dealt_to_its_ranks() -> None:
     assert deal_cores([4, 5, 6, 7, 8], 2) == [(4, 5, 6), (7, 8)]
     assert deal_cores([4, 5], 3) == [(4,), (5,), (4,)]
+
+
+def test_workers_of_both_sides_have_runs_of_their_own_and_leave_the_others_theirs() -> None:
+    assert cut_cores([0, 1], 2, 0) == ([(0,), (1,)], (0, 1))
+    assert cut_cores(range(6), 1, 2) == ([(0, 1)], (2, 3, 4, 5))
+    assert cut_cores([5], 1, 2) == ([(5,)], (5,))
+    assert cut_cores(range(2), 0, 2) == ([], (0, 1))
+    assert share_cores(range(3), 0, 1) == ([], [(0, 1, 2)])
 
 
 def test_one_core_is_shared_by_all() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.bootstrap.settings import BootstrapSettings
+from services.both.settings import BothSettings
 from services.cli.gpus import VISIBLE
 from services.cli.main import KNOWN
 from services.cli.serve import command_words, ready_lines
@@ -59,6 +60,38 @@ def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> 
     for part, cpus in zip(plan.workers[1:], [(4, 5), (6, 7)], strict=True):
         decode = load(DecodeSettings, _named(part), {})
         assert (decode.tp, decode.launches, decode.cpus) == (2, True, cpus)
+
+
+def test_a_worker_of_both_sides_has_a_core_two_ports_and_what_either_side_is_told() -> None:
+    flags = {"both": "2", "chunk_tokens": "64", "max_running": "4", "metrics_port": "9100"}
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8123, ("0", "1"))
+    assert [part.registers_as for part in plan.workers] == [
+        ("worker-0-prefill", "worker-0-decode"),
+        ("worker-1-prefill", "worker-1-decode"),
+    ]
+    for place, part in enumerate(plan.workers):
+        settings = load(BothSettings, _named(part), {})
+        assert (settings.cpus, settings.chunk_tokens, settings.max_running) == ((place,), 64, 4)
+        assert settings.of_decode.metrics_port == 9100 + 2 * place
+        assert settings.of_prefill.metrics_port == 9101 + 2 * place
+        assert settings.of_prefill.chunk_tokens == 64
+        assert settings.of_prefill.kv_cache_memory == settings.of_decode.kv_cache_memory == 2**29
+        assert part.environ[VISIBLE] == str(place)
+        assert part.computes
+    assert plan.bootstrap.registers_as == ()
+
+
+def test_workers_of_both_sides_stand_beside_others_that_are_asked_for() -> None:
+    flags = {"both": "1", "decode": "2"}
+    plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(6), 8123)
+    assert [part.name for part in plan.workers] == ["decode-0", "decode-1", "worker-0"]
+    cores = [_named(part)["cpus"] for part in plan.workers]
+    assert cores == ["2-3", "4-5", "0-1"]
+
+
+def test_a_stack_without_a_side_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--prefill 0 --decode 1: give one of each at least, or --both"):
+        load_serve({"prefill": "0"}, {}, KNOWN)
 
 
 def _visible(gpus: tuple[str, ...], **flags: str | None) -> list[str | None]:

@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
+from services.both.wiring import BorrowedThread
 from services.engine.interface import EngineLost, Row, SumPart, Taken, TeamBroken
 from services.ids import Incarnation
 from services.parallel.solo import SoloGroup
@@ -183,3 +185,51 @@ async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench
     bench.stepper.close(wait=False)
     assert not bench.engine.let_go.is_set(), "nobody waited: else it would have failed after a while"
     assert not bench.done.is_set()
+
+
+class Watch:
+    """Shows the time that it is set to, in microseconds."""
+
+    now_us = 0
+
+    def host_us(self) -> int:
+        return self.now_us
+
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    def wall_ms(self) -> int:
+        return self.now_us // 1000
+
+
+async def test_two_sides_of_a_process_take_turns_and_each_knows_how_long_it_waited() -> None:
+    watch, one, other = Watch(), Held(), Held()
+    with ThreadPoolExecutor(1) as pool:
+        done = asyncio.Event()
+        first = Stepper(one, lambda: None, BorrowedThread(pool), watch)
+        second = Stepper(other, done.set, BorrowedThread(pool), watch)
+        first.start([])
+        second.start([])
+        watch.now_us = 700
+        assert second.take() is None
+        one.let_go.set()
+        other.let_go.set()
+        async with asyncio.timeout(WAIT_S):
+            await done.wait()
+        assert (first.waited_us, second.waited_us) == (0, 700)
+        assert one.stepped is other.stepped
+        assert [first.take(), second.take()] == [[(Token(7),)]] * 2
+
+
+async def test_a_side_that_ends_leaves_the_thread_to_the_other() -> None:
+    one, other = Held(), Held()
+    with ThreadPoolExecutor(1) as pool:
+        done = asyncio.Event()
+        first = Stepper(one, lambda: None, BorrowedThread(pool))
+        second = Stepper(other, done.set, BorrowedThread(pool))
+        await first.end()
+        other.let_go.set()
+        second.start([])
+        async with asyncio.timeout(WAIT_S):
+            await done.wait()
+        assert second.take() == [(Token(7),)]

@@ -10,7 +10,9 @@ from services.cli.certs import CertsRefused, make_certs
 from tests.cli.typed import baton
 
 MADE = {
-    f"{name}.{end}" for name in ("ca", "bootstrap", "prefill", "decode", "http") for end in ("crt", "key")
+    f"{name}.{end}"
+    for name in ("ca", "bootstrap", "prefill", "decode", "worker", "http")
+    for end in ("crt", "key")
 }
 
 
@@ -44,6 +46,8 @@ def test_the_certificate_of_the_api_has_the_names_that_were_asked_for(tmp_path: 
     )
     told = ssl._ssl._test_decode_cert(str(tmp_path / "prefill.crt"))  # type: ignore[attr-defined]
     assert told["subjectAltName"] == (("DNS", "prefill.baton.internal"),)
+    told = ssl._ssl._test_decode_cert(str(tmp_path / "worker.crt"))  # type: ignore[attr-defined]
+    assert told["subjectAltName"] == (("DNS", "prefill.baton.internal"), ("DNS", "decode.baton.internal"))
 
 
 @pytest.mark.parametrize("name", ["", "two words", "http://here", "a@b", "hôte"])

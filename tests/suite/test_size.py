@@ -18,6 +18,7 @@ PARTS_MAX: Final = 12
 MORE_PARTS: Final = {
     "BootstrapSettings": "a setting each",
     "WorkerSettings": "a setting each",
+    "ServeSettings": "a setting each",
     "Story": "what a page shows, a record",
     "Exchange": "what is left of a request, a record",
     "WorkerFacts": "what a worker registers, a record",

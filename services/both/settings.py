@@ -1,0 +1,82 @@
+"""What can be set on a worker whose process serves both sides?"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from services.decode.settings import DecodeSettings
+from services.prefill.settings import PrefillSettings
+from services.rooms.phases import Side
+from services.rooms.registry_records import WHOLE
+from services.runtime.errors import SettingsError
+from services.runtime.setting_kinds import PORT, choices, number
+from services.runtime.settings import setting, settings_of
+
+SIDES: Final = choices("both", *(side.value for side in Side))
+
+
+def side_name(process: str, side: Side) -> str:
+    """By which the bootstrap knows one side of a process."""
+    return f"{process}-{side.value}"
+
+
+def side_names(process: str) -> tuple[str, ...]:
+    """Of both."""
+    return tuple(side_name(process, side) for side in Side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothSettings(DecodeSettings, PrefillSettings):
+    """Of both sides together. Where they differ in what one means, it is decode's."""
+
+    role: ClassVar[str] = "worker"
+
+    side: str = setting("both", "Which side the worker serves, or both in one process.", SIDES)
+    prefill_weight: int = setting(
+        WHOLE // 2,
+        "Of 100 parts of the process's time: so many are meant for prefill, the others for decode. A side"
+        " with 0 gets no request while another worker serves that side. `baton role` changes it at once.",
+        number(0, WHOLE),
+    )
+    prefill_grpc_port: int = setting(
+        0, "gRPC port of the prefill side; --grpc-port is of the decode side (0: any free one).", PORT
+    )
+    prefill_metrics_port: int = setting(
+        0,
+        "Port of the prefill side's /metrics, /started, /health and /ready; --metrics-port is of the decode"
+        " side (0: any free one).",
+        PORT,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topology.ranks > 1:
+            raise SettingsError(
+                f"{self.dimensions}: a process that serves both sides is one rank; for more, start workers of"
+                " one side each"
+            )
+
+    @property
+    def of_engine(self) -> "BothSettings":
+        """What the engine of one side is loaded with."""
+        return replace(self, kv_cache_memory=self.kv_cache_memory // 2)
+
+    @property
+    def of_prefill(self) -> PrefillSettings:
+        """What its prefill side is run with."""
+        given = self._given(PrefillSettings, Side.PREFILL)
+        del given["transfer_timeout_ms"]  # it means another thing there
+        ports = {"grpc_port": self.prefill_grpc_port, "metrics_port": self.prefill_metrics_port}
+        return PrefillSettings(**{**given, **ports})
+
+    @property
+    def of_decode(self) -> DecodeSettings:
+        """What its decode side is run with."""
+        return DecodeSettings(**self._given(DecodeSettings, Side.DECODE))
+
+    def _given(self, cls: type, side: Side) -> dict[str, Any]:
+        """Each side has half of the memory for pages, and a name of its own."""
+        given = {each.name: getattr(self, each.name) for each in settings_of(cls)}
+        return given | {
+            "name": side_name(self.name, side),
+            "kv_cache_memory": self.kv_cache_memory // 2,
+        }

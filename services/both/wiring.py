@@ -1,0 +1,165 @@
+"""How does one process come to be a prefill and a decode worker, and how do they share it?
+
+Each side is the worker that it is anywhere: it has its own name, incarnation, lease, rooms, pages and turns,
+and neither knows of the other. They share the weights, and the thread that makes steps. It takes them in the
+order in which they were asked for: while both sides have something to compute, they take turns. The bootstrap
+knows that they are one process, and by which weights it is chosen for each side.
+
+They begin together and end together: a side that fails takes the other with it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+from services.both.settings import BothSettings
+from services.decode.metrics import DecodeMetrics
+from services.decode.turn import DecodeWork
+from services.decode.wiring import fit as fit_decode
+from services.engine.interface import Engine, LoadBoth
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.wiring import fit as fit_prefill
+from services.runtime import serve
+from services.runtime.cpus import pin
+from services.transfer.nixl_library import install_memory_hooks
+from services.wire import credential
+from services.wire.baton.v1 import workers_pb2
+from services.worker.leader_host import WorkerHost
+from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from services.worker.wiring import Fitting, Rank, Start, draw_incarnation
+
+PREFILL: Final = 0
+DECODE: Final = 1
+"""Places in what is of both sides."""
+
+
+def run(settings: BothSettings, load: LoadBoth) -> int:
+    """Run a worker of both sides, on the engines that `load` brings up, until it is told to stop. Returns the
+    exit code."""
+    threads = pin(settings.cpus, settings.threads)
+
+    async def main(shutdown: asyncio.Event) -> int:
+        install_memory_hooks()
+        return await serve_both(settings, partial(load, settings.of_engine, threads), shutdown)
+
+    return serve.run(main)
+
+
+async def serve_both(
+    settings: BothSettings, load: Callable[[], tuple[Engine, Engine]], shutdown: asyncio.Event
+) -> int:
+    """Both sides, until both have ended. Returns the exit code. Raises what ends either."""
+    engines, sides = SharedEngines(load), (settings.of_prefill, settings.of_decode)
+    mine = [draw_incarnation() for _ in sides]
+    words = [credential.draw() for _ in sides]
+    hosts: list[WorkerHost] = []
+    try:
+        for each, incarnation, word in zip(sides, mine, words, strict=True):
+            hosts.append(WorkerHost(each, incarnation, word))
+        starts: list[Start[Any]] = [
+            Start(
+                each,
+                partial(engines.of, place),
+                hosts[place],
+                mine[place],
+                credential.of_ranks(words[place]),
+                workers_pb2.OtherSide(
+                    incarnation=mine[1 - place],
+                    process=settings.name,
+                    prefill_weight=settings.prefill_weight,
+                ),
+                engines.thread,
+            )
+            for place, each in enumerate(sides)
+        ]
+        count = partial(DecodeMetrics, max_running=settings.max_running)
+        return await _together(
+            starts[PREFILL].serve(PrefillMetrics, engines.fit_prefill, shutdown),
+            starts[DECODE].serve(count, engines.fit_decode, shutdown),
+        )
+    finally:
+        await asyncio.gather(*(host.close() for host in hosts))
+        engines.close()
+
+
+async def _together(*sides: Any) -> int:
+    """The largest exit code. Raises what the first one raised that did, once the others have ended, too."""
+    running = [asyncio.create_task(each) for each in sides]
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        return max(each.result() for each in _failed_first(running) if each.done())
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _failed_first(tasks: list[asyncio.Task[int]]) -> list[asyncio.Task[int]]:
+    return sorted(tasks, key=lambda each: not (each.done() and each.exception() is not None))
+
+
+class SharedEngines:
+    """The engines of both sides over one set of weights, which are loaded once, and the thread of their
+    steps."""
+
+    def __init__(self, load: Callable[[], tuple[Engine, Engine]]) -> None:
+        self._load = load
+        self._loading = Lock()
+        self._engines: tuple[Engine, Engine] | None = None
+        self._failed: Exception | None = None
+        self._neighbour: Neighbour = NO_NEIGHBOUR
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self.thread = BorrowedThread(self._pool)
+
+    def of(self, side: int) -> Engine:
+        """Blocks, until they are loaded. Raises what loading them raises."""
+        with self._loading:
+            if self._failed is not None:
+                raise self._failed
+            if self._engines is None:
+                try:
+                    self._engines = self._load()
+                except Exception as error:
+                    self._failed = error
+                    raise
+        return self._engines[side]
+
+    def fit_prefill(self, rank: Rank[Any], metrics: PrefillMetrics) -> Fitting:
+        return fit_prefill(rank, metrics, self)
+
+    def fit_decode(self, rank: Rank[Any], metrics: DecodeMetrics) -> Fitting:
+        fitted = fit_decode(rank, metrics)
+        if isinstance(fitted.work, DecodeWork):
+            self._neighbour = fitted.work.neighbour
+        return fitted
+
+    def close(self) -> None:
+        """The thread ends with the step that it makes, if any."""
+        self._pool.shutdown(wait=False)
+
+    def _bind(self) -> None:
+        self.of(DECODE).bind_thread()
+
+    # ---- as a Neighbour of the prefill side: decode, once that is there
+
+    def chunk_tokens(self, most: int) -> int:
+        return self._neighbour.chunk_tokens(most)
+
+    def stepped(self, tokens: int, ms: float) -> None:
+        self._neighbour.stepped(tokens, ms)
+
+
+class BorrowedThread(Executor):
+    """A thread that several have their work done by: it is not theirs to end."""
+
+    def __init__(self, thread: Executor) -> None:
+        self._thread = thread
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._thread.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Left to whom it belongs to."""

@@ -1,0 +1,21 @@
+"""What do a decode worker's sequences leave to prefill, on a thread that both have their steps made on?"""
+
+from services.decode.room import DecodeRoom
+from services.rooms.local import PromptPace
+from services.rooms.roster import Roster
+
+
+class DecodeNeighbour:
+    """Of a worker of one rank. A `services.worker.neighbour.Neighbour`."""
+
+    def __init__(self, roster: Roster[DecodeRoom], pace: PromptPace) -> None:
+        self._roster = roster
+        self._pace = pace
+
+    def chunk_tokens(self, most: int) -> int:
+        holds_up = any(room.is_held_up for room in self._roster)
+        return max(min(most, self._pace.beside_tokens), 1) if holds_up else most
+
+    def stepped(self, tokens: int, ms: float) -> None:
+        """It tells of prompts here, too, how long they take."""
+        self._pace.stepped(tokens, 0, ms)
