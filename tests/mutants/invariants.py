@@ -22,7 +22,7 @@ scored-is-computed scored-once
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load retracted-is-no-failure
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
-placed-by-use drain-keeps-promises zero-page-hand-over
+placed-by-use kept-at-home weight-is-no-state drain-keeps-promises zero-page-hand-over
 oldest-goes-on memory-as-used drafts-make-way
 
 no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged

@@ -57,6 +57,8 @@ class Service:
     http: str
     """Base URL of its /metrics."""
     command: Sequence[str]
+    other_side: str = ""
+    """The same of the other side of a process that serves both."""
 
     def metrics(self) -> dict[Sample, float]:
         """Every sample of its /metrics, by name and labels."""
@@ -155,17 +157,26 @@ class Stack:
             command += ["--host", address, "--bootstrap", f"{self.hosts.address}:{self.grpc_port}"]
         return self._start(name, command, f"http://{address}:{port}", {**self.common, **flags})
 
+    def start_both(self, name: str, **flags: str) -> Service:
+        """A worker of both sides: two for the bootstrap."""
+        port = free_port()
+        service = self.start_worker("worker", name, prefill_metrics_port=str(port), **flags)
+        service.other_side = f"http://127.0.0.1:{port}"
+        return service
+
     def restart(self, name: str) -> Service:
         """The same command line again, as a supervisor does."""
         old = self.services[name]
         if name != "bootstrap":
             self.forget(name)
         self.services[name] = self._spawn(name, old.command, old.http)
+        self.services[name].other_side = old.other_side
         return self.services[name]
 
     def forget(self, name: str) -> None:
         """The worker as it is now does not count as ready any more: it was, or is about to be, killed."""
-        self._gone |= {each["incarnation"] for each in self._workers() if each["name"] == name}
+        named = (each for each in self._workers() if name in (each["name"], each["process"]))
+        self._gone |= {each["incarnation"] for each in named}
 
     def wait_ready(self, workers: int | None = None) -> None:
         """Until the bootstrap says that a hand-over passed, and so many workers are ready."""
@@ -206,6 +217,8 @@ class Stack:
         """By process: a worker's other ranks are `name/1`, `name/2`, …"""
         found = {name: service.gauges() for name, service in self.services.items()}
         for name, service in self.services.items():
+            if service.other_side:
+                found[f"{name}-prefill"] = gauges_of(service.other_side)
             for rank, process in enumerate(service.ranks()[1:], start=1):
                 found[f"{name}/{rank}"] = process.gauges()
         return found
@@ -249,6 +262,7 @@ def running_stack(
     *,
     prefill: Sequence[Mapping[str, str]] = ({},),
     decode: Sequence[Mapping[str, str]] = ({},),
+    both: Sequence[Mapping[str, str]] = (),
     bootstrap: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     hosts: Hosts | None = None,
@@ -268,7 +282,9 @@ def running_stack(
                 stack.start_worker("prefill", f"prefill-{index}", **flags)
             for index, flags in enumerate(decode):
                 stack.start_worker("decode", f"decode-{index}", **flags)
-            stack.wait_ready(len(prefill) + len(decode))
+            for index, flags in enumerate(both):
+                stack.start_both(f"worker-{index}", **flags)
+            stack.wait_ready(len(prefill) + len(decode) + 2 * len(both))
             yield stack
         finally:
             for service in stack.services.values():

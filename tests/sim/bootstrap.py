@@ -15,7 +15,6 @@ from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomPhase
 from services.runtime.party import Party
@@ -52,7 +51,7 @@ class WatchedRooms(Rooms):
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         entry, departed = self.registry.get(room), self.registry.departed()
-        late = [side.value for side in Side if entry.worker(side).incarnation in departed]
+        late = [side.value for side in entry.sides if entry.worker(side).incarnation in departed]
         if entry.phase in LIVE and cause.reason is Reason.DEADLINE and late:
             trace, now_s = self.tell_world.trace, self.tell_world.loop.time()
             text = f"room {room} ends by its deadline ({cause.text}): its {late} was known to be gone"

@@ -138,11 +138,20 @@ def unexplained(platform: "Platform", faults: "Counter[str]") -> list[tuple[str,
             if cause is not None and cause.reason is Reason.LOCAL:
                 text = f"room {entry.id} ended for {cause.reason.value}: {cause.text}"
                 found.append(("mine-or-granted", text, entry.id))
+            if _is_handed_over_at_home(entry):
+                text = f"room {entry.id} is handed over within one process"
+                found.append(("kept-at-home", text, entry.id))
             if cause is None or not entry.has_failed or explained(cause.reason.value, faults):
                 continue
             text = f"room {entry.id} failed, and nothing that happened explains it: {cause.reason.value}"
             found.append((broken_by(cause.reason.value, faults), f"{text}: {cause.text}", entry.id))
     return found
+
+
+def _is_handed_over_at_home(entry: RoomEntry) -> bool:
+    """Canaries and the run's last rooms alone are: nobody asks for a prompt's scores here."""
+    other = None if entry.prefill is None else entry.prefill.other_side
+    return other is not None and other.incarnation == entry.decode.incarnation and not entry.canary
 
 
 def _passed_on(entry: RoomEntry) -> bool:
@@ -227,7 +236,9 @@ def unrest(platform: "Platform") -> list[str]:
         for known in bootstrap.registry.workers():
             found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
             found += _held("bootstrap", f"tokens of {known.facts.name}", known.tokens)
-        found += _gauges("bootstrap", bootstrap.metrics, ("baton_workers",))
+        found += _gauges(
+            "bootstrap", bootstrap.metrics, ("baton_workers", "baton_workers_weight", "baton_alone_workers")
+        )
     for worker in platform.running():
         found += _worker(worker)
     return found

@@ -3,9 +3,10 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from services.rooms.errors import Cause, Reason
+from services.rooms.errors import Cause, Reason, UnknownWorker
 from services.rooms.evidence import Failed
 from services.rooms.phases import Phase, Side
 from services.testing.transfer_faults import NO_FAULTS
@@ -59,6 +60,7 @@ class Faults:
             (troubles.resets, self._reset),
             (troubles.drains, self._drain),
             (troubles.storms, self._storm),
+            (troubles.weights, self._weigh),
         )
         for count, kind in kinds:
             for _ in range(count):
@@ -217,7 +219,16 @@ class Faults:
         worker = self._any_worker()
         if worker is not None:
             self._note("drain", worker.name)
-            worker.ask_to_stop()
+            for each in self._platform.sides_of(worker):
+                each.ask_to_stop()
+
+    async def _weigh(self) -> None:
+        """It is no fault: nobody fails, waits or ends for it."""
+        number = self._random.randrange(self._world.shape.both or 1)
+        prefill = self._random.choice((0, 0, 10, 50, 90, 100, 100))
+        with suppress(UnknownWorker):
+            self._platform.bootstrap.rooms.weigh(f"both-{number}", prefill)
+            self._world.trace.note(self._world.loop.time(), f"both-{number}", "weight", 0, str(prefill))
 
     async def _storm(self) -> None:
         self._note("storm", "")

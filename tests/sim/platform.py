@@ -16,7 +16,7 @@ from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.calls import Channel
 from tests.sim.loop import SimulatedProcess
 from tests.sim.rank import WorkerShape, World
-from tests.sim.worker import BOOTSTRAP, SimulatedWorker
+from tests.sim.worker import BOOTSTRAP, LEFT, SimulatedWorker
 
 REPORT_TRIES: Final = 3
 
@@ -36,16 +36,22 @@ class Platform:
         for number, topology in enumerate(shape.decodes):
             made = WorkerShape.of(topology, world.whole, shape.decode_page_tokens, shape.pages)
             self._stack[f"decode-{number}"] = (Side.DECODE, made)
+        one_sided = (name for name in self._stack if int(name.split("-")[1]) >= shape.both)
+        self._processes: list[tuple[str, ...]] = [(name,) for name in one_sided]
+        """The names of the workers that are one process each."""
+        self._processes += [(f"prefill-{number}", f"decode-{number}") for number in range(shape.both)]
         self.everyone: list[SimulatedWorker] = []
         """Every incarnation that ever was."""
         self.bootstrap = SimulatedBootstrap(world)
         self.bootstraps = [self.bootstrap]
         self.bootstrap_up = asyncio.Event()
+        self._ended: set[int] = set()
+        """Processes, by their numbers."""
 
     def start(self) -> None:
         self.start_bootstrap()
-        for name in self._stack:
-            self._start_worker(name)
+        for names in sorted(self._processes, key=lambda names: list(self._stack).index(names[0])):
+            self._start_process(names)
 
     def start_bootstrap(self) -> None:
         if self.bootstrap.process.dead:
@@ -67,19 +73,40 @@ class Platform:
         states = {w.facts.incarnation: w.state.value for w in self.bootstrap.registry.workers()}
         return all(not w.over and states.get(w.incarnation) == "ready" for w in self.workers.values())
 
-    def _start_worker(self, name: str) -> None:
+    def sides_of(self, worker: SimulatedWorker) -> list[SimulatedWorker]:
+        """The workers of its process, itself among them."""
+        [names] = [names for names in self._processes if worker.name in names]
+        return [self.workers[name] for name in names]
+
+    def _start_process(self, names: tuple[str, ...]) -> None:
         self._pids += 1
-        worker = SimulatedWorker(self._world, *self._stack[name], name, self._pids, self._on_end)
-        self.workers[name] = worker
-        self.everyone.append(worker)
-        self._world.trace.note(self._world.loop.time(), name, "started", 0, f"pid {worker.pid}")
-        worker.start()
+        for name in names:
+            worker = SimulatedWorker(self._world, *self._stack[name], name, self._pids, self._on_end)
+            self.workers[name] = worker
+            self.everyone.append(worker)
+        for name in names:
+            worker = self.workers[name]
+            worker.other_sides = [each for each in self.sides_of(worker) if each is not worker]
+            self._world.trace.note(self._world.loop.time(), name, "started", 0, f"pid {worker.pid}")
+            worker.start()
 
     def _on_end(self, worker: SimulatedWorker, why: str) -> None:
+        """A process has ended when all of its sides have. One that leaves lets the other finish, and one that
+        dies takes it with it."""
         self._world.trace.note(self._world.loop.time(), worker.name, "ended", 0, why)
+        sides = self.sides_of(worker)
+        if why != LEFT:
+            for each in sides:
+                each.crash()
+        if worker.pid in self._ended or not all(each.over for each in sides):
+            return
+        self._ended.add(worker.pid)
         if self._random.random() < self._world.shape.troubles.told_share:
-            self._process.spawn(self._report(worker, self._random.uniform(0.0, 0.2)))
-        self._world.loop.call_later(self._random.uniform(0.05, 2.5), self._start_worker, worker.name)
+            after_s = self._random.uniform(0.0, 0.2)
+            for each in sides:
+                self._process.spawn(self._report(each, after_s))
+        names = tuple(each.name for each in sides)
+        self._world.loop.call_later(self._random.uniform(0.05, 2.5), self._start_process, names)
 
     async def _report(self, worker: SimulatedWorker, after_s: float) -> None:
         await asyncio.sleep(after_s)

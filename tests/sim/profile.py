@@ -51,6 +51,8 @@ class Troubles:
     """A way between two hosts carries nothing for a while, in one direction or both."""
     resets: int = 0
     drains: int = 0
+    weights: int = 0
+    """A process that serves both sides is given another weight."""
     storms: int = 0
     """Many clients hang up at about one time."""
     step_failure_share: float = 0.0
@@ -95,6 +97,8 @@ class Profile:
     """Of requests: the lowest is served first."""
     local: float = 0.0
     """Of rooms: decode's leader decides that they are computed there."""
+    both: int = 0
+    """So many pairs of these workers, the first ones, are one process each."""
     drafts_by: int = 0
     """Of decode workers: tokens by which drafts are looked up. Most answers go round then."""
     kv_heads: tuple[int, ...] = (1, 2)
@@ -135,6 +139,7 @@ NAMES: Final = (
     "growth",
     "drafts",
     "local",
+    "both",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
 """What "everything" is made of."""
@@ -186,6 +191,8 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "growth": _GROWTH,
     # Rooms that decode computes itself, beside some that are granted, in caches that lack pages or do not.
     "local": {**_GROWTH, "hangup_share": (0.0, 0.3)},
+    # Processes that serve both sides, whose weights change while they die, drain and lack pages.
+    "both": {**_GROWTH, "weights": (2, 4, 8), "drains": (0, 1, 2), "hangup_share": (0.0, 0.3)},
     # Answers that go round, whose drafts are taken and missed, in caches that lack pages or do not.
     "drafts": {
         "crashes": (0, 0, 1, 2),
@@ -229,6 +236,13 @@ SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "alike": (0.2, 0.5, 0.9),
         "outputs": ((1, 1, 2, 3, 5, 8), (1, 8, 24)),
         "several": (0.0, 0.0, 0.4),
+    },
+    "both": {
+        "both": (1, 2),
+        "local": (0.0, 0.3),
+        "pages": (20, 48, 96),
+        "alike": (0.2, 0.9),
+        "outputs": ((1, 1, 2, 3, 5, 8), (1, 8, 24)),
     },
     "growth": {
         "pages": (16, 20, 28),
@@ -334,6 +348,9 @@ def _with(shape: Profile, name: str, draw: random.Random, seed: int) -> Profile:
             prefills = tuple(draw.choice(THIRDS) for _ in shape.prefills)
             decodes = tuple(draw.choice(THIRDS) for _ in shape.decodes)
             shape = replace(shape, kv_heads=SIX_HEADS, prefills=prefills, decodes=decodes)
+        case "both":
+            others = draw.choice((0, 0, 1))  # of one side alone, beside two processes of both
+            shape = replace(shape, prefills=(ONE,) * (2 + others), decodes=(ONE,) * (2 + others))
         case "fence":
             while len(shape.prefills) < 2:
                 shape = replace(shape, prefills=(*shape.prefills, draw.choice(shape.prefills)))

@@ -40,6 +40,8 @@ DRAIN_MS: Final = 20_000
 GRACE_S: Final = 1.5
 """How long the platform leaves the others when a rank has ended, so that they say why."""
 KILL_S: Final = 0.05
+LEFT: Final = "left"
+"""Why a worker has ended that was not lost."""
 
 
 class SimulatedWorker:
@@ -60,6 +62,8 @@ class SimulatedWorker:
         self.name = name
         self.pid = pid
         self._on_end = on_end
+        self.other_sides: list[SimulatedWorker] = []
+        """Of its process."""
         self.over = False
         self.born_s = world.loop.time()
         self._wounded = ""
@@ -148,6 +152,8 @@ class SimulatedWorker:
 
     def crash(self, rank: int | None = None) -> None:
         """SIGKILL, of all its processes, or of one, which ends the others."""
+        if self.over:
+            return
         self._wounded = "crashed"
         if rank is None or len(self.ranks) == 1:
             self._die("crashed")
@@ -247,7 +253,15 @@ class SimulatedWorker:
             pid=self.pid,
             credential=self._credential,
             kv_checksum=self._world.shape.checksum.value,
+            computes=self._world.shape.both > 0 and self.side is Side.DECODE,
+            other_side=self._other_side(),
         )
+
+    def _other_side(self) -> workers_pb2.OtherSide | None:
+        for other in self.other_sides:
+            process = f"both-{other.name.split('-')[1]}"
+            return workers_pb2.OtherSide(incarnation=other.incarnation, process=process, prefill_weight=50)
+        return None
 
     # ---- its end
 
@@ -258,7 +272,7 @@ class SimulatedWorker:
         error = None if task.cancelled() else task.exception()
         if error is None:
             if rank is self.leader:
-                self._die("left")
+                self._die(LEFT)
             return
         if not (isinstance(error, GroupBroken) and self._wounded):
             name = "divergence-detected" if isinstance(error, RostersDiverged) else "moves-listed"
