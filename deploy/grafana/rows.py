@@ -90,25 +90,6 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             most=1,
         ),
         Panel(
-            "Prompts' tokens, by who computed them",
-            "The share that each side computed; cached ones are not. Decode computes what it has sooner than"
-            " prefill would: short rests, and whatever it has time for while prefill is the queue.",
-            {
-                "{{side}}": f"sum by (side) ({per_second('baton_prompt_tokens_computed_total')})"
-                f" / scalar(sum({per_second('baton_prompt_tokens_computed_total')}))"
-            },
-            unit="percentunit",
-            most=1,
-            stacked=True,
-        ),
-        Panel(
-            "Prompts, by who computed them and why",
-            "A second. Handed over: prefill's own. Sooner: decode had it before prefill would have. No"
-            " prefill: none was ready, and decode computes all.",
-            {"{{why}}": f"sum by (why) ({per_second('baton_prompts_computed_total')})"},
-            stacked=True,
-        ),
-        Panel(
             "Requests by where they wait",
             "What piles up in front of prefill waits for prefill; 'for pages' and 'for the batch' are"
             " decode's.",
@@ -234,6 +215,33 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
                 outcome: total("decode", per_second("baton_decode_draft_tokens_total", outcome=outcome))
                 for outcome in ("taken", "missed")
             },
+        ),
+    ),
+    "Where are prompts computed?": (
+        Panel(
+            "Prompts' tokens, by who computed them",
+            "The share that each side computed; cached ones are not. Decode computes what it has sooner than"
+            " prefill would: short rests, and whatever it has time for while prefill is the queue.",
+            {
+                "{{side}}": f"sum by (side) ({per_second('baton_prompt_tokens_computed_total')})"
+                f" / scalar(sum({per_second('baton_prompt_tokens_computed_total')}))"
+            },
+            unit="percentunit",
+            most=1,
+            stacked=True,
+        ),
+        Panel(
+            "Prompts, by who computed them and why",
+            "A second. Handed over: prefill's own. Sooner: decode had it before prefill would have. Same"
+            " process: nothing was to be handed over. No prefill: none was ready, and decode computes all.",
+            {"{{why}}": f"sum by (why) ({per_second('baton_prompts_computed_total')})"},
+            stacked=True,
+        ),
+        Panel(
+            "Ready workers by their weight",
+            "A worker of one side counts as one; a process that serves both sides counts on each by its"
+            " weight, which `baton role` changes.",
+            {"{{side}}": f"max by (side) ({now('baton_workers_weight')})"},
         ),
     ),
     "Where does the time to the first token go?": (
