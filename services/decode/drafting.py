@@ -9,13 +9,11 @@ from typing import Final
 
 from services.decode.batch import ChoiceStep
 from services.decode.drafter import Drafter
-from services.rooms.drafting import DRAFTS_MAX, Drafts, allot
+from services.rooms.drafting import Drafts, DraftSource, allot
 from services.rooms.step_cost import BEFORE_PER_MILLE, StepCost
 
 READ_MAX: Final = 16_384
 """Tokens of all sequences that are read beside a step: some milliseconds."""
-AT_ONCE: Final = 2 * DRAFTS_MAX
-"""Tokens of a sequence that are read before a step: those that the last one drew, and no prompt."""
 NONE: Final[Sequence[int]] = ()
 
 
@@ -39,12 +37,12 @@ class Drafting:
         promises: list[Drafts] = []
         for place, part in enumerate(step):
             drafter = self._drafter(part)
-            if drafter is None or drafter.unread > AT_ONCE:
+            if drafter is None:
                 continue
-            drafter.read(AT_ONCE)
-            drafted[place] = drafter.draft(DRAFTS_MAX)
+            drafted[place] = drafter.drafts()
+            available, forced = len(drafted[place]), drafter.source is DraftSource.GRAMMAR
             places.append(place)
-            promises.append(Drafts(drafter.acceptance, len(drafted[place])))
+            promises.append(Drafts(drafter.acceptance, available, available if forced else 0))
         positions = sum(part.positions for part in step)
         for place, count in zip(places, allot(promises, len(step), positions, self.per_mille), strict=True):
             drafted[place] = drafted[place][:count]

@@ -5,6 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from services.rooms.drafting import DraftSource
 from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from services.rooms.queues import RoomQueue
 from services.runtime.tally import Tally
@@ -78,11 +79,14 @@ class DecodeMetrics(WorkerMetrics):
 
         drafts = Counter(
             "baton_decode_draft_tokens_total",
-            "Tokens that were drafted and checked, by what came of them.",
-            ["outcome"],
+            "Tokens that were drafted and checked, by whence they came and what came of them.",
+            ["source", "outcome"],
             registry=registry,
         )
-        self._drafts_taken, self._drafts_missed = drafts.labels("taken"), drafts.labels("missed")
+        self._drafts = {
+            source: (drafts.labels(source.value, "taken"), drafts.labels(source.value, "missed"))
+            for source in DraftSource
+        }
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         super().record_queues(queues)
@@ -92,11 +96,12 @@ class DecodeMetrics(WorkerMetrics):
     def decoded(self, tokens: int) -> None:
         self._tokens.inc(tokens)
 
-    def drafted(self, drafted: int, taken: int) -> None:
-        """A step checked so many drafts, and took so many of them."""
+    def drafted(self, source: DraftSource, drafted: int, taken: int) -> None:
+        """A step checked so many drafts of one sequence, and took so many of them."""
         if drafted:
-            self._drafts_taken.inc(taken)
-            self._drafts_missed.inc(drafted - taken)
+            all_taken, all_missed = self._drafts[source]
+            all_taken.inc(taken)
+            all_missed.inc(drafted - taken)
 
     def claimed(self) -> None:
         self._local.inc()

@@ -129,9 +129,9 @@ class DecodeStepping(Stepping[StepOf]):
 
     def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> int:
         """They come next, up to the choice's end: what was drawn behind that is dropped. Returns how many."""
-        self._metrics.drafted(choice.checking, len(tokens) - 1)
         if choice.drafter is not None:
-            choice.drafter.acceptance.note(choice.checking, len(tokens) - 1)
+            self._metrics.drafted(choice.drafter.source, choice.checking, len(tokens) - 1)
+            choice.drafter.note(choice.checking, len(tokens) - 1)
         output, finish = choice.sequence.output, None
         first = len(output)
         for token in tokens:

@@ -38,6 +38,7 @@ from services.engine.notes import notes_of
 from services.engine.paged import PagedKernel
 from services.engine.plan import make_plan
 from services.engine.proof import hasten
+from services.engine.proposer import Proposer
 from services.engine.scores import BESIDE_BYTES, scored_at_once
 from services.engine.team import Team, alone
 from services.engine.told import draw, tell_scores, tell_sums
@@ -93,6 +94,7 @@ class TorchEngine:
         self._team = team
         self._drawer = drawer_of(team)
         self._summers = [PageSummer(cache)]
+        self._proposer = Proposer(team, self._drawer)
         self._kept = DecodeWorkspace(cache, batch_memory) if batch_memory else None
         self.recorded = recorded
         self.compiled = compiled
@@ -138,6 +140,7 @@ class TorchEngine:
         )
         summed = [row.sequence.page_sum for row in rows if row.sample]
         tell_sums(self._team, self.whole, [each for each in summed if each])
+        self._proposer.propose(rows, taken)
         return taken
 
     def _computed(self, rows: abc.Sequence[Row]) -> tuple[list[Taken], list[int]]:

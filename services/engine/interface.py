@@ -11,7 +11,7 @@ from collections import abc
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.grammars.fold import Fold
 from services.pages.checksum import WORD
@@ -19,6 +19,10 @@ from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Grammar, Request, Score, Token
 from services.runtime.host_memory import Movable
 from services.runtime.worker_settings import WorkerSettings
+
+
+PROPOSED_MAX: Final = 16
+"""Tokens of a proposal."""
 
 
 class Undrawn(Exception):
@@ -108,6 +112,17 @@ class PromptScores:
 
 
 @dataclass(slots=True, eq=False)
+class Proposal:
+    """What may come next in a sequence, as its engine knows it after a step that drew for it: drafts for the
+    next one. The same on all ranks (`drafts-agreed`)."""
+
+    tokens: abc.Sequence[int] = ()
+    """At most PROPOSED_MAX, behind all that the step drew."""
+    forced: int = 0
+    """How many of them the grammar leaves no other than, from the first one on."""
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens as this worker knows them."""
 
@@ -123,6 +138,8 @@ class Sequence:
     """Where the caller set one: every step carries it on to the end of its row."""
     scores: PromptScores | None = field(default=None, init=False, repr=False)
     """Likewise, of a request whose prompt is scored."""
+    proposal: Proposal | None = field(default=None, init=False, repr=False)
+    """Where the caller set one, on all ranks: every step that draws makes it anew."""
 
     @property
     def length(self) -> int:
@@ -238,7 +255,8 @@ class Steps(Protocol):
         Returns one entry a row, the same on all ranks: no token where `sample` is False, NotANumber where
         what the row was computed from, its weights or its pages, is broken, and NotHeld where the row's
         output cannot be held to its grammar; appends nothing to `output`, and does not know where an answer
-        ends: tokens behind its end may come. With any drafts a row draws what it draws without. The keys and
+        ends: tokens behind its end may come. Makes the sequence's proposal anew, where it has one and a token
+        was drawn. With any drafts a row draws what it draws without. The keys and
         values of all rows are in their pages when it returns (`written-before-sent`), and nothing is written
         there after it has returned or raised (`no-free-under-write`). Raises ValueError, before anything is
         computed, for a row that cannot be computed, or for more than `scored_max` positions that are scored;

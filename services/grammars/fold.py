@@ -27,6 +27,7 @@ class Matcher(Protocol):
 
     def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
     def compute_bitmask(self) -> bytes: ...
+    def compute_ff_tokens(self) -> list[int]: ...
     def is_accepting(self) -> bool: ...
     def is_error(self) -> bool: ...
     def get_error(self) -> str: ...
@@ -91,6 +92,12 @@ class Fold:
             for end in request.ending_token_ids:
                 _set(mask, end, on=True)
         return bytes(mask)
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """The tokens that follow `output` whatever is drawn, as far as the grammar leaves no other. None where
+        the vocabulary spells a text in several ways that a mask would allow. Raises GrammarLost."""
+        self.follow(output)
+        return self._matcher.compute_ff_tokens()
 
     def _why(self) -> str:
         return first_line(self._matcher.get_error())

@@ -1,7 +1,7 @@
 """How many drafts does a step check for each of its sequences?
 
 A drafted token costs its position in the step, and brings a token where it is taken. How likely that is, the
-sequence's earlier drafts say. So the most promising drafts are checked first, as long as one brings more
+sequence's earlier drafts say, or its grammar, which leaves no other token. So the most promising drafts are checked first, as long as one brings more
 tokens for its time than the step has without it. A sequence whose drafts are not taken soon gets none. One is
 tried now and then, ever less often, since texts change.
 
@@ -11,6 +11,7 @@ Everything is a function of outputs and of numbers that all ranks of a worker sh
 
 import heapq
 from collections.abc import Sequence
+from enum import Enum
 from typing import Final, NamedTuple
 
 DRAFTS_MAX: Final = 16
@@ -26,6 +27,15 @@ DOUBT: Final = 0.25
 PAUSE_MIN: Final = 16
 PAUSE_MAX: Final = 256
 """Steps without a draft, before one is tried: at first, and after many that were not taken."""
+
+
+class DraftSource(Enum):
+    """Whence drafts come."""
+
+    GRAMMAR = "grammar"
+    """It leaves no other token."""
+    NGRAM = "ngram"
+    """They came behind the same tokens before."""
 
 
 class Acceptance:
@@ -67,6 +77,12 @@ class Drafts(NamedTuple):
     acceptance: Acceptance
     available: int
     """Tokens that are drafted."""
+    certain: int = 0
+    """How many of them are known to be taken, from the first one on."""
+
+    def chance(self, place: int) -> float:
+        """That draft `place`, from 0 on, is taken, where all before it were."""
+        return 1.0 if place < self.certain else self.acceptance.chance
 
 
 def allot(drafts: Sequence[Drafts], rows: int, positions: int, per_mille: int) -> list[int]:
@@ -77,18 +93,19 @@ def allot(drafts: Sequence[Drafts], rows: int, positions: int, per_mille: int) -
     counts = [0] * len(drafts)
     tokens, time = float(rows), 1 + cost * positions
     left = POSITIONS_MAX
-    promising = [(-each.acceptance.chance, place) for place, each in enumerate(drafts) if each.available > 0]
+    promising = [(-each.chance(0), place) for place, each in enumerate(drafts) if each.available > 0]
     heapq.heapify(promising)
     while promising and left:
         promise, place = promising[0]
-        if -promise * time <= WORTH * cost * tokens:
+        each = drafts[place]
+        if counts[place] >= each.certain and -promise * time <= WORTH * cost * tokens:
             break
         counts[place] += 1
         left -= 1
         tokens -= promise
         time += cost
-        if counts[place] < min(drafts[place].available, DRAFTS_MAX):
-            heapq.heapreplace(promising, (promise * drafts[place].acceptance.chance, place))
+        if counts[place] < min(each.available, DRAFTS_MAX):
+            heapq.heapreplace(promising, (promise * each.chance(counts[place]), place))
         else:
             heapq.heappop(promising)
     for place, each in enumerate(drafts):

@@ -8,7 +8,9 @@ import pytest
 from services.decode.drafter import Drafter
 from services.engine.interface import Sequence as Tokens
 from services.ids import RoomId
+from services.rooms.drafting import DraftSource
 from services.rooms.growth import spared
+from services.rooms.request import Grammar, GrammarKind
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import grouped
@@ -46,7 +48,8 @@ def sizes(caller: Caller) -> list[int]:
 def drafted(bench: DecodeBench) -> tuple[float, float]:
     """Taken, and not."""
     taken, missed = (
-        bench.gauge("baton_decode_draft_tokens_total", outcome=outcome) for outcome in ("taken", "missed")
+        bench.gauge("baton_decode_draft_tokens_total", source="ngram", outcome=outcome)
+        for outcome in ("taken", "missed")
     )
     return taken, missed
 
@@ -214,4 +217,46 @@ async def test_a_long_prompt_is_read_beside_steps_and_what_it_repeats_is_drafted
         drafts.append(drafter.draft(3))
     assert drafter.unread == 0
     assert drafts[-1] == [6, 1, 2]
-    assert len(drafter.draft(99)) == request.max_tokens - 2 - 1, "no further than its answer may be"
+    assert len(drafter.drafts()) == request.max_tokens - 2 - 1, "no further than its answer may be"
+
+
+def test_what_is_forced_comes_before_what_repeats_itself_and_no_further_than_the_answer_may() -> None:
+    request = asked(1, 1, 8, prompt=(1, 2, 3, 4, 5, 6, 1, 2, 3))
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    free, held = (Tokens(replace(request, grammar=each), [4, 5]) for each in (None, grammar))
+    drafters = [Drafter(each, LONGEST) for each in (free, held)]
+    assert free.proposal is None, "nobody asks the engine"
+    assert held.proposal is not None
+    assert [[*each.drafts()] for each in drafters] == [[6, 1, 2, 3, 4]] * 2
+    held.proposal.tokens, held.proposal.forced = tuple(range(20, 29)), 9
+    before = drafters[1].acceptance.chance
+    assert [*drafters[1].drafts()] == [20, 21, 22, 23, 24]
+    assert drafters[1].source is DraftSource.GRAMMAR
+    drafters[1].note(5, 5)
+    assert drafters[1].acceptance.chance == before, "it says nothing of what repeats itself"
+    held.proposal.tokens, held.proposal.forced = (), 0
+    assert [*drafters[1].drafts()] == [6, 1, 2, 3, 4]
+    assert drafters[1].source is DraftSource.NGRAM
+
+
+async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy proposes what it will draw; no cost is too high, since each is a token that is wanted anyway."""
+
+    def drafts(self: Drafter) -> Sequence[int]:
+        self.source = DraftSource.GRAMMAR
+        request, output = self._sequence.request, self._sequence.output
+        come = toy.answer(replace(request, output=tuple(output)))
+        return come[: min(5, request.max_tokens - len(output) - 1)]
+
+    monkeypatch.setattr(Drafter, "drafts", drafts)
+    async with decoding(drafts_by=LONGEST) as bench:
+        await bench.enter(group_pb2.Command(position_cost=10_000))
+        caller = await running(bench, asked(1, 1, MAX_TOKENS))
+        await bench.settle()
+        assert caller.tokens == toy.answer(asked(1, 1, MAX_TOKENS))
+        counts = [
+            bench.gauge("baton_decode_draft_tokens_total", source="grammar", outcome=outcome)
+            for outcome in ("taken", "missed")
+        ]
+        assert counts == [19, 0]
+        assert drafted(bench) == (0, 0)

@@ -12,11 +12,12 @@ import torch
 
 from services.engine.checksum import PageSummer
 from services.engine.engine import TorchEngine
-from services.engine.interface import PageSum, Row, Sequence, TeamBroken, Undrawn
+from services.engine.interface import PageSum, Proposal, Row, Sequence, TeamBroken, Undrawn
 from services.engine.ranks import join_team
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
 from tests.engine.worker import GREEDY, Guesses, ShuffledEngine
+from tests.grammars.answers import END, fold_of
 
 Answers = list[list[int]]
 
@@ -84,6 +85,25 @@ def guessed(
         for tenant, answer in zip(tenants, answers, strict=True)
     }
     return worker.answers(tenants, Guesses(outputs, worker.engine.vocab_size), 9)
+
+
+def proposed(
+    post: Post, directory: Path, prompt: list[int], grammar: Grammar
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """An answer, held to `grammar` by the rank that draws, and what was checked in each of its steps: what
+    the step before it proposed."""
+    engine = post.engine(directory)
+    worker = ShuffledEngine(engine)
+    tenant = worker.admit(prompt, 60)
+    asked = replace(tenant.sequence.request, eos_token_ids=(END,), grammar=grammar)
+    tenant.sequence = Sequence(asked, [])
+    tenant.sequence.fold = None if engine.grammars is None else fold_of(grammar)
+    tenant.sequence.proposal = proposal = Proposal()
+    checked: list[tuple[int, ...]] = []
+    while not tenant.done:
+        checked.append(tuple(proposal.tokens))
+        worker.guess([tenant], 100, lambda _: checked[-1])
+    return tenant.sequence.output, checked
 
 
 def several(

@@ -12,7 +12,18 @@ from services.engine.compiled import CompiledModel
 from services.engine.drafts import apart
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.graphs import RecordedSteps
-from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Sequence, SumPart, Taken, take
+from services.engine.interface import (
+    Drawn,
+    NotANumber,
+    NotHeld,
+    PageSum,
+    Proposal,
+    Row,
+    Sequence,
+    SumPart,
+    Taken,
+    take,
+)
 from services.engine.team import alone
 from services.grammars.fold import Matcher
 from services.rooms.request import Grammar, Request, Sampling, Token
@@ -24,6 +35,7 @@ from tests.engine.test_equals_reference import random_prompts
 from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.engine.tiny import SHAPE, save
 from tests.engine.worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledEngine, Tenant
+from tests.grammars.answers import NAMED
 from tests.support.calling import Calling
 
 LENGTHS: Final = (1, 15, 30, 47)
@@ -163,6 +175,7 @@ class Noting:
         self._matcher = matcher
         self.compute_bitmask, self.get_error = matcher.compute_bitmask, matcher.get_error
         self.is_accepting, self.is_error = matcher.is_accepting, matcher.is_error
+        self.compute_ff_tokens = matcher.compute_ff_tokens
 
     def consume_tokens(self, sampled_tokens: list[int]) -> bool:
         self.taken += sampled_tokens
@@ -194,6 +207,34 @@ def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
             worker.guess([tenant], 100, guess)
         assert tenant.sequence.output == expected
         assert matcher.taken[: len(expected) - 1] == expected[:-1]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
+def test_what_a_grammar_forces_is_proposed_and_always_taken(
+    speaking: TorchEngine, sampling: Sampling
+) -> None:
+    """In fewer steps the same answer, of which the fold takes each token once. Nothing is proposed behind its
+    end, nor where nobody asks."""
+    worker, prompt = ShuffledEngine(speaking), 1
+    (expected,) = worker.run([plain := admitted(worker, NAMED, sampling)], 100)
+    assert plain.sequence.proposal is None
+    tenant = admitted(worker, NAMED, sampling)
+    tenant.sequence.proposal = proposal = Proposal()
+    assert tenant.sequence.fold is not None
+    tenant.sequence.fold._matcher = matcher = Noting(tenant.sequence.fold._matcher)
+    steps = forced = 0
+    while not tenant.done:
+        assert proposal.forced == len(proposal.tokens)
+        checked = proposal.tokens
+        (taken,) = worker.guess([tenant], 100, lambda _: checked)
+        assert [token.id for token in taken[: len(checked)]] == [*checked], "each is what was drawn"
+        forced += len(checked)
+        steps += 1
+    assert tenant.sequence.output == expected
+    assert forced > 5
+    assert steps == prompt + len(expected) - forced - 1
+    assert proposal.tokens == ()
+    assert matcher.taken[: len(expected) - 1] == expected[:-1]
 
 
 def test_drafts_are_fed_one_a_row_behind_the_row_of_what_is_known() -> None:

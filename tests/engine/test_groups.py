@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 from services.engine.interface import NotANumber, NotHeld
 from services.pages.checksum import WORD
@@ -18,7 +19,10 @@ from tests.engine.conftest import MakeEngine
 from tests.engine.crew import Crew
 from tests.engine.quantisers import FORMATS, write
 from tests.engine.test_equals_reference import random_prompts
+from tests.engine.test_held import VOCABULARY
 from tests.engine.test_scores import check_scores
+from tests.engine.tiny import SHAPE, save
+from tests.grammars.answers import NAMED, ids
 from tests.oracle import reference_greedy, reference_scores
 
 TWO_KV_HEADS = "llama-biased-two-kv-heads"
@@ -168,6 +172,17 @@ def test_drawn_is_drawn_all_ranks_take_the_drafts_that_one_has_drawn(crew: Crew,
                 None if other.logprob is None else pytest.approx(other.logprob, abs=1e-4)
             )
     assert steps < OUTPUT_TOKENS
+
+
+def test_drafts_agreed_all_ranks_hear_what_the_grammar_forces(crew: Crew, tmp_path: Path) -> None:
+    """Which only the rank that draws knows."""
+    shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False, "num_key_value_heads": 2}
+    directory = save(LlamaConfig(**shape), tmp_path)
+    told = crew.play(SQUARE, scenes.proposed, directory, ids("The fox"), NAMED)
+    assert all(each == told[0] for each in told)
+    output, checked = told[0]
+    assert sum(map(len, checked)) > 5
+    assert len(output) == len(checked) + sum(map(len, checked))
 
 
 def test_own_draws_the_choices_of_a_prompt_are_drawn_by_two_ranks_as_by_one(

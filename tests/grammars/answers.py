@@ -42,6 +42,18 @@ def schema(value: Any) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
 
 
+NAMED: Final = schema(
+    {
+        "type": "object",
+        "properties": {"the fox": {"enum": [1, 2, 3]}, "kind": {"enum": ["lazy dog", "quick dog"]}},
+        "required": ["the fox", "kind"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+)
+"""Most of an answer is forced."""
+
+
 def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
 

@@ -13,6 +13,7 @@ from services.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
     KINDS,
+    NAMED,
     PADDING,
     drawn,
     fold_of,
@@ -174,3 +175,22 @@ def test_a_grammar_that_wants_the_end_of_sequence_as_text_ends_there() -> None:
     """They contradict each other: the answer ends, and nothing fails."""
     fold = fold_of(lark('start: "a" <[0]> "b"'))
     assert _allowed(fold, "a") == {END}
+
+
+@pytest.mark.parametrize("grammar", [NAMED, *GRAMMARS.values()], ids=["names", *GRAMMARS])
+def test_what_is_forced_is_all_that_is_allowed_token_by_token_and_asking_changes_nothing(
+    grammar: Grammar,
+) -> None:
+    """`mask-is-fold`: whoever asks what is forced has the masks of whoever does not."""
+    asked, most = request(), 0
+    for seed in range(12):
+        output = drawn(fold_of(grammar), asked, seed)
+        plain, asking = fold_of(grammar), fold_of(grammar)
+        for length in range(len(output)):
+            forced = asking.forced(output[:length])
+            most = max(most, len(forced))
+            assert output[length : length + len(forced)] == forced
+            mask = asking.allowed(asked, output[:length])
+            assert mask == plain.allowed(asked, output[:length])
+            assert not forced or tokens_in(mask) == forced[:1]
+    assert most > 3 or grammar is not NAMED

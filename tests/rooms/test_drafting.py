@@ -47,6 +47,13 @@ def test_the_promising_ones_come_first() -> None:
     assert counts[1] > counts[0] >= counts[2] == 0
 
 
+def test_what_is_certain_is_drafted_whatever_it_costs_and_what_is_behind_it_is_not() -> None:
+    assert allot([Drafts(_missed(), 9, certain=5)], 1, 1, 10_000) == [5]
+    assert allot([Drafts(_missed(), 9, certain=5), Drafts(_missed(), 9)], 40, 40, COST) == [5, 0]
+    assert allot([Drafts(_taken(16), 9, certain=2)], 1, 1, COST) == [9]
+    assert allot([Drafts(_missed(), 99, certain=99)], 1, 1, COST) == [DRAFTS_MAX]
+
+
 def test_one_that_was_given_none_for_long_is_tried_ever_less_often() -> None:
     acceptance, tried = _missed(), []
     for step in range(4 * PAUSE_MAX):
