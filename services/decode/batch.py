@@ -23,7 +23,7 @@ class ChoiceStep(NamedTuple):
     @property
     def positions(self) -> int:
         """That its row computes, drafts aside."""
-        return self.choice.sequence.length - self.choice.computed
+        return self.choice.sequence.length - self.room.filled[self.choice.place]
 
     @property
     def has_pages(self) -> bool:

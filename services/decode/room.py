@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from services.decode.drafter import Drafter
 from services.engine.interface import PageSum, Row, Sequence
 from services.handover.receiving_room import ReceivingRoom
-from services.ids import PageTables
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.worker.room import CalledRoom
 
@@ -23,8 +22,6 @@ class Choice:
     place: int
     """Among the room's choices, from 0 on."""
     sequence: Sequence
-    computed: int = 0
-    """Leading tokens whose KV is in its pages, once the room is admitted."""
     drafter: Drafter | None = None
     """Once something may be drafted for it."""
     checking: int = 0
@@ -34,10 +31,6 @@ class Choice:
     def forks(self) -> bool:
         """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
-
-    def row(self, pages: PageTables, drafts: abc.Sequence[int] = ()) -> Row:
-        """What its next step computes. `pages`: its tables, by group."""
-        return Row(self.sequence, self.computed, self.sequence.length, pages, sample=True, drafts=drafts)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +65,7 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
         last = stop == self.request.prefill_tokens
         return Row(self.choices[0].sequence, start, stop, self.pages[0], last)
 
-    def begin(self) -> None:
-        """It was admitted: what it begins with is there for each choice."""
-        for choice in self.choices:
-            choice.computed = self.division.shared_tokens if choice.place else self.request.prefill_tokens
+    def row(self, choice: Choice, drafts: abc.Sequence[int] = ()) -> Row:
+        """What the choice's next step computes."""
+        sequence, start = choice.sequence, self.filled[choice.place]
+        return Row(sequence, start, sequence.length, self.pages[choice.place], sample=True, drafts=drafts)

@@ -46,7 +46,6 @@ class DecodeStepping(Stepping[StepOf]):
         """The room was admitted. Choice 0 has its first token; the others draw theirs."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
-        room.begin()
         if 0 in room.ends.going_on:
             self._emit(room, room.choices[0], [room.first], self._receiving.drawn(room, 0))
 
@@ -87,7 +86,7 @@ class DecodeStepping(Stepping[StepOf]):
             self._metrics.grew(given, ())
             drafts = drafts[: stop - length]
         choice.checking = len(drafts)
-        return choice.row(room.pages[choice.place], drafts)
+        return room.row(choice, drafts)
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""
@@ -139,7 +138,6 @@ class DecodeStepping(Stepping[StepOf]):
             finish = self._receiving.drawn(room, choice.place)
             if finish is not None:
                 break
-        choice.computed = choice.sequence.length - 1
         self._emit(room, choice, tokens[: len(output) - first], finish)
         return len(output) - first
 

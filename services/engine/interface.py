@@ -20,7 +20,6 @@ from services.rooms.request import Grammar, Request, Score, Token
 from services.runtime.host_memory import Movable
 from services.runtime.worker_settings import WorkerSettings
 
-
 PROPOSED_MAX: Final = 16
 """Tokens of a proposal."""
 
@@ -119,7 +118,7 @@ class Proposal:
     tokens: abc.Sequence[int] = ()
     """At most PROPOSED_MAX, behind all that the step drew."""
     forced: int = 0
-    """How many of them the grammar leaves no other than, from the first one on."""
+    """How many of them, from the first one on, the grammar leaves no other token than (`forced-is-drawn`)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -94,8 +94,8 @@ class Fold:
         return bytes(mask)
 
     def forced(self, output: Sequence[int]) -> list[int]:
-        """The tokens that follow `output` whatever is drawn, as far as the grammar leaves no other. None where
-        the vocabulary spells a text in several ways that a mask would allow. Raises GrammarLost."""
+        """The tokens that follow `output` whatever is drawn, as far as the grammar leaves no other. None
+        where masks allow several spellings of a text. Raises GrammarLost."""
         self.follow(output)
         return self._matcher.compute_ff_tokens()
 

@@ -263,7 +263,9 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self.fail(room, Reason.PAGES_CORRUPT, text)
 
     def drawn(self, room: R, choice: int) -> FinishReason | None:
-        """A token was appended to the choice's output. Returns why it was the last one, if it was."""
+        """A token was appended to the choice's output: all before it are computed. Returns why it was the
+        last one, if it was."""
+        room.filled[choice] = len(room.request.prompt) + len(room.outputs[choice]) - 1
         finish = room.request.finish_reason(room.outputs[choice])
         if finish is not None:
             self._end(room, choice, finish.value)
@@ -417,10 +419,11 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         (self.holdings.own if room.local else self.holdings.commit)(room.id)
         self.holdings.keep(room.id, room.request.tokens)
         self._growing.begins(room)
+        further = room.request.choices - 1
+        room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
         self._report(room, Moment.ADMITTED)
-        if room.request.choices > 1:
-            further = counted(room.request.choices - 1, "further choice")
-            self._report(room, Moment.FORKED, further)
+        if further:
+            self._report(room, Moment.FORKED, counted(further, "further choice"))
         self._ask(Join(room.id))
 
     def _retract(self, room: R, wanted: int) -> None:

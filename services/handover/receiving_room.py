@@ -25,6 +25,10 @@ class ReceivingRoom(Receiver):
     """Of each choice, once it was granted: its page tables, by group."""
     covered: list[int] = field(init=False)
     """Of each choice: leading positions that its pages are there for, once it was granted."""
+    filled: list[int] = field(default_factory=list, init=False)
+    """Of each choice, once it was admitted: leading positions whose keys and values are those of its tokens.
+    Its next row begins there. What drafts that were not taken left lies behind them, and is written over
+    before it is read (`not-taken-never-read`)."""
     retracting: Cause | None = field(default=None, init=False)
     """Why every rank takes its pages for others, from its next turn on: no row of it is computed any more.
     Whatever else ends it by then is more (`retracted-is-no-failure`)."""

@@ -1,9 +1,9 @@
 """How many drafts does a step check for each of its sequences?
 
 A drafted token costs its position in the step, and brings a token where it is taken. How likely that is, the
-sequence's earlier drafts say, or its grammar, which leaves no other token. So the most promising drafts are checked first, as long as one brings more
-tokens for its time than the step has without it. A sequence whose drafts are not taken soon gets none. One is
-tried now and then, ever less often, since texts change.
+sequence's earlier drafts say, or its grammar, which leaves no other token. So the most promising drafts are
+checked first, as long as one brings more tokens for its time than the step has without it. A sequence whose
+drafts are not taken soon gets none. One is tried now and then, ever less often, since texts change.
 
 Everything is a function of outputs and of numbers that all ranks of a worker share: all choose alike
 (`drafts-agreed`).

@@ -1,7 +1,7 @@
 """Which sequences take part in the next step?"""
 
 from services.decode.batch import how_many, next_batch, unfinished
-from services.decode.room import Choice, DecodeRoom
+from services.decode.room import DecodeRoom
 from services.ids import Incarnation, RoomId
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.phases import Phase
@@ -34,13 +34,14 @@ def _room(
     )
     room.phase, room.stopping, room.finished = phase, stopping, finished
     room.outputs[0].append(1)
-    room.begin()
+    room.filled = [prompt, *[room.division.shared_tokens] * (choices - 1)]
+    room.pages = [((),)] * choices
     return room
 
 
 def _drawn(room: DecodeRoom) -> None:
     for choice in room.choices[1:]:
-        choice.computed = choice.sequence.length
+        room.filled[choice.place] = choice.sequence.length
         choice.sequence.output.append(1)
 
 
@@ -76,7 +77,7 @@ def test_sequences_are_counted_and_a_rooms_choices_that_fit_run_in_their_order()
 
 def test_so_many_choices_begin_in_a_step_that_it_computes_no_more_tokens_than_a_full_batch() -> None:
     rooms = [_room(1), _room(2, choices=4, prompt=7), _room(3)]
-    assert [_tokens(choice) for _, choice in unfinished(rooms)] == [1, 1, 3, 3, 3, 1]
+    assert [part.positions for part in unfinished(rooms)] == [1, 1, 3, 3, 3, 1]
     assert _batch(rooms, 9) == [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
     _drawn(rooms[1])
     assert _batch(rooms, 9) == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0)]
@@ -84,10 +85,5 @@ def test_so_many_choices_begin_in_a_step_that_it_computes_no_more_tokens_than_a_
 
 def test_one_begins_whatever_else_runs() -> None:
     rooms = [_room(1), _room(2, choices=3, prompt=8)]
-    assert [_tokens(choice) for _, choice in unfinished(rooms)] == [1, 1, 4, 4]
+    assert [part.positions for part in unfinished(rooms)] == [1, 1, 4, 4]
     assert _batch(rooms, 4) == [(1, 0), (2, 0), (2, 1)]
-
-
-def _tokens(choice: Choice) -> int:
-    row = choice.row(((),))
-    return row.stop - row.start

@@ -240,7 +240,7 @@ def test_what_is_forced_comes_before_what_repeats_itself_and_no_further_than_the
 
 
 async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy proposes what it will draw; no cost is too high, since each is a token that is wanted anyway."""
+    """The toy proposes what it will draw: each is a token that is wanted anyway."""
 
     def drafts(self: Drafter) -> Sequence[int]:
         self.source = DraftSource.GRAMMAR

@@ -40,11 +40,13 @@ from tests.model.shapes import (
     strips,
     told_sum,
 )
-from tests.model.space import BeforeStep, free, growing, pages_of
+from tests.model.space import BeforeStep, free, growing, pages_of, reach
 from tests.model.standing import Place, Standing
 
 _DRAWN, _CHOICES_MAX, _DRAWN_MAX = 128, 3, 8
 """What is drawn, of so many choices a room and tokens of each, says this and more, and no prompt does."""
+_NOT_TAKEN = 255
+"""What a draft says that was not drawn."""
 PROMPT: Final = -1
 """In place of a choice: a step computes a part of the room's prompt."""
 CLAIM: Final = ("claim",)
@@ -194,7 +196,7 @@ class DecodeRank(Rank[WatchedRoom]):
     def step_ends(self) -> str:
         """Every sequence of the batch has drawn a token."""
         step, self._step = self._step, []
-        for room, choice in step:
+        for room, choice, drafts in step:
             held = self._roster.get(room)
             held.busy = False
             if choice == PROMPT:
@@ -202,11 +204,12 @@ class DecodeRank(Rank[WatchedRoom]):
                 continue
             if self._scope.grows:
                 self._read(held, choice)
-                self._write(held, choice)
-            if choice in held.ends.going_on and not held.stopping:
-                last = held.steps(choice) + 1 == self._lasts[choice]
-                held.outputs[choice].append(STOP_TOKEN if last else FIRST_TOKEN)
-                self.side.drawn(held, choice)
+                self._write(held, choice, drafts)
+            for _ in range(1 + self._right(held, choice, drafts)):
+                if choice in held.ends.going_on and not held.stopping:
+                    last = held.steps(choice) + 1 == self._lasts[choice]
+                    held.outputs[choice].append(STOP_TOKEN if last else FIRST_TOKEN)
+                    self.side.drawn(held, choice)
         self._carry_out()
         return ""
 
@@ -246,8 +249,8 @@ class DecodeRank(Rank[WatchedRoom]):
         if effect is ReceiverEffect.ADMIT and room.record is None and not room.local:
             raise Broken(Law.GATE_BEFORE_AGREE, f"room {room.id} is admitted without its record")
         if effect is Effect.RELEASE:
-            self._check_release(room)
-            self._blank(room)
+            with self._keeps(room):
+                return self._release(room)
         if effect is Effect.FENCE and self._scope.timed:
             self._check_wait(room)
         grew = growing(self._roster)
@@ -260,6 +263,12 @@ class DecodeRank(Rank[WatchedRoom]):
             slot = self._holdings.get(room.id).slot
             if any(self._holdings.slots.view(slot)):
                 raise Broken(Law.SLOT_ZERO, f"slot {slot.index} is handed to room {room.id} written")
+        return next((facts for _, facts in self._carry_out()), ())
+
+    def _release(self, room: WatchedRoom) -> Told:
+        self._check_release(room)
+        self._blank(room)
+        self.side.perform(room, Effect.RELEASE, 0)
         return next((facts for _, facts in self._carry_out()), ())
 
     def _blank(self, room: WatchedRoom) -> None:
@@ -301,7 +310,7 @@ class DecodeRank(Rank[WatchedRoom]):
     def _check_release(self, room: WatchedRoom) -> None:
         if room.cause is not None and room.proof is None and not room.local:
             raise Broken(Law.PROOF_NOT_TIME, f"room {room.id} gives its memory back without a proof")
-        if any(each == room.id for each, _ in self._step):
+        if any(each == room.id for each, _, _ in self._step):
             raise Broken(Law.EXITS_RELEASE_ALL, f"room {room.id} is released under a running step")
         if room.finished and not room.stopping:
             self._check_ends(room)
@@ -311,7 +320,7 @@ class DecodeRank(Rank[WatchedRoom]):
             self._take_memory_back()
             return
         rows = [
-            (room, choice, self._position(room, choice) + 1)
+            (room, choice, self._known(room, choice))
             for room in self._roster
             if room.runs
             for choice in room.ends.going_on
@@ -319,36 +328,45 @@ class DecodeRank(Rank[WatchedRoom]):
         before = BeforeStep(self.side, rows)
         space = self.side.space_for(rows)
         self._carry_out()
-        for room, choice, _ in [rows[at] for at in space.computed]:
-            room.busy = True
-            self._step.append((room.id, choice))
-            if self._scope.grows:
-                self._begin(room, choice)
         if self._scope.grows:
             before.check(space)
+        for room, choice, stop in [rows[at] for at in space.computed]:
+            room.busy = True
+            drafts = reach(self.side, room, choice, stop, self._scope.drafts)
+            self._step.append((room.id, choice, drafts))
+            if self._scope.grows:
+                self._begin(room, choice, drafts)
         for room in self._roster:
             if room.computable:
                 room.busy = True
-                self._step.append((room.id, PROMPT))
+                self._step.append((room.id, PROMPT, 0))
         if not (self._scope.steps or self._scope.receiver_steps):
             self.step_ends()
 
     # ---- what steps read and write
 
-    def _begin(self, room: WatchedRoom, choice: int) -> None:
-        """A step computes the choice's next token."""
+    def _right(self, room: WatchedRoom, choice: int, drafts: int) -> int:
+        """How many of a row's drafts are what is drawn."""
+        return (room.id + choice + self._known(room, choice)) % (drafts + 1)
+
+    def _begin(self, room: WatchedRoom, choice: int, drafts: int) -> None:
+        """A step computes the choice's next token, and drafts behind it."""
         if room.steps(choice) >= self._lasts[choice] or choice in room.enough:
             raise Broken(
                 Law.CHOICES_END_ALONE, f"choice {choice} of room {room.id} has ended, and is drawn on"
             )
         tables = [room.tables(each)[0] for each in range(self._scope.choices)]
-        position = self._position(room, choice)
-        if len(tables[choice]) <= position:
-            raise Broken(Law.CHOICES_APART, f"choice {choice} has no page for token {position}")
-        page = tables[choice][position]
-        for other, table in enumerate(tables):
-            if other != choice and page in table:
-                raise Broken(Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads")
+        known = self._known(room, choice)
+        for position in range(room.filled[choice], known + drafts):
+            if len(tables[choice]) <= position:
+                law = Law.CHOICES_APART if position < known else Law.DRAFTS_MAKE_WAY
+                raise Broken(law, f"choice {choice} has no page for token {position}")
+            page = tables[choice][position]
+            for other, table in enumerate(tables):
+                if other != choice and page in table:
+                    raise Broken(
+                        Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads"
+                    )
         self._read(room, choice)
 
     def _compute_prompt(self, room: WatchedRoom) -> None:
@@ -360,25 +378,48 @@ class DecodeRank(Rank[WatchedRoom]):
                 self._kv[page * size + strip] = self._expected(room.id, at, strip)
         self.side.computed(room, at + 1, Token(FIRST_TOKEN) if at + 1 == last else None)
 
-    def _position(self, room: WatchedRoom, choice: int) -> int:
-        """Of the token that its next step computes: choice 0's first was drawn by the sender's side."""
-        return self._scope.prompt_pages + room.steps(choice) - (choice > 0)
+    def _known(self, room: WatchedRoom, choice: int) -> int:
+        """Tokens, of which its next step computes those that are not filled."""
+        return self._scope.prompt_pages + len(room.outputs[choice])
 
     def _read(self, room: WatchedRoom, choice: int) -> None:
-        (table,), size = room.tables(choice), len(self._strips)
-        for position in range(self._position(room, choice)):
-            for strip in range(size):
-                there = self._kv[table[position] * size + strip]
-                if there != self._drawn(room, choice, position, strip):
-                    text = f"choice {choice} of room {room.id} reads another's token {position}"
-                    prompt = position < self._scope.prompt_pages
-                    raise Broken(Law.STALE_NEVER_SERVED if prompt else Law.CHOICES_APART, text)
+        (table,) = room.tables(choice)
+        for position in range(room.filled[choice]):
+            self._check_token(self._kv, table[position], room, choice, position)
 
-    def _write(self, room: WatchedRoom, choice: int) -> None:
-        position, size = self._position(room, choice), len(self._strips)
-        page = room.tables(choice)[0][position]
+    def _check_token(
+        self, kv: Sequence[int], page: int, room: WatchedRoom, choice: int, position: int
+    ) -> None:
+        size = len(self._strips)
         for strip in range(size):
-            self._kv[page * size + strip] = self._drawn(room, choice, position, strip)
+            there = kv[page * size + strip]
+            if there == _NOT_TAKEN:
+                text = f"a draft that was not taken is token {position} of choice {choice} of room {room.id}"
+                raise Broken(Law.NOT_TAKEN_NEVER_READ, text)
+            if there != self._drawn(room, choice, position, strip):
+                text = f"choice {choice} of room {room.id} reads another's token {position}"
+                prompt = position < self._scope.prompt_pages
+                raise Broken(Law.STALE_NEVER_SERVED if prompt else Law.CHOICES_APART, text)
+
+    def _write(self, room: WatchedRoom, choice: int, drafts: int) -> None:
+        """The row's tokens, and its drafts."""
+        (table,), size, known = room.tables(choice), len(self._strips), self._known(room, choice)
+        taken = self._right(room, choice, drafts)
+        for position in range(room.filled[choice], known + drafts):
+            for strip in range(size):
+                right = position < known + taken
+                written = self._drawn(room, choice, position, strip) if right else _NOT_TAKEN
+                self._kv[table[position] * size + strip] = written
+
+    @contextmanager
+    def _keeps(self, room: WatchedRoom) -> Iterator[None]:
+        """What others may begin with, once it has left, is what was drawn."""
+        kv, tables = bytes(self._kv), self._holdings.get(room.id).pages if room.id in self._holdings else ()
+        yield
+        kept = self._holdings.prefixes.match(room.written) if self._scope.grows and self._scope.cached else ()
+        for table in tables if room.first is not None else ():
+            for position, page in enumerate(table[: len(kept)]):
+                self._check_token(kv, page, room, 0, position)
 
     def _drawn(self, room: WatchedRoom, choice: int, position: int, strip: int) -> int:
         """What a strip of a token says: choices differ in what they have drawn."""

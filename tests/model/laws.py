@@ -43,6 +43,8 @@ class Law(Enum):
     RETRACTED_IS_NO_FAILURE = "retracted-is-no-failure"
     GROWTH_IS_AGREED = "growth-is-agreed"
     MEMORY_AS_USED = "memory-as-used"
+    DRAFTS_MAKE_WAY = "drafts-make-way"
+    NOT_TAKEN_NEVER_READ = "not-taken-never-read"
     WAITING_HAS_NO_DEADLINE = "waiting-has-no-deadline"
     DIVERGENCE_DETECTED = "divergence-detected"
     MOVES_LISTED = "moves-listed"

@@ -109,6 +109,8 @@ class Scope:
     """Steps of the receiver's engine until a sequence ends; of every other choice, one more."""
     choices: int = 1
     """Of a room. Where there are several, prompt and answer have a token a page."""
+    drafts: int = 0
+    """Most of a row, in a world that `grows`. How many of them are right depends on where they are."""
     early_records: bool = False
     """A record has landed before anything else happens. False: at any time after it was posted, as every
     other write."""

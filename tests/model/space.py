@@ -46,6 +46,27 @@ def growing(rooms: Iterable[ReceivingRoom]) -> int:
     )
 
 
+def reach(receiving: Receiving[Any], room: Any, choice: int, stop: int, drafts: int) -> int:
+    """How many of so many drafts a row of `stop` tokens has. Raises Broken where they take from others."""
+    rooms, holdings = list(receiving.roster), receiving.holdings
+    left = room.request.max_tokens - len(room.outputs[choice]) - 1
+    wanted = min(drafts, left)
+    if wanted <= 0:
+        return 0
+    had, retracting = free(holdings, rooms), [each.retracting for each in rooms]
+    reached, given = receiving.reach(room, choice, stop + wanted)
+    now = free(holdings, rooms)
+    if given != had - now:
+        raise Broken(
+            Law.DRAFTS_MAKE_WAY, f"room {room.id} takes {had - now} pages for drafts, and says {given}"
+        )
+    if given and now < growing(rooms):
+        raise Broken(Law.DRAFTS_MAKE_WAY, f"room {room.id} drafts over what those that run may need next")
+    if retracting != [each.retracting for each in rooms]:
+        raise Broken(Law.DRAFTS_MAKE_WAY, f"a room is retracted for drafts of room {room.id}")
+    return reached - stop
+
+
 def _age(room: ReceivingRoom) -> tuple[int, int]:
     """The least is the oldest."""
     return room.request.arrived_ms, room.id

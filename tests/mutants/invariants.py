@@ -16,7 +16,7 @@ same-turns keyed-votes apply-verdict failure-is-agreed divergence-detected admis
 commands-ordered no-starvation growth-is-agreed drafts-agreed mine-or-granted
 
 terminal-absorbs first-cause-wins moves-listed unknown-has-one-meaning fresh-attempt mask-is-fold
-own-draws choices-end-alone drawn-is-drawn not-taken-never-read
+own-draws choices-end-alone drawn-is-drawn not-taken-never-read forced-is-drawn
 scored-is-computed scored-once
 
 deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-idle honest-health
