@@ -65,6 +65,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_prefill_scored_tokens_total",
         "baton_decode_tokens_total",
         "baton_decode_draft_tokens_total",
+        "baton_decode_draft_pages",
         "baton_decode_local_rooms_total",
         "baton_decode_prompt_tokens_total",
         "baton_decode_pages_grown_total",

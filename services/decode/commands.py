@@ -7,6 +7,7 @@ from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.errors import Refusal
+from services.rooms.step_cost import Costs
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.worker.callers import Callers
@@ -31,8 +32,8 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
                 self._core.quiet(RoomId(command.quiet.room), Generation(command.quiet.generation))
             case "end_choice":
                 self._cut(command.end_choice)
-            case "position_cost":
-                self._drafting.per_mille = command.position_cost
+            case "step_costs":
+                self._drafting.told = Costs(command.step_costs.position, command.step_costs.draft)
             case "compute_here":
                 told = command.compute_here
                 self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.why)

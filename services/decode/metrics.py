@@ -77,6 +77,13 @@ class DecodeMetrics(WorkerMetrics):
             registry=registry,
         )
 
+        draft_pages = Gauge(
+            "baton_decode_draft_pages",
+            "KV pages of the draft model, by state; none without one.",
+            ["state"],
+            registry=registry,
+        )
+        self._draft_pages = Counts({state: draft_pages.labels(state) for state in ("taken", "free")})
         drafts = Counter(
             "baton_decode_draft_tokens_total",
             "Tokens that were drafted and checked, by whence they came and what came of them.",
@@ -87,6 +94,10 @@ class DecodeMetrics(WorkerMetrics):
             source: (drafts.labels(source.value, "taken"), drafts.labels(source.value, "missed"))
             for source in DraftSource
         }
+
+    def record_drafts(self, pages: Mapping[str, int]) -> None:
+        """`pages`: of the draft model, by state."""
+        self._draft_pages.record(pages)
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
         super().record_queues(queues)

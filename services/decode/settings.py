@@ -1,29 +1,66 @@
 """What can be set on a decode worker?"""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple, Self
 
+from services.rooms.drafting import DRAFTS_MAX
 from services.rooms.lookup import LEAST, LONGEST
 from services.runtime.errors import SettingsError
 from services.runtime.model_files import Quantize
 from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number
 from services.runtime.settings import setting
-from services.runtime.worker_settings import WorkerSettings
+from services.runtime.worker_settings import DraftModelFiles, WorkerSettings
 
 LONGEST_MAX: Final = 64
 
 
+AHEAD: Final = 4
+"""Tokens of a draft model, where nobody says how many."""
+
+
+class Speculation(NamedTuple):
+    """What `--speculate` says."""
+
+    longest: int = 0
+    """Tokens of an earlier occurrence that are compared; 0: nothing is looked up."""
+    model: str = ""
+    """Of drafts; empty: there is none."""
+    ahead: int = 0
+    """Most of its tokens for one sequence in a step."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises BadValue."""
+        kind, colon, rest = text.partition(":")
+        if kind == "model" and rest:
+            model, _, last = rest.rpartition(":")
+            if not (model and last.isdecimal()):
+                return cls(model=rest, ahead=AHEAD)
+            return cls(model=model, ahead=_within(last, 1, DRAFTS_MAX))
+        if kind == "ngram":
+            return cls(_within(rest, LEAST, LONGEST_MAX) if colon else LONGEST)
+        if text != "none":
+            raise BadValue
+        return cls()
+
+
+def _within(text: str, least: int, most: int) -> int:
+    number_given = number(0).parse(text)
+    if not least <= number_given <= most:
+        raise BadValue
+    return number_given
+
+
 def _speculation(text: str) -> str:
-    kind, colon, longest = text.partition(":")
-    if kind not in ("none", "ngram") or (colon and kind == "none"):
-        raise BadValue
-    if colon and not LEAST <= number(0).parse(longest) <= LONGEST_MAX:
-        raise BadValue
+    Speculation.parse(text)
     return text
 
 
 SPECULATION: Final = SettingKind(
-    "none|ngram[:N]", f"none, ngram or ngram:N with N from {LEAST} to {LONGEST_MAX}", _speculation
+    "none|ngram[:N]|model:DIR[:N]",
+    f"none, ngram, ngram:N with N from {LEAST} to {LONGEST_MAX}, model:DIR, or model:DIR:N with N from 1 to"
+    f" {DRAFTS_MAX}",
+    _speculation,
 )
 
 
@@ -38,8 +75,13 @@ class DecodeSettings(WorkerSettings):
         "none",
         "Check drafts of what comes next, several tokens in one step. What is drawn is the same. With ngram"
         " they are what followed the longest earlier occurrence of a sequence's last tokens, of which N are"
-        f" compared ({LONGEST}). A request may refuse them (speculate: false).",
+        f" compared ({LONGEST}). With model they are what the smaller model in DIR draws, of the same"
+        f" vocabulary, up to N of a sequence in a step ({AHEAD}). What a grammar forces is checked with"
+        " either. A request may refuse drafts (speculate: false).",
         SPECULATION,
+    )
+    draft_memory: int = setting(
+        2**28, "KV pages of the draft model, beside --kv-cache-memory, on the rank that draws.", SIZE
     )
     batch_memory: int = setting(
         2**28,
@@ -82,10 +124,13 @@ class DecodeSettings(WorkerSettings):
     )
 
     @property
-    def drafts_by(self) -> int:
-        """Tokens of an earlier occurrence that are compared; 0: nothing is drafted."""
-        kind, _, longest = self.speculate.partition(":")
-        return 0 if kind == "none" else int(longest or LONGEST)
+    def speculation(self) -> Speculation:
+        return Speculation.parse(self.speculate)
+
+    @property
+    def draft_model(self) -> DraftModelFiles | None:
+        model = self.speculation.model
+        return DraftModelFiles(model, self.draft_memory) if model else None
 
     @property
     def multiplies_codes(self) -> bool:

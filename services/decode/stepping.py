@@ -61,9 +61,9 @@ class DecodeStepping(Stepping[StepOf]):
         if wants:
             step = [part for part in step if part.room.runs and part.has_pages]
         self._metrics.grew(space.given, [room.kv_tokens for room in space.retracted])
-        drafted = self.drafting.drafts(step)
-        rows = [self._row(part, drafts) for part, drafts in zip(step, drafted, strict=True)]
         prompts = self._prompts()
+        drafted = self.drafting.drafts(step, sum(part.stop - part.start for part in prompts))
+        rows = [self._row(part, drafts) for part, drafts in zip(step, drafted, strict=True)]
         started = self._start([*step, *prompts], [*rows, *(part.row for part in prompts)])
         self.drafting.read(step)
         return started, bool(space.retracted)

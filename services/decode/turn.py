@@ -35,6 +35,7 @@ from services.handover.requests import (
     SumPages,
 )
 from services.ids import Incarnation
+from services.rooms.errors import Cause
 from services.rooms.evidence import Connected
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Phase
@@ -72,13 +73,13 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         peers: Peers,
         metrics: DecodeMetrics,
         max_running: int,
-        drafts_by: int = 0,
+        drafting: Drafting,
         local_gap_ms: int = 0,
     ) -> None:
-        """`slots`: the memory of those that `receiving` hands out. `drafts_by`: see `Drafting.longest`.
-        `local_gap_ms`: for how long a part of a prompt may hold up the sequences that run; 0: prompts are
-        computed here only where no prefill worker is there."""
-        self._drafting = Drafting(drafts_by)
+        """`slots`: the memory of those that `receiving` hands out. `local_gap_ms`: for how long a part of a
+        prompt may hold up the sequences that run; 0: prompts are computed here only where no prefill worker
+        is there."""
+        self._drafting = drafting
         computing = DecodeStepping(receiving, parts, metrics, max_running, self._drafting, local_gap_ms)
         super().__init__(receiving, parts, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
@@ -104,7 +105,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
             self._parts.mailbox.put(group_pb2.Command(revoke=True))
         cost = self._drafting.cost.news()
         if cost is not None:
-            self._parts.mailbox.put(group_pb2.Command(position_cost=cost))
+            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft)
+            self._parts.mailbox.put(group_pb2.Command(step_costs=told))
         for decided in self._claims.due():
             self._parts.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()
@@ -160,6 +162,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
             RoomQueue.RUNNING: min(count, self._max_running),
         }
 
+    def record(self, agreement_s: float) -> None:
+        super().record(agreement_s)
+        self._metrics.record_drafts(self._drafting.census())
+
     async def rest(self) -> bool:
         """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
         is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
@@ -209,6 +215,10 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                 self._peers.forget(request.peer)
             case _:
                 assert_never(request)
+
+    def _conclude(self, room: DecodeRoom, cause: Cause | None) -> None:
+        super()._conclude(room, cause)
+        self._drafting.over(room.choices)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
         self._peers.over(retired.room)

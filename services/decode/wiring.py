@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Final
 
+from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
@@ -32,6 +33,7 @@ def run(settings: DecodeSettings, load: LoadEngine) -> int:
 def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     """The decode side of a rank."""
     settings, host = rank.settings, rank.host
+    speculation = settings.speculation
     secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
@@ -71,7 +73,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         peers=peers,
         metrics=metrics,
         max_running=settings.max_running,
-        drafts_by=settings.drafts_by,
+        drafting=Drafting(speculation.longest, speculation.ahead, rank.engine.draft_pages),
         local_gap_ms=settings.local_gap_ms,
     )
     service = DecodeService(work, host.mailbox, rank.incarnation)

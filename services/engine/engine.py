@@ -18,6 +18,7 @@ from services.engine.coded import Coding
 from services.engine.compiled import CompiledSteps
 from services.engine.compiler import kernel as compiled_kernel
 from services.engine.device import bind_thread, find_device, find_dtype
+from services.engine.draft_model import DraftModel
 from services.engine.drafts import apart
 from services.engine.flash import find_kernel, proven
 from services.engine.graphs import RecordedSteps, recorded_steps
@@ -102,7 +103,19 @@ class TorchEngine:
         self.kernel = kernel
         self._flush = flush
         self.grammars = grammars
+        self.draft_pages: DraftModel | None = None
         self.scored_max = scored_at_once(model.vocab_size)
+
+    @property
+    def draws(self) -> bool:
+        """This rank draws."""
+        return self._team.rank == self._drawer
+
+    def draft_with(self, model: DraftModel) -> None:
+        """Sequences that want it have drafts of `model` proposed. Before the first step, on the rank that
+        draws."""
+        self.draft_pages = model
+        self._proposer = Proposer(self._team, self._drawer, model)
 
     def bind_thread(self) -> None:
         # Until it asks for the number that was set, a thread computes with as many as the process began with.

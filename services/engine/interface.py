@@ -116,9 +116,17 @@ class Proposal:
     next one. The same on all ranks (`drafts-agreed`)."""
 
     tokens: abc.Sequence[int] = ()
-    """At most PROPOSED_MAX, behind all that the step drew."""
+    """At most PROPOSED_MAX, behind all that the step drew: what is forced, else what the draft model says."""
     forced: int = 0
     """How many of them, from the first one on, the grammar leaves no other token than (`forced-is-drawn`)."""
+    wanted: int = 0
+    """Set by the caller before a step: how many the draft model is to make behind it."""
+    over: bool = False
+    """The sequence has ended: nothing is made any more."""
+    spent_us: int = 0
+    """For how long the draft model held the step up, for all of its sequences."""
+    draft_us: int = 0
+    """Of that, for one token; 0 where it made none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -284,6 +292,16 @@ class Grammars(Protocol):
         cannot be read."""
 
 
+class DraftPages(Protocol):
+    """Where the draft model keeps keys and values, of what it proposes for. Used from any thread."""
+
+    def census(self) -> abc.Mapping[str, int]:
+        """Pages that are `taken` and that are `free`."""
+
+    def release(self, proposal: Proposal) -> None:
+        """Its sequence has ended: it has no pages from then on, or from the end of what is computed now."""
+
+
 class Engine(Steps, Protocol):
     """A model over a paged KV cache.
 
@@ -317,6 +335,10 @@ class Engine(Steps, Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """None on a rank that does not draw."""
+
+    @property
+    def draft_pages(self) -> DraftPages | None:
+        """None where this rank has no draft model."""
 
 
 LoadEngine = Callable[[WorkerSettings, int], Engine]

@@ -4,6 +4,7 @@ from typing import Final
 
 from services.engine.coded import Coding
 from services.engine.device import find_device
+from services.engine.draft_start import start_draft_model
 from services.engine.engine import TorchEngine, load_beside, load_engine
 from services.engine.interface import TeamBroken
 from services.engine.memory import enough
@@ -92,6 +93,8 @@ def start_engine(
         )
         engine.cache.populate()
         engine.warm_up()
+        if settings.draft_model is not None and engine.draws:
+            start_draft_model(engine, directory, settings.draft_model, settings, threads)
         if engine.grammars is not None:
             engine.grammars.warm_up()
     tokens = engine.cache.tokens

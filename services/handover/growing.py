@@ -77,10 +77,12 @@ class Growing(Generic[R]):
         self.begins(room)
 
     def begins(self, room: R) -> None:
-        """Which pages each of its choices has, before any grew."""
+        """Which pages each of its choices has, before any grew, and how far they are filled once it runs."""
         pages = self._holdings.get(room.id).pages
         shared = tuple([table[:count] for table, count in zip(pages, room.division.shared, strict=True)])
-        room.pages = [pages, *[shared] * (room.request.choices - 1)]
+        further = room.request.choices - 1
+        room.pages = [pages, *[shared] * further]
+        room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
 
     def over(self, room: R) -> None:
         """It takes no more pages: nothing is left free for it. Idempotent."""

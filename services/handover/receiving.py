@@ -263,8 +263,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self.fail(room, Reason.PAGES_CORRUPT, text)
 
     def drawn(self, room: R, choice: int) -> FinishReason | None:
-        """A token was appended to the choice's output: all before it are computed. Returns why it was the
-        last one, if it was."""
+        """A token was appended to the choice's output. Returns why it was the last one, if it was."""
         room.filled[choice] = len(room.request.prompt) + len(room.outputs[choice]) - 1
         finish = room.request.finish_reason(room.outputs[choice])
         if finish is not None:
@@ -419,10 +418,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         (self.holdings.own if room.local else self.holdings.commit)(room.id)
         self.holdings.keep(room.id, room.request.tokens)
         self._growing.begins(room)
-        further = room.request.choices - 1
-        room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
         self._report(room, Moment.ADMITTED)
-        if further:
+        if further := room.request.choices - 1:
             self._report(room, Moment.FORKED, counted(further, "further choice"))
         self._ask(Join(room.id))
 

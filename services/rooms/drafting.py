@@ -36,6 +36,8 @@ class DraftSource(Enum):
     """It leaves no other token."""
     NGRAM = "ngram"
     """They came behind the same tokens before."""
+    MODEL = "model"
+    """A smaller model drew them."""
 
 
 class Acceptance:

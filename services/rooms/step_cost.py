@@ -1,12 +1,22 @@
 """What does one more position take of a step's time?
 
-Machines differ, and so do the ranks of a worker. So one number is agreed: the leader reads it off its own
+Machines differ, and so do the ranks of a worker. So the numbers are agreed: the leader reads them off its own
 steps, and all ranks go by that.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
-BEFORE_PER_MILLE: Final = 150
+
+class Costs(NamedTuple):
+    """In thousandths of the time of a step of no position."""
+
+    position: int
+    """Of one more position."""
+    draft: int
+    """Of a token that a draft model says, beside its position."""
+
+
+BEFORE: Final = Costs(150, 150)
 """Until it was measured: what CPUs and small models show."""
 SENT_STEPS: Final = 32
 """Between two times that it is told."""
@@ -14,6 +24,7 @@ SHARE_MIN: Final = 0.02
 """Of the last step, in all that is remembered."""
 OUTLIER: Final = 3
 """Times the mean: whatever held a step up for longer, it was not its positions."""
+MOST: Final = 10_000
 
 
 class StepCost:
@@ -21,7 +32,7 @@ class StepCost:
     is held to what was believed before."""
 
     def __init__(self) -> None:
-        self.told = BEFORE_PER_MILLE
+        self.told = BEFORE
         """To all ranks."""
         self._steps = 0
         self._positions = 0.0
@@ -29,9 +40,10 @@ class StepCost:
         self._spread = 0.0
         self._joint = 0.0
         self._since = 0
+        self._draft_ms: float | None = None
 
     def note(self, positions: int, ms: float) -> None:
-        """A step of so many positions took so long."""
+        """A step of so many positions took so long, without what a draft model took."""
         self._steps += 1
         self._since += 1
         share = max(1 / self._steps, SHARE_MIN)
@@ -43,24 +55,33 @@ class StepCost:
         self._spread = (1 - share) * (self._spread + share * wide * wide)
         self._joint = (1 - share) * (self._joint + share * wide * long)
 
+    def drafted(self, ms: float) -> None:
+        """A draft model took so long for each token that it said."""
+        before = ms if self._draft_ms is None else self._draft_ms
+        self._draft_ms = before + SHARE_MIN * (min(ms, OUTLIER * before) - before)
+
     @property
-    def per_mille(self) -> int:
-        """Of the time of a step of none."""
+    def costs(self) -> Costs:
         if not self._steps:
             return self.told
-        believed = self.told / 1000
+        believed = self.told.position / 1000
         before = believed * self._ms / (1 + believed * self._positions)
         each = (self._joint + before) / (self._spread + 1)
         rest = max(self._ms - each * self._positions, 0.05 * self._ms)
-        return min(max(round(1000 * each / rest), 1), 10_000)
+        draft = self.told.draft if self._draft_ms is None else _share(self._draft_ms, rest)
+        return Costs(_share(each, rest), draft)
 
-    def news(self) -> int | None:
-        """What all ranks are to go by from now on, where it is another number; said once."""
+    def news(self) -> Costs | None:
+        """What all ranks are to go by from now on, where it is something else; said once."""
         if self._since < SENT_STEPS:
             return None
         self._since = 0
-        now = self.per_mille
-        if abs(now - self.told) * 8 < self.told:
+        now = self.costs
+        if all(abs(one - other) * 8 < other for one, other in zip(now, self.told, strict=True)):
             return None
         self.told = now
         return now
+
+
+def _share(ms: float, of_ms: float) -> int:
+    return min(max(round(1000 * ms / of_ms), 1), MOST)

@@ -41,6 +41,16 @@ GROUP_TIMEOUT_MS_MIN: Final = 2_000
 """An idle leader takes a turn each second, and the others wait for it that long."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftModelFiles:
+    """A smaller model, which drafts what comes next."""
+
+    model: str
+    """As `--model` names one."""
+    kv_memory: int
+    """Bytes of its KV pages."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(ServiceSettings):
     """Common to both roles. Sizes are bytes, times milliseconds."""
@@ -159,6 +169,11 @@ class WorkerSettings(ServiceSettings):
     def beside_pages(self) -> int:
         """Bytes that a step may use to lay keys and values side by side."""
         return 0
+
+    @property
+    def draft_model(self) -> DraftModelFiles | None:
+        """A smaller model that drafts what comes next."""
+        return None
 
     @property
     def scores_prompts(self) -> bool:

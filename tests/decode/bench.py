@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom, replies_max
@@ -182,11 +183,12 @@ class DecodeBench:
         reuse: bool = False,
         grammars: Shelf | None = None,
         drafts_by: int = 0,
+        drafting: Drafting | None = None,
         local_gap_ms: int = 0,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
-        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them. `drafts_by`: see
-        `Drafting.longest`."""
+        with one mark. `grammars`: of a rank that draws; the toy holds no answer to them. `drafts_by`: tokens
+        by which drafts are looked up, where no `drafting` is given."""
         self.group: RankGroup = group or SoloGroup()
         self.sender = sender
         self.address = address
@@ -245,7 +247,7 @@ class DecodeBench:
             peers=self.peers,
             metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
-            drafts_by=drafts_by,
+            drafting=drafting or Drafting(drafts_by),
             local_gap_ms=local_gap_ms,
         )
         self._progress = TurnProgress(self.clock)
@@ -453,6 +455,7 @@ async def decoding(
     reuse: bool = False,
     grammars: Shelf | None = None,
     drafts_by: int = 0,
+    drafting: Drafting | None = None,
     local_gap_ms: int = 0,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()
@@ -472,6 +475,7 @@ async def decoding(
             reuse=reuse,
             grammars=grammars,
             drafts_by=drafts_by,
+            drafting=drafting,
             local_gap_ms=local_gap_ms,
         )
         try:

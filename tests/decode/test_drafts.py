@@ -8,7 +8,7 @@ import pytest
 from services.decode.drafter import Drafter
 from services.engine.interface import Sequence as Tokens
 from services.ids import RoomId
-from services.rooms.drafting import DraftSource
+from services.rooms.drafting import Drafts, DraftSource, allot
 from services.rooms.growth import spared
 from services.rooms.request import Grammar, GrammarKind
 from services.wire.baton.v1 import group_pb2, inference_pb2
@@ -122,7 +122,7 @@ async def test_drafts_make_way_nobody_is_retracted_for_them(
         counts: list[float] = []
         for drafts_by in (0, LONGEST):
             async with decoding(pages=pages, drafts_by=drafts_by) as bench:
-                await bench.enter(group_pb2.Command(position_cost=1))
+                await bench.enter(group_pb2.Command(step_costs=group_pb2.StepCosts(position=1, draft=1)))
                 callers = [await running(bench, each) for each in requests]
                 await bench.settle()
                 counts.append(retracted(bench))
@@ -199,7 +199,7 @@ async def test_all_go_by_the_cost_that_the_leader_tells(monkeypatch: pytest.Monk
     """A position that costs more than it can bring: nothing is drafted any more."""
     foresee(monkeypatch, right=3)
     async with decoding(drafts_by=LONGEST) as bench:
-        await bench.enter(group_pb2.Command(position_cost=10_000))
+        await bench.enter(group_pb2.Command(step_costs=group_pb2.StepCosts(position=10_000, draft=1)))
         caller = await running(bench, asked(1, 1, max_tokens=9))
         await bench.settle()
         assert caller.tokens == toy.answer(asked(1, 1, max_tokens=9))
@@ -231,12 +231,14 @@ def test_what_is_forced_comes_before_what_repeats_itself_and_no_further_than_the
     held.proposal.tokens, held.proposal.forced = tuple(range(20, 29)), 9
     before = drafters[1].acceptance.chance
     assert [*drafters[1].drafts()] == [20, 21, 22, 23, 24]
-    assert drafters[1].source is DraftSource.GRAMMAR
+    source: DraftSource = drafters[1].source
+    assert source is DraftSource.GRAMMAR
     drafters[1].note(5, 5)
     assert drafters[1].acceptance.chance == before, "it says nothing of what repeats itself"
     held.proposal.tokens, held.proposal.forced = (), 0
     assert [*drafters[1].drafts()] == [6, 1, 2, 3, 4]
-    assert drafters[1].source is DraftSource.NGRAM
+    source = drafters[1].source
+    assert source is DraftSource.NGRAM
 
 
 async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,7 @@ async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: 
 
     monkeypatch.setattr(Drafter, "drafts", drafts)
     async with decoding(drafts_by=LONGEST) as bench:
-        await bench.enter(group_pb2.Command(position_cost=10_000))
+        await bench.enter(group_pb2.Command(step_costs=group_pb2.StepCosts(position=10_000, draft=1)))
         caller = await running(bench, asked(1, 1, MAX_TOKENS))
         await bench.settle()
         assert caller.tokens == toy.answer(asked(1, 1, MAX_TOKENS))
@@ -260,3 +262,26 @@ async def test_what_is_forced_is_checked_whatever_a_position_costs(monkeypatch: 
         ]
         assert counts == [19, 0]
         assert drafted(bench) == (0, 0)
+
+
+async def test_a_step_that_computes_a_prompt_too_is_longer_by_that_for_its_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And says nothing of what a position takes."""
+    seen: list[tuple[int, int]] = []
+
+    def noting(drafts: Sequence[Drafts], rows: int, positions: int, cost: int) -> list[int]:
+        seen.append((rows, positions))
+        return allot(drafts, rows, positions, cost)
+
+    monkeypatch.setattr("services.decode.drafting.allot", noting)
+    local = asked(2, 2, 1, prompt=tuple(range(30)))
+    async with decoding(pages=40, drafts_by=LONGEST) as bench:
+        bench.engine.hold()
+        caller = await running(bench, asked(1, 1, MAX_TOKENS))
+        computed = await bench.stream(local, prefill=0)
+        bench.engine.go()
+        await bench.settle()
+        assert caller.tokens == toy.answer(asked(1, 1, MAX_TOKENS))
+        assert computed.tokens == toy.answer(local)
+        assert sum(positions - rows for rows, positions in seen) == len(local.prompt)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from services.engine.checksum import PageSummer
-from services.engine.engine import TorchEngine
+from services.engine.draft_model import DraftModel
+from services.engine.engine import TorchEngine, load_engine
 from services.engine.interface import PageSum, Proposal, Row, Sequence, TeamBroken, Undrawn
 from services.engine.ranks import join_team
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
@@ -104,6 +105,26 @@ def proposed(
         checked.append(tuple(proposal.tokens))
         worker.guess([tenant], 100, lambda _: checked[-1])
     return tenant.sequence.output, checked
+
+
+def drafted(
+    post: Post, directory: Path, drafts: Path, prompts: Answers, sampling: Sampling, tokens: int
+) -> tuple[Answers, list[list[list[int]]]]:
+    """Answers, and what each step proposed for each, by a model on the rank that draws."""
+    engine = post.engine(directory)
+    if engine.draws:
+        beside = load_engine(drafts, dtype="float32", device="cpu", kv_cache_memory=2**21, threads=1)
+        engine.draft_with(DraftModel(beside))
+    worker = ShuffledEngine(engine)
+    tenants = [worker.admit(prompt, tokens, sampling) for prompt in prompts]
+    proposals = [Proposal(wanted=4) for _ in tenants]
+    for tenant, proposal in zip(tenants, proposals, strict=True):
+        tenant.sequence.proposal = proposal
+    told: list[list[list[int]]] = []
+    while not all(tenant.done for tenant in tenants):
+        worker.guess(tenants, 100, lambda tenant: proposals[tenants.index(tenant)].tokens)
+        told.append([[*proposal.tokens] for proposal in proposals])
+    return [tenant.sequence.output for tenant in tenants], told
 
 
 def several(

@@ -185,6 +185,21 @@ def test_drafts_agreed_all_ranks_hear_what_the_grammar_forces(crew: Crew, tmp_pa
     assert len(output) == len(checked) + sum(map(len, checked))
 
 
+def test_drafts_agreed_all_ranks_hear_what_the_draft_model_of_one_says(
+    crew: Crew, model: Path, tiny_dir: Callable[[str], Path]
+) -> None:
+    """Which that rank alone has loaded."""
+    prompts = random_prompts(LENGTHS)
+    for drafts, least in ((model, OUTPUT_TOKENS), (tiny_dir("llama-mha-tied"), 1)):
+        told = crew.play(SQUARE, scenes.drafted, model, drafts, prompts, Sampling(seed=3), OUTPUT_TOKENS)
+        assert all(each == told[0] for each in told)
+        answers, proposed = told[0]
+        assert sum(len(tokens) for step in proposed for tokens in step) >= least
+        plain = crew.play(SQUARE, scenes.draws, model, prompts, [Sampling(seed=3)] * 5, OUTPUT_TOKENS)[0]
+        assert answers == [[token.id for token in each] for each in plain]
+        assert drafts != model or len(proposed) < OUTPUT_TOKENS // 2
+
+
 def test_own_draws_the_choices_of_a_prompt_are_drawn_by_two_ranks_as_by_one(
     crew: Crew, model: Path, tiny_engine: MakeEngine
 ) -> None:

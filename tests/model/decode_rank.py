@@ -11,7 +11,7 @@ from typing import Any, Final
 from services.handover.receiving import Receiving
 from services.handover.receiving_room import ReceivingRoom
 from services.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
-from services.ids import Generation, Incarnation, RoomId
+from services.ids import Generation, Incarnation, PageTables, RoomId
 from services.pages.checksum import KvChecksum
 from services.pages.holdings import Holdings
 from services.pages.holdings import Standing as Held
@@ -40,7 +40,7 @@ from tests.model.shapes import (
     strips,
     told_sum,
 )
-from tests.model.space import BeforeStep, free, growing, pages_of, reach
+from tests.model.space import BeforeStep, check_wait, free, growing, pages_of, reach
 from tests.model.standing import Place, Standing
 
 _DRAWN, _CHOICES_MAX, _DRAWN_MAX = 128, 3, 8
@@ -249,12 +249,15 @@ class DecodeRank(Rank[WatchedRoom]):
         if effect is ReceiverEffect.ADMIT and room.record is None and not room.local:
             raise Broken(Law.GATE_BEFORE_AGREE, f"room {room.id} is admitted without its record")
         if effect is Effect.RELEASE:
-            with self._keeps(room):
-                return self._release(room)
+            self._check_release(room)
+            was = bytes(self._kv), self._holdings.get(room.id).pages if room.id in self._holdings else ()
+            self._blank(room)
         if effect is Effect.FENCE and self._scope.timed:
-            self._check_wait(room)
+            check_wait(room)
         grew = growing(self._roster)
         self.side.perform(room, effect, 0)
+        if effect is Effect.RELEASE:
+            self._check_kept(room, *was)
         if effect in (ReceiverEffect.GRANT, ReceiverEffect.COMPUTE):
             self._check_margin(room, grew)
             self._blank(room)
@@ -263,12 +266,6 @@ class DecodeRank(Rank[WatchedRoom]):
             slot = self._holdings.get(room.id).slot
             if any(self._holdings.slots.view(slot)):
                 raise Broken(Law.SLOT_ZERO, f"slot {slot.index} is handed to room {room.id} written")
-        return next((facts for _, facts in self._carry_out()), ())
-
-    def _release(self, room: WatchedRoom) -> Told:
-        self._check_release(room)
-        self._blank(room)
-        self.side.perform(room, Effect.RELEASE, 0)
         return next((facts for _, facts in self._carry_out()), ())
 
     def _blank(self, room: WatchedRoom) -> None:
@@ -299,13 +296,6 @@ class DecodeRank(Rank[WatchedRoom]):
         """A new room does not drive out those that were there before it."""
         if self._scope.grows and free(self._holdings, self._roster) < grew:
             raise Broken(Law.MEMORY_AS_USED, f"room {room.id} is granted what those that run may need next")
-
-    def _check_wait(self, room: WatchedRoom) -> None:
-        """It ends before it was granted: not because it waited for that."""
-        late = room.cause is not None and room.cause.reason is Reason.DEADLINE
-        waited = Phase.WAITING_FOR_INPUT in room.phase_ms and Phase.COMPUTING not in room.phase_ms
-        if late and room.generation is None and waited:
-            raise Broken(Law.WAITING_HAS_NO_DEADLINE, f"room {room.id} waited, and ends for that")
 
     def _check_release(self, room: WatchedRoom) -> None:
         if room.cause is not None and room.proof is None and not room.local:
@@ -411,11 +401,8 @@ class DecodeRank(Rank[WatchedRoom]):
                 written = self._drawn(room, choice, position, strip) if right else _NOT_TAKEN
                 self._kv[table[position] * size + strip] = written
 
-    @contextmanager
-    def _keeps(self, room: WatchedRoom) -> Iterator[None]:
-        """What others may begin with, once it has left, is what was drawn."""
-        kv, tables = bytes(self._kv), self._holdings.get(room.id).pages if room.id in self._holdings else ()
-        yield
+    def _check_kept(self, room: WatchedRoom, kv: bytes, tables: PageTables) -> None:
+        """What others may begin with, once it has left `tables` and what was in them, is what was drawn."""
         kept = self._holdings.prefixes.match(room.written) if self._scope.grows and self._scope.cached else ()
         for table in tables if room.first is not None else ():
             for position, page in enumerate(table[: len(kept)]):

@@ -46,6 +46,14 @@ def growing(rooms: Iterable[ReceivingRoom]) -> int:
     )
 
 
+def check_wait(room: Any) -> None:
+    """It ends before it was granted: not because it waited for that."""
+    late = room.cause is not None and room.cause.reason is Reason.DEADLINE
+    waited = Phase.WAITING_FOR_INPUT in room.phase_ms and Phase.COMPUTING not in room.phase_ms
+    if late and room.generation is None and waited:
+        raise Broken(Law.WAITING_HAS_NO_DEADLINE, f"room {room.id} waited, and ends for that")
+
+
 def reach(receiving: Receiving[Any], room: Any, choice: int, stop: int, drafts: int) -> int:
     """How many of so many drafts a row of `stop` tokens has. Raises Broken where they take from others."""
     rooms, holdings = list(receiving.roster), receiving.holdings

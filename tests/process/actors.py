@@ -18,6 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
+from services.decode.drafting import Drafting
 from services.decode.handover_client import LeaderPeers
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
@@ -297,6 +298,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         peers=peers,
         metrics=DecodeMetrics(registry, PLACES),
         max_running=PLACES,
+        drafting=Drafting(),
     )
     group = Turns(mailbox.wake)
 

@@ -5,11 +5,13 @@ without drafts, with them, and with them while prefill and decode workers are ki
 is drawn at temperature 1, some with penalties, logprobs, stop ids, a grammar or several choices. One JSON
 object; exit status 1 if an answer differs, or if no draft was taken.
 
-The model is a tiny one of random weights in float32. It draws of a few tokens only, so that its answers
+With `BATON_TESTS_DRAFTS=model` another tiny model drafts, in place of the text. The model is a tiny one of
+random weights in float32. It draws of a few tokens only, so that its answers
 repeat themselves, and drafts are taken and missed, greedy or not.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -65,12 +67,13 @@ class FoundDrafts(Disturbance):
 
 
 @contextmanager
-def drafting_pairs(model: Path) -> Iterator[Stack]:
-    """Two workers a side. Their caches hold what a few requests take, so that rooms are retracted, too."""
+def drafting_pairs(model: Path, speculate: str = "ngram") -> Iterator[Stack]:
+    """Two workers a side. Their caches hold what a few requests take, so that rooms are retracted, too; those
+    of a draft model hold less."""
     with running_stack(
         str(model),
         prefill=[{"chunk_tokens": "64"}] * 2,
-        decode=[{"speculate": "ngram"}] * 2,
+        decode=[{"speculate": speculate, "draft_memory": "2MiB"}] * 2,
         dtype="float32",
         kv_cache_memory="12MiB",
     ) as stack:
@@ -124,7 +127,7 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> FoundDrafts:
     found.failed = [f"{each.status} {each.text}" for each in (*plain, *drafted) if each.status != 200]
     pairs = enumerate(zip(plain, drafted, strict=True))
     found.other = [number for number, (one, other) in pairs if not one.is_that(other)]
-    found.taken, found.missed = (_drafts(stack, outcome) for outcome in ("taken", "missed"))
+    found.taken, found.missed = (drafts_of(stack, outcome) for outcome in ("taken", "missed"))
     Disturbed(stack, asking.with_drafts, plain, found).run(kills, limit_s)
     try:
         stack.wait_idle(start)
@@ -134,8 +137,8 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> FoundDrafts:
     return found
 
 
-def _drafts(stack: Stack, outcome: str) -> int:
-    """Of all decode workers."""
+def drafts_of(stack: Stack, outcome: str, *sources: str) -> int:
+    """Of all decode workers, by whence they came; of any where no `sources` are named."""
     return round(
         sum(
             value
@@ -143,12 +146,18 @@ def _drafts(stack: Stack, outcome: str) -> int:
             if name.startswith("decode")
             for (sample, labels), value in service.metrics().items()
             if sample == DRAFTS and ("outcome", outcome) in labels
+            if not sources or any(("source", source) in labels for source in sources)
         )
     )
 
 
 def main() -> int:
+    """`BATON_TESTS_DRAFTS=model`: with a smaller model that drafts."""
+
     def stack_on(folder: Path, demo: Path) -> AbstractContextManager[Stack]:
+        if os.environ.get("BATON_TESTS_DRAFTS") == "model":
+            drafts = tiny_model(folder / "drafts", demo, layers=1)
+            return drafting_pairs(tiny_model(folder / "tiny", demo), f"model:{drafts}")
         return drafting_pairs(tiny_model(folder, demo))
 
     return command("speculated", __doc__, "prompts", 200, stack_on, run)

@@ -59,14 +59,14 @@ class Found(Disturbance):
         )
 
 
-def tiny_model(directory: Path, demo: Path) -> Path:
+def tiny_model(directory: Path, demo: Path, layers: int = 2) -> Path:
     """With the demo model's whole vocabulary and its ends."""
     config = json.loads((demo / "config.json").read_text(encoding="utf-8"))
     shape = LlamaConfig(
         vocab_size=config["vocab_size"],
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

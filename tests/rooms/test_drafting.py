@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rooms.drafting import DRAFTS_MAX, PAUSE_MAX, PAUSE_MIN, POSITIONS_MAX, Acceptance, Drafts, allot
-from services.rooms.step_cost import BEFORE_PER_MILLE, SENT_STEPS, StepCost
+from services.rooms.step_cost import BEFORE, SENT_STEPS, StepCost
 
 COST = 150
 
@@ -39,6 +39,8 @@ def test_drafts_are_fewer_where_a_position_takes_longer_and_where_more_is_drawn_
     assert cheap > dear
     alone, beside_many = (allot([Drafts(half, 16)], rows, rows, 50)[0] for rows in (1, 32))
     assert alone > beside_many
+    beside_a_prompt = allot([Drafts(half, 16)], 1, 1 + 64, 300)[0]
+    assert beside_a_prompt > dear, "it adds less to a step that is long anyway"
 
 
 def test_the_promising_ones_come_first() -> None:
@@ -105,8 +107,8 @@ def _measured(*steps: tuple[int, float]) -> StepCost:
 def test_a_line_through_the_steps_says_what_a_position_takes() -> None:
     steps = [(1 + step % 8, 10 + 2.0 * (1 + step % 8)) for step in range(200)]
     cost = _measured(*steps)
-    assert 170 < cost.per_mille < 215, "2 of 10"
-    assert cost.news() == cost.told != BEFORE_PER_MILLE
+    assert 170 < cost.costs.position < 215, "2 of 10"
+    assert cost.news() == cost.told != BEFORE
     assert cost.news() is None, "it is said once"
 
 
@@ -118,4 +120,16 @@ def test_steps_that_are_all_alike_say_nothing_new() -> None:
 def test_a_step_that_was_held_up_changes_little() -> None:
     steps = [(1 + step % 8, 10 + 2.0 * (1 + step % 8)) for step in range(200)]
     steps[150] = (2, 5_000.0)
-    assert 100 < _measured(*steps).per_mille < 300
+    assert 100 < _measured(*steps).costs.position < 300
+
+
+def test_what_a_draft_models_token_takes_is_told_beside_a_position() -> None:
+    cost = _measured(*[(1 + step % 8, 10 + 2.0 * (1 + step % 8)) for step in range(200)])
+    assert cost.costs.draft == BEFORE.draft, "no model drafted"
+    for _ in range(100):
+        cost.drafted(4.0)
+    cost.drafted(5_000.0)
+    assert 350 < cost.costs.draft < 480, "4 of 10, and what was held up changes little"
+    told = cost.news()
+    assert told is not None
+    assert told.draft > 2 * BEFORE.draft

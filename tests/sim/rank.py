@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
+from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, LeaderPeers
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
@@ -344,7 +345,7 @@ def make_rank(
             peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
-            drafts_by=shape.drafts_by,
+            drafting=Drafting(shape.drafts_by),
         )
         work.landed, work.rank = engine, group.rank
         work.claims = ChanceClaims(random.Random(f"{shape.writes.seed}/{worker}/local"), shape.local)

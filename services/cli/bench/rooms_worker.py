@@ -27,6 +27,7 @@ class ToyEngine:
     context_length = CONTEXT
     scored_max = 0
     grammars = None
+    draft_pages = None
 
     def __init__(self) -> None:
         self.layout = self.whole = LAYOUT

@@ -21,6 +21,7 @@ def speculation(
     ] = 64,
     seed: Annotated[int, typer.Option(help="Of random prompts.")] = 0,
     url: Annotated[str, typer.Option(help="A stack on this host that runs already, with --speculate.")] = "",
+    speculate: Annotated[str, typer.Option(help="What drafts, as of `baton decode --speculate`.")] = "ngram",
     flags: Annotated[str, typer.Option(help="Of `baton serve`, when it is started here.")] = "",
     _: AsJson = True,
 ) -> None:
@@ -38,6 +39,10 @@ def speculation(
         plan.loads()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    with running(url, f"--speculate ngram {flags}") as address:
+    with running(url, f"--speculate {speculate} {flags}") as address:
         found = measure(address, plan)
-    print(json.dumps({"benchmark": "speculation", "runs": runs, "flags": flags, "loads": found}))
+    print(
+        json.dumps(
+            {"benchmark": "speculation", "runs": runs, "speculate": speculate, "flags": flags, "loads": found}
+        )
+    )

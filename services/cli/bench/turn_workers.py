@@ -19,6 +19,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
+from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
@@ -296,6 +297,7 @@ class _Decode(_TurnWorker):
             peers=FollowerPeers(),
             metrics=DecodeMetrics(CollectorRegistry(), running_max),
             max_running=running_max,
+            drafting=Drafting(),
         )
         self.work.gathered([self.work.to_gather() or b""])
 

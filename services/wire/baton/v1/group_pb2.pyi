@@ -36,7 +36,7 @@ class Command(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     END_CHOICE_FIELD_NUMBER: _builtins.int
     COMPUTE_HERE_FIELD_NUMBER: _builtins.int
-    POSITION_COST_FIELD_NUMBER: _builtins.int
+    STEP_COSTS_FIELD_NUMBER: _builtins.int
     departed: _builtins.int
     """An incarnation whose process is known to be gone."""
     connected: _builtins.int
@@ -45,10 +45,6 @@ class Command(_message.Message):
     """Of a decode worker: its exposed memory is to be taken back from its senders."""
     drain: _builtins.bool
     """No more rooms: those that there are end, then every rank leaves."""
-    position_cost: _builtins.int
-    """Of a decode worker: what one more position takes of a step, in thousandths of the time of a step of none.
-    Drafts are checked as far as they are worth that.
-    """
     @_builtins.property
     def run(self) -> _inference_pb2.RunRoomRequest: ...
     @_builtins.property
@@ -75,6 +71,10 @@ class Command(_message.Message):
     def compute_here(self) -> Global___ComputeHere:
         """Of a decode worker: it computes the room's prompt itself."""
 
+    @_builtins.property
+    def step_costs(self) -> Global___StepCosts:
+        """Of a decode worker: drafts are made and checked as far as they are worth that."""
+
     def __init__(
         self,
         *,
@@ -91,17 +91,43 @@ class Command(_message.Message):
         drain: _builtins.bool = ...,
         end_choice: _inference_pb2.EndChoiceRequest | None = ...,
         compute_here: Global___ComputeHere | None = ...,
-        position_cost: _builtins.int = ...,
+        step_costs: Global___StepCosts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "position_cost", b"position_cost", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "position_cost", b"position_cost", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "stream", b"stream", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "compute_here", b"compute_here", "connect", b"connect", "connected", b"connected", "departed", b"departed", "drain", b"drain", "end_choice", b"end_choice", "grant", b"grant", "quiet", b"quiet", "revoke", b"revoke", "run", b"run", "step_costs", b"step_costs", "stream", b"stream", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "position_cost"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["run", "stream", "grant", "cancel", "close", "departed", "connected", "quiet", "connect", "revoke", "drain", "end_choice", "compute_here", "step_costs"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class StepCosts(_message.Message):
+    """What takes how long, in thousandths of the time of a step of no position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """One more position of a step."""
+    draft: _builtins.int
+    """A token that the draft model says, beside its position."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        draft: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCosts: _TypeAlias = StepCosts  # noqa: Y015
 
 @_typing.final
 class ComputeHere(_message.Message):

@@ -1,0 +1,295 @@
+"""Does a smaller model draft what it would draw itself, within its memory, and change no answer?"""
+
+import json
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from services.engine.draft_model import AT_ONCE, BEHIND, DraftModel, Wish
+from services.engine.draft_start import check_vocabulary
+from services.engine.engine import TorchEngine, load_engine
+from services.engine.interface import EngineLost, Proposal, Row, Sequence, Taken
+from services.rooms.request import Grammar, Request, Sampling
+from services.runtime.errors import StartupError
+from tests.engine.test_continuation import SAMPLINGS
+from tests.engine.test_equals_reference import random_prompts
+from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
+from tests.engine.tiny import SHAPE, save
+from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
+from tests.grammars.answers import NAMED
+from tests.openai import tiny as tokenizers
+
+MAIN, SMALLER = "llama-gqa-untied", "llama-mha-tied"
+TOKENS, AHEAD = 30, 4
+LENGTHS = (1, 15, 30, 47)
+
+Load = Callable[..., TorchEngine]
+
+
+@pytest.fixture
+def loaded(tiny_dir: Callable[[str], Path]) -> Load:
+    """One of its own, whose pages hold NaN."""
+
+    def load(name: str, pages: int = 64) -> TorchEngine:
+        memory = 3 * 6 * 2 * 16 * 16 * 4 * pages  # of the model of most KV heads
+        engine = load_engine(tiny_dir(name), dtype="float32", device="cpu", kv_cache_memory=memory, threads=1)
+        engine.cache.tensor.fill_(float("nan"))
+        return engine
+
+    return load
+
+
+@dataclass
+class Watched:
+    """An engine of drafts, of which each step is looked at."""
+
+    engine: TorchEngine
+    rows_of: abc.MutableSequence[list[Row]]
+    look: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.layout, self.caches = self.engine.layout, self.engine.caches
+        self.context_length = self.engine.context_length
+
+    def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[Taken]:
+        self.rows_of.append([*rows])
+        self.look()
+        return self.engine.step(rows)
+
+
+def asking(worker: ShuffledEngine, prompt: abc.Sequence[int], sampling: Sampling = GREEDY) -> Tenant:
+    tenant = worker.admit(prompt, TOKENS, sampling)
+    tenant.sequence.proposal = Proposal(wanted=AHEAD)
+    return tenant
+
+
+def proposed(tenant: Tenant) -> list[int]:
+    assert tenant.sequence.proposal is not None
+    return [*tenant.sequence.proposal.tokens]
+
+
+def drawn_alone(worker: ShuffledEngine, asked: Request, output: abc.Sequence[int], count: int) -> list[int]:
+    """What the worker's model draws behind `output`, by itself."""
+    tenant = Tenant(Sequence(replace(asked, max_tokens=len(output) + count), [*output]))
+    while not tenant.done:
+        worker.step([tenant], 100)
+    worker.release(tenant)
+    return tenant.sequence.output[len(output) :]
+
+
+def test_what_is_drafted_is_what_the_model_alone_would_draw_behind_what_was_drawn(loaded: Load) -> None:
+    """Whatever was taken of its last drafts, also where it was not asked meanwhile: with penalties, seeds and
+    biases, all in the same steps. The answers are those without drafts."""
+    engine = loaded(MAIN)
+    plain = ShuffledEngine(engine)
+    prompts = [random_prompts(LENGTHS)[place % len(LENGTHS)] for place in range(len(SAMPLINGS))]
+    asked = [*zip(prompts, SAMPLINGS.values(), strict=True)]
+    expected = plain.run([plain.admit(prompt, TOKENS, sampling) for prompt, sampling in asked], 100)
+    smaller, alone = DraftModel(loaded(SMALLER, 256)), ShuffledEngine(loaded(SMALLER))
+    engine.draft_with(smaller)
+    worker = ShuffledEngine(engine)
+    tenants = [asking(worker, *each) for each in asked]
+    drafted = 0
+    for step in count():
+        if all(tenant.done for tenant in tenants):
+            break
+        for number, tenant in enumerate(tenants):
+            assert tenant.sequence.proposal is not None
+            tenant.sequence.proposal.wanted = AHEAD if (step + number) % 3 else 0
+        worker.guess(tenants, 100, proposed)
+        for tenant in tenants:
+            tokens, output = proposed(tenant), tenant.sequence.output
+            if not tenant.done and tokens:
+                drafted += len(tokens)
+                assert tokens == drawn_alone(alone, tenant.sequence.request, output, AHEAD)
+    assert [tenant.sequence.output for tenant in tenants] == expected
+    assert drafted > 2 * TOKENS
+
+
+@pytest.mark.parametrize("ahead", [1, AHEAD])
+def test_a_model_that_is_the_same_drafts_what_is_drawn(loaded: Load, ahead: int) -> None:
+    """By the same seeds at the same positions: also where tokens are drawn at random."""
+    engine = loaded(MAIN)
+    engine.draft_with(DraftModel(loaded(MAIN, 256)))
+    worker = ShuffledEngine(engine)
+    prompt = random_prompts((20,))[0]
+    tenants = [asking(worker, prompt, sampling) for sampling in SAMPLINGS.values()]
+    for tenant in tenants:
+        assert tenant.sequence.proposal is not None
+        tenant.sequence.proposal.wanted = ahead
+    steps = 0
+    while not all(tenant.done for tenant in tenants):
+        going = [tenant for tenant in tenants if not tenant.done]
+        checked = [proposed(tenant) for tenant in going]
+        taken = worker.guess(going, 100, proposed)
+        for tenant, tokens, drafts in zip(going, taken, checked, strict=True):
+            assert tenant.done or [token.id for token in tokens][:-1] == drafts
+        steps += 1
+        told = [each.sequence.proposal for each in going if each.sequence.proposal and not each.done]
+        assert all(each.spent_us >= each.draft_us > 0 for each in told)
+    assert steps <= 2 + TOKENS // (1 + ahead)
+
+
+@pytest.mark.parametrize("grammar", [DIGITS, OBJECT, NAMED], ids=["regex", "schema", "names"])
+def test_drafts_are_held_to_their_sequences_grammar(tmp_path: Path, grammar: Grammar) -> None:
+    """So that a model which is the same is always right with one, too."""
+    shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
+    directory = save(LlamaConfig(**shape), tmp_path)
+    engine, beside = (
+        load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
+        for _ in range(2)
+    )
+    worker = ShuffledEngine(engine)
+    (expected,) = worker.run([admitted(worker, grammar, WARM)], 100)
+    engine.draft_with(DraftModel(beside))
+    tenant = admitted(worker, grammar, WARM)
+    tenant.sequence.proposal = Proposal(wanted=AHEAD)
+    steps = drafted = 0
+    while not tenant.done:
+        checked = proposed(tenant)
+        (taken,) = worker.guess([tenant], 100, proposed)
+        assert tenant.done or [token.id for token in taken][:-1] == checked
+        steps += 1
+        drafted += len(checked)
+    assert tenant.sequence.output == expected
+    assert drafted
+    assert steps < len(expected)
+
+
+def test_who_is_far_behind_catches_up_in_bounded_parts_and_has_no_drafts_until_then(loaded: Load) -> None:
+    watched = Watched(loaded(SMALLER), [])
+    engine = loaded(MAIN)
+    engine.draft_with(DraftModel(watched))
+    worker, alone = ShuffledEngine(engine), ShuffledEngine(loaded(SMALLER))
+    long, longer = (asking(worker, prompt) for prompt in random_prompts((150, 200)))
+    first: dict[int, int] = {}
+    for step in range(9):
+        before = len(watched.rows_of)
+        worker.guess([long, longer], 400, proposed)
+        behind = [row for rows in watched.rows_of[before:] for row in rows if row.stop - row.start > AT_ONCE]
+        assert sum(row.stop - row.start for row in behind) <= BEHIND
+        for number, each in enumerate((long, longer)):
+            if proposed(each):
+                first.setdefault(number, step)
+                output = each.sequence.output
+                assert proposed(each) == drawn_alone(alone, each.sequence.request, output, AHEAD)
+    assert first == {0: 2, 1: 5}, "one after the other"
+
+
+def wish(name: str, tokens: int, proposal: Proposal | None = None, count: int = AHEAD) -> Wish:
+    """Behind a prompt and one token."""
+    prompt = random_prompts((tokens,))[0]
+    request = Request(name, tuple(prompt), TOKENS, sampling=GREEDY)
+    return Wish(Sequence(request, []), proposal or Proposal(wanted=count), (7,), count)
+
+
+def taken_pages(model: DraftModel) -> int:
+    census = model.census()
+    return census["taken"]
+
+
+def test_where_pages_lack_who_drafted_least_lately_gives_them_and_nobody_of_the_same_step(
+    loaded: Load,
+) -> None:
+    """Four pages, of which each takes two. Who gave them computes all anew, and drafts the same."""
+    engine = loaded(SMALLER, 4)
+    assert engine.cache.pages == 4
+    model = DraftModel(engine)
+    first, second, third = (wish(name, 20 + place) for place, name in enumerate("abc"))
+    told = {each: model.propose([each])[0][0] for each in (first, second, third)}
+    assert all(len(tokens) == AHEAD for tokens in told.values())
+    assert taken_pages(model) == 4
+    assert model.propose([first])[0] == [told[first]]
+    together, _ = model.propose([second, third, first])
+    assert sorted(map(len, together)) == [0, AHEAD, AHEAD], "one has no pages"
+    for each, tokens in zip((second, third, first), together, strict=True):
+        assert tokens in ([], told[each])
+    assert model.census() == {"taken": 4, "free": 0}
+
+
+def test_zero_at_idle_who_is_over_has_no_pages_also_where_it_ends_while_drafts_are_computed(
+    loaded: Load,
+) -> None:
+    watched = Watched(loaded(SMALLER), [])
+    model = DraftModel(watched)
+    one, other = wish("one", 20), wish("other", 40)
+    model.propose([one, other])
+    assert taken_pages(model) == 2 + 3
+    model.release(one.proposal)
+    assert taken_pages(model) == 3
+    assert model.propose([one])[0] == [[]], "it is late"
+    held: list[int] = []
+
+    def end() -> None:
+        model.release(other.proposal)
+        held.append(taken_pages(model))
+
+    watched.look = end
+    model.propose([other._replace(output=(7, 8))])
+    assert held[0] == 3, "nobody else has them while something is computed"
+    assert taken_pages(model) == 0
+
+
+def test_a_step_does_not_fail_for_its_drafts(loaded: Load) -> None:
+    watched = Watched(loaded(SMALLER), [])
+    engine = loaded(MAIN)
+    worker = ShuffledEngine(engine)
+    (prompt,) = random_prompts((20,))
+    (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
+    model = DraftModel(watched)
+    engine.draft_with(model)
+    tenant = asking(worker, prompt)
+
+    def fail() -> None:
+        raise RuntimeError("as a library may")
+
+    watched.look = fail
+    while not tenant.done:
+        worker.guess([tenant], 100, proposed)
+        assert proposed(tenant) == []
+    assert tenant.sequence.output == expected
+    assert taken_pages(model) == 0
+
+    def lose() -> None:
+        raise EngineLost("the device is gone")
+
+    watched.look = lose
+    with pytest.raises(EngineLost):
+        worker.guess([asking(worker, prompt)], 100, proposed)
+
+
+def test_nothing_is_drafted_beyond_what_the_model_can_read_nor_where_it_is_not_wanted(loaded: Load) -> None:
+    engine = loaded(SMALLER)
+    model = DraftModel(engine)
+    longest = engine.context_length
+    assert model.propose([wish("long", longest - AHEAD + 1)])[0] == [[]]
+    assert model.propose([wish("nothing", 20, count=0)])[0] == [[]]
+    assert taken_pages(model) == 0
+
+
+def test_another_vocabulary_is_refused_by_the_first_token_that_differs(
+    tiny_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = (tiny_dir(MAIN) / "config.json").read_text(encoding="utf-8")
+    one, other, longer = (tmp_path / name for name in ("one", "other", "longer"))
+    for directory in (one, other, longer):
+        directory.mkdir()
+        (directory / "config.json").write_text(config, encoding="utf-8")
+        tokenizers.byte_level().save_pretrained(directory)
+    check_vocabulary(one, other)
+    file = other / "tokenizer.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    known = told["model"]["vocab"]
+    known["a"], known["b"] = known["b"], known["a"]
+    file.write_text(json.dumps(told), encoding="utf-8")
+    differs = rf"token {known['b']} of the draft model .*other is 'b', and of the model .*one 'a'"
+    with pytest.raises(StartupError, match=differs):
+        check_vocabulary(other, one)
+    (longer / "config.json").write_text(config.replace('"vocab_size": 131', '"vocab_size": 140'))
+    with pytest.raises(StartupError, match=r"longer has 140 tokens, and the model .*one has 131"):
+        check_vocabulary(longer, one)
