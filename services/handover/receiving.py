@@ -7,7 +7,6 @@ this very class.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import inf
 from operator import gt
 from typing import Final, TypeVar, assert_never
@@ -301,7 +300,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         that grow leave (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
-        return replace(super().capacity(), margin=self._growing.margin, rows=self._growing.rows)
+        return super().capacity()._replace(margin=self._growing.margin, rows=self._growing.rows)
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
         """Give choices the pages that their rows of the next step write to; where there are none, rooms end,

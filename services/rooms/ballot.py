@@ -12,7 +12,7 @@ An ABORT carries its reason, so that ranks which saw nothing learn why in the sa
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.rooms.errors import Reason, RostersDiverged
 from services.rooms.phases import Vote
@@ -24,7 +24,7 @@ _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ballot:
     turn: int
     digest: int
@@ -59,8 +59,7 @@ class Ballot:
         return ((place, reason) for place, reason in self.reasons.items() if self.votes[place] is Vote.ABORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     compute: bool
     """Every rank's engine is free: all start the step that their equal tables name."""
     leave: bool

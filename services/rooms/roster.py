@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter, le
 from types import MappingProxyType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from services.ids import Incarnation, PageCounts, RoomId
 from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
@@ -49,8 +49,7 @@ class Tombstone:
     """Set when the room was cancelled before it was opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """What could be reserved right now: the same numbers on every rank (`admission-agreed`)."""
 
     pages: PageCounts

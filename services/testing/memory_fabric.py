@@ -138,7 +138,7 @@ class MemoryFabric:
         ]
         fails_at = self._random.choice(parts).due if fails else None
         write = Write(sender, receiver, parts, fails_at)
-        write.due = _due_next(write)
+        write.due = due_next(write)
         if receiver in self._ports or (receiver in self._closed and self._draw(self._plan.blind_share)):
             self._writes.append(write)
             self._due_next = min(self._due_next, write.due)
@@ -168,7 +168,7 @@ class MemoryFabric:
         if not write.parts:
             write.state = PutState.DONE
             return
-        write.due = _due_next(write)
+        write.due = due_next(write)
 
     def _due(self) -> int:
         return self._step + 1 + self._random.randint(0, self._plan.delay_steps_max)
@@ -181,6 +181,7 @@ class MemoryFabric:
         return self._random.random() < share
 
 
-def _due_next(write: Write) -> int:
+def due_next(write: Write) -> int:
+    """The first step in which something happens to it."""
     due = min(part.due for part in write.parts)
     return due if write.fails_at is None else min(due, write.fails_at)

@@ -34,13 +34,48 @@ Answer = Callable[[Exception | None], None]
 """Gives a command's answer to whoever asked; only the first counts."""
 
 
+class News:
+    """Something has come, or not yet. An event that is waited for within a bound: turns wait for it all the
+    time, so that no task is cancelled and no exception raised where the time is over."""
+
+    def __init__(self) -> None:
+        self._there = False
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def is_set(self) -> bool:
+        return self._there
+
+    def set(self) -> None:
+        self._there = True
+        for waiter in self._waiters:
+            _end_wait(waiter)
+
+    def clear(self) -> None:
+        self._there = False
+
+    async def wait(self, bound_s: float) -> bool:
+        """Whether something has come, at once or within `bound_s` seconds."""
+        if self._there:
+            return True
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(waiter)
+        timer = loop.call_later(bound_s, _end_wait, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiters.discard(waiter)
+        return self._there
+
+
 class Mailbox:
     """Used from one event loop, by the leader."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
         self._asked: deque[asyncio.Future[None] | None] = deque()
-        self.news = asyncio.Event()
+        self.news = News()
         self._end: Exception | None = None
 
     @property
@@ -116,11 +151,7 @@ class Mailbox:
 
     async def rest(self, bound_s: float) -> bool:
         """Wait for news, `bound_s` at most. True when there is some."""
-        try:
-            async with asyncio.timeout(bound_s):
-                return await self.news.wait()
-        except TimeoutError:
-            return False
+        return await self.news.wait(bound_s)
 
     def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
         if len(self._waiting) >= limit:
@@ -132,6 +163,11 @@ class Mailbox:
             )
         self._waiting.append((command, answer))
         self.news.set()
+
+
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _answer(waiting: asyncio.Future[None] | None, error: Exception | None) -> None:

@@ -14,6 +14,9 @@ DRAIN_S: Final = 0.01
 
 def deadline_s(rooms: Iterable[Room], now_ms: int) -> float:
     """How soon time alone may ask for a turn."""
-    waits = [(room.deadline_ms - now_ms, room.phase) for room in rooms]
-    asking = (wait for wait, phase in waits if wait > 0 or phase is not Phase.FAILED)
-    return min([HEARTBEAT_S, *(max(wait, 1) / 1000 for wait in asking)])
+    least_ms = HEARTBEAT_S * 1000
+    for room in rooms:
+        wait_ms = room.deadline_ms - now_ms
+        if wait_ms < least_ms and (wait_ms > 0 or room.phase is not Phase.FAILED):
+            least_ms = max(wait_ms, 1)
+    return least_ms / 1000

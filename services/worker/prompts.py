@@ -74,6 +74,8 @@ def next_parts(
     that goes to prompts that are scored, whose logits take memory; they share that in the same way. `sent`:
     what is computed is to be written to a receiver."""
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
+    if not waiting:
+        return []
     left = [
         _before_the_last(room, budget_tokens) if sent else room.request.prefill_tokens - room.computed
         for room in waiting

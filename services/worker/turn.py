@@ -117,6 +117,8 @@ class RankWork(ABC, Generic[Reply, Asked]):
         return self._parts.mailbox.take()
 
     def apply(self, commands: bytes) -> None:
+        if not commands:
+            return  # as in most turns
         for command in group_pb2.Commands.FromString(commands).commands:
             problem: Exception | None = None
             try:

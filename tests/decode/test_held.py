@@ -1,6 +1,5 @@
 """Does a room wait for the grammar of its answer with all that has landed, and no longer than it may?"""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -33,7 +32,7 @@ async def test_a_room_is_granted_at_once_and_admitted_when_its_grammar_is_compil
     assert caller.tokens == []
     bench.mailbox.news.clear()
     slow.go.set()
-    await asyncio.wait_for(bench.mailbox.news.wait(), PATIENCE_S)
+    assert await bench.mailbox.news.wait(PATIENCE_S)
     await bench.settle()
     assert await caller.outcome() == ""
     assert caller.tokens == toy.answer(ASKED)

@@ -38,7 +38,7 @@ async def test_a_prompt_is_computed_when_its_grammar_is_compiled_and_others_befo
     assert held.heard == ["accepted"]
     bench.mailbox.news.clear()
     slow.go.set()
-    await asyncio.wait_for(bench.mailbox.news.wait(), PATIENCE_S)
+    assert await bench.mailbox.news.wait(PATIENCE_S)
     await settle(bench)
     assert await held.outcome() == ""
     assert held.heard == ["accepted", "first_token", "outcome"]

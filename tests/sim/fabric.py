@@ -11,7 +11,7 @@ from services.ids import Incarnation, PageId, RoomId
 from services.pages.holdings import Holding, Holdings, Standing
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES
 from services.runtime.host_memory import HostMemory
-from services.testing.memory_fabric import MemoryFabric, Write
+from services.testing.memory_fabric import MemoryFabric, Write, due_next
 from services.testing.memory_transfer import MemoryTransfer
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.transfer.interface import Region, Run
@@ -170,6 +170,7 @@ class WatchedFabric(MemoryFabric):
             self._trace.fault(self._loop.time(), "write held", self._name(write.receiver))
             for part in write.parts:
                 part.due += self.late_steps
+            write.due = due_next(write)  # or it would be looked at in every step until then
 
     def _check_order(self, bank: Bank, room: RoomId, carries: str) -> None:
         """Seals follow all pages and records of all ranks, nothing follows a seal (`seal-last`), and one rank

@@ -34,7 +34,8 @@ class WorkerGrowth:
 
     def look(self, rank: int, receiving: Receiving[DecodeRoom], *, computes: bool) -> None:
         """At a rank, in a turn in which the engine of each was free. `computes`: a step runs now."""
-        self._compare(rank, tuple(_held(receiving)))
+        if len(self._turns) > 1:
+            self._compare(rank, tuple(_held(receiving)))
         self._look_at_retractions(rank, receiving)
         if not computes:
             self._look_for_a_step(receiving)

@@ -74,8 +74,9 @@ class Loopback:
         current.waiting[rank] = future
         if len(current.brought) == self.size:
             self._current = None
+            outcome = combine(current.brought)
             for waiter in sorted(current.waiting):
-                current.waiting[waiter].set_result(combine(current.brought))
+                current.waiting[waiter].set_result(outcome)
         try:
             return await future
         except asyncio.CancelledError:
@@ -121,7 +122,8 @@ class LoopbackGroup:
 
 
 def _least(ballots: Mapping[int, list[int]]) -> list[int]:
-    return [min(words) for words in zip(*ballots.values(), strict=True)]
+    first, *others = ballots.values()
+    return list(map(min, first, *others)) if others else first
 
 
 def _by_rank(brought: Mapping[int, bytes]) -> list[bytes]:

@@ -16,7 +16,7 @@ from tests.verify.long import go_on
 from tests.verify.parts import Kernels, ModelPart, Mutants, Simulation
 
 ROOMS: Final = 105_000
-SIMULATION_S: Final = 720.0
+SIMULATION_S: Final = 810.0
 """The last seeds are begun by then."""
 
 
