@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from services.bootstrap.asked import Asked, NotInTime, QueueFull, Retry, WaitingRequest
+from services.bootstrap.asked import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
 from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
@@ -119,7 +119,7 @@ class Admission:
         need = Need(prompt_tokens, tokens, choices=choices, margin=margin, may_be_local=may_be_local)
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
-        asked = Asked(request_id, need, retry, prompt, salt, trace, claim)
+        asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -237,7 +237,7 @@ class Admission:
         of_all, in_class = self._line.ahead(claim)
         return Ahead(of_all + self._hoping.total(), in_class)
 
-    async def _open_again(self, asked: Asked, retry: Retry) -> RoomEntry:
+    async def _open_again(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
         self.retrying[retry.room] += 1
         self._paused[retry.back] += 1
@@ -321,7 +321,7 @@ class Admission:
         waiting.opened.set_result(entry)
         return None
 
-    async def _open_in_turn(self, asked: Asked) -> RoomEntry:
+    async def _open_in_turn(self, asked: PlacementRequest) -> RoomEntry:
         """At once, if there is space, which those before it did not fit; else when it is its turn."""
         fits = True
         try:
@@ -356,7 +356,7 @@ class Admission:
                 if not self._going_back[back]:
                     del self._going_back[back]
 
-    def _check_may_wait(self, asked: Asked, ahead: Ahead) -> None:
+    def _check_may_wait(self, asked: PlacementRequest, ahead: Ahead) -> None:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
@@ -400,7 +400,7 @@ class Admission:
                 self.discard(opened.result(), QUEUED_GONE)
             raise
 
-    async def _worker_news(self, asked: Asked, lacks: NoSuchWorker, until_s: float | None) -> bool:
+    async def _worker_news(self, asked: PlacementRequest, lacks: NoSuchWorker, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
         bounded = asked.retry is None or asked.retry.is_attempt
         if bounded and self._line.again + self._hoping.total() >= self._max_queue:
@@ -417,7 +417,7 @@ class Admission:
         finally:
             _less(self._hoping, hope)
 
-    def _pair(self, asked: Asked) -> Pair:
+    def _pair(self, asked: PlacementRequest) -> Pair:
         """The best one. Raises NoCapacity, and NoSuchWorker where waiting in the line does not help."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
@@ -434,7 +434,7 @@ class Admission:
                 raise NoCapacity(f"{error} yet") from error
             raise
 
-    def _open(self, asked: Asked, pair: Pair) -> RoomEntry:
+    def _open(self, asked: PlacementRequest, pair: Pair) -> RoomEntry:
         retry = asked.retry
         entry = self._registry.open_room(
             asked.request_id,

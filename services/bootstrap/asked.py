@@ -49,7 +49,7 @@ class Retry:
 
 
 @dataclass(slots=True)
-class Asked:
+class PlacementRequest:
     request_id: str
     need: Need
     retry: Retry | None
@@ -64,7 +64,7 @@ class Asked:
 class WaitingRequest:
     """A request that fits a pair of workers, but not now."""
 
-    asked: Asked
+    asked: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
     """The line of its timeline that says so, once it has to wait."""
