@@ -358,6 +358,9 @@ class DecodeRank(Rank[WatchedRoom]):
                         Law.CHOICES_APART, f"choice {choice} writes to page {page}, as {other} reads"
                     )
         self._read(room, choice)
+        if room.filled[choice] >= known:
+            law = Law.CHOICES_APART if choice else Law.NOT_TAKEN_NEVER_READ
+            raise Broken(law, f"choice {choice} of room {room.id} draws, and computes no token for that")
 
     def _compute_prompt(self, room: WatchedRoom) -> None:
         """A step has computed the next token of a local room's prompt."""

@@ -68,6 +68,7 @@ def begin(world: World) -> State:
     ):
         steps = list(flying(world, state))
         steps += [step for find in (moving, turning) for side in BOTH for step in find(world, state, side)]
+        steps.sort(key=lambda step: repr(step[0]))  # mail has no order of its own
         calm = (make(state) for label, make in steps if label not in later and label[0] != "step ends")
         state = next(following for following in calm if following != state)
     return state
