@@ -5,6 +5,7 @@ does one thread, which wakes the loop. It is a daemon: a wait for a rank that ha
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import torch
 from services.parallel.rendezvous import ProcessGroup, post
 from services.runtime.gloo_connections import first_line
 
-WAIT_MIN_S: Final = 0.001
+WAIT_UNIT_S: Final = 0.001
+"""Gloo waits for whole units of this, and cuts off the rest."""
 
 Ended = asyncio.Future[str | None]
 """Of what is under way: what went wrong, if anything."""
@@ -94,10 +96,16 @@ class GlooExchange:
 def _problem(works: Works, until: float) -> str | None:
     try:
         for work, _ in works:
-            work.wait(timedelta(seconds=max(until - time.monotonic(), WAIT_MIN_S)))
+            work.wait(whole_wait(until - time.monotonic()))
     except RuntimeError as error:
         return first_line(error)
     return None
+
+
+def whole_wait(left_s: float) -> timedelta:
+    """Never less than `left_s`: who is told that the time-out is over finds it over by his own clock, too."""
+    units = max(math.ceil(left_s / WAIT_UNIT_S), 1)
+    return timedelta(seconds=units * WAIT_UNIT_S)
 
 
 def _settle(ended: Ended, problem: str | None) -> None:

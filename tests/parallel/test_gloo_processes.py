@@ -4,11 +4,13 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from services.parallel.gloo import GlooGroup
+from services.parallel.gloo_exchange import whole_wait
 from services.parallel.interface import GroupBroken, RankGroup
 from tests.forks import Forked, fork_call
 from tests.parallel import rank_process
@@ -83,6 +85,15 @@ async def test_a_broadcast_behind_one_that_no_agreement_followed_is_heard_behind
     assert await play(groups, twice) == [[b"one" * 1000, b"two", b"three" * 1000]] * 3
     for group in groups:
         await group.close()
+
+
+def test_gloo_never_waits_less_than_it_was_asked_to() -> None:
+    """It cuts off what is less than a millisecond; the rank would say of a time-out that it is none yet."""
+    for left_s in (-1.0, 0.0, 1e-9, 0.0101, 0.9999, 3.9997, 4.0):
+        wait = whole_wait(left_s)
+        assert wait > timedelta(0)
+        assert left_s <= wait.total_seconds() <= max(left_s, 0) + 0.001
+        assert wait % timedelta(milliseconds=1) == timedelta(0)
 
 
 def lines(rank: Rank) -> list[str]:
