@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups proto lock bench gpu gpu-bundle clean help
+.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups verify-kernels proto lock bench gpu gpu-bundle clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -91,7 +91,7 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 	@echo "check: generated gRPC code is fresh"
 	@$(BIN)/python proto/generate.py --check
 
-verify: $(STAMP) ## the proofs: model, kernels, simulation, mutants; one JSON object, a quarter of an hour
+verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, a quarter of an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify $(ARGS)
 
 verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
@@ -99,6 +99,10 @@ verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (AR
 
 verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 15 minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/test_stopped_rank.py tests/process/one_pair/test_prefixes.py $(ARGS)
+
+verify-kernels: PROGRAMS := gcc
+verify-kernels: $(STAMP) programs ## the compiled step for other CPUs, and with faults in its source; one JSON object, 5 minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.emulated
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/baton bench transfer

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--emulated",
         action="store_true",
-        help="also kernels for other CPUs and with faults: `make verify`",
+        help="also kernels for other CPUs and with faults: `make verify-kernels`",
     )
 
 

@@ -1,8 +1,8 @@
 """Would the tests of the compiled step see a small fault in its C source, or a byte read beside a tensor?
 
 The mutants of `tests/mutants` are faults in modules of Python, which a process imports; these are compiled
-instead. `make verify` runs them, since each is compiled anew: each once, by the build with the widest bound
-that has the place in it. The tiles of AMX, and pairs of products, are emulated.
+instead. `make verify-kernels` runs them, since each is compiled anew: each once, by the build with the widest
+bound that has the place in it. The tiles of AMX, and pairs of products, are emulated.
 """
 
 import json

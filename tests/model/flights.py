@@ -6,7 +6,7 @@ an exposure that was revoked, it ends all the same, and changes nothing that any
 """
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.ids import Generation, Incarnation, RoomId
@@ -25,6 +25,7 @@ from tests.model.scopes import Scope
 from tests.model.shapes import STRIP, content, layouts, strips
 
 PAGE, RECORD, SEAL = "page", "record", "seal"
+_KINDS: Final = (RECORD, PAGE, SEAL)
 SLOT: Final = "slot"
 """Where records and seals go."""
 
@@ -32,6 +33,10 @@ _TIMES: Final = 100
 """A worker exposes its memory less often than that, on …"""
 _RANKS: Final = 10
 """… fewer ranks than that."""
+_PAGES: Final = 100
+"""A rank has fewer than that."""
+_OTHERS: Final = 1 << 20
+"""Above the numbers of all rooms' writes."""
 
 
 def exposure(receiver: Incarnation, number: int, rank: int) -> Incarnation:
@@ -120,7 +125,7 @@ class Airspace:
 
     def end(self, number: int, state: PutState) -> None:
         flight = self.flying.pop(number)
-        self.ended[number] = state, flight.peer
+        self.ended = dict(sorted([*self.ended.items(), (number, (state, flight.peer))]))
         if state is PutState.FAILED and flight.kind == PAGE:
             self.unwritten.add(flight.room)
 
@@ -179,20 +184,22 @@ class Line:
     slot_memory: bytearray
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
-        """Numbers are used anew once nobody knows them any more, so that a world's past leaves no trace."""
+        """A write's number tells what it writes and not when, and is used anew once nobody knows it any more:
+        a world's past leaves no trace."""
         if peer not in self.air.up:
             raise TransferError("the way there is not open")
-        number = 0
+        flight = self._slot(peer, runs) if region == SLOTS else self._pages(peer, runs)
+        first = _KINDS.index(flight.kind) + len(_KINDS) * (flight.room * _PAGES + flight.sources[0])
+        number = first * _RANKS + rank_of(peer)
         while number in self.air.flying or number in self.air.ended:
-            number += 1
-        flight = self._slot(number, peer, runs) if region == SLOTS else self._pages(number, peer, runs)
-        self.air.flying[number] = flight
+            number += _OTHERS
+        self.air.flying = dict(sorted([*self.air.flying.items(), (number, replace(flight, number=number))]))
         return PutId(peer, number)
 
     def poll(self, put: PutId) -> PutState:
         return self.air.poll(put.number)
 
-    def _pages(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
+    def _pages(self, peer: Incarnation, runs: Sequence[Run]) -> Flight:
         mine, theirs = len(self.air.mine), self.air.theirs[rank_of(peer)]
         read, written = [], []
         for source, target, length in runs:
@@ -203,7 +210,7 @@ class Line:
                 written.append((*divmod((target + offset) // STRIP, theirs), holds))
         sources, targets = dict.fromkeys(read), dict.fromkeys(page for page, _, _ in written)
         return Flight(
-            number,
+            0,
             self.room,
             self.generation,
             peer,
@@ -214,7 +221,7 @@ class Line:
             strips=tuple(written),
         )
 
-    def _slot(self, number: int, peer: Incarnation, runs: Sequence[Run]) -> Flight:
+    def _slot(self, peer: Incarnation, runs: Sequence[Run]) -> Flight:
         ((source, target, length),) = runs
         kind = SEAL if length == SEAL_BYTES and target % SLOT_BYTES == SEAL_OFFSET else RECORD
         for flight in self.air.flying.values():
@@ -224,4 +231,4 @@ class Line:
                 )
         body = bytes(self.slot_memory[source : source + length])
         ends = (source // SLOT_BYTES,), (target // SLOT_BYTES,)
-        return Flight(number, self.room, self.generation, peer, kind, *ends, self.air.rank, body)
+        return Flight(0, self.room, self.generation, peer, kind, *ends, self.air.rank, body)

@@ -18,7 +18,7 @@ from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by
 
 BATON: Final = [sys.executable, "-m", "services.cli.main"]
 NOT_TESTED_HERE: Final = {"gpu", "all_groups", "emulated"}
-"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups` or `make verify`."""
+"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups` or `make verify-kernels`."""
 
 
 def told(word: str) -> str:
@@ -68,8 +68,8 @@ def test_what_the_two_parts_have_is_everything_each_once(request: pytest.Fixture
 
 
 def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureRequest) -> None:
-    """Each file with a case for `make verify-groups` is named there; the kernels of `make verify` are the
-    engine's."""
+    """Each file with a case for `make verify-groups` is named there; the kernels of `make verify-kernels`
+    are the engine's."""
     named = {
         "all_groups": re.findall(r"tests/\S+\.py", told("verify-groups")),
         "emulated": ["tests/engine/test_*.py"],

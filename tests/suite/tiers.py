@@ -18,7 +18,7 @@ import pytest
 REASONS: Final = {
     "stack": "starts services by their command lines, or a worker's processes with a model over NIXL",
     "browser": "drives a browser",
-    "emulated": "compiles a kernel for a CPU unlike this one, or with a fault: only `make verify` has it",
+    "emulated": "compiles a kernel for another CPU, or with a fault: only `make verify-kernels` has it",
     "bench": "runs a benchmark",
     "sweep": "builds a model of every type that the model library knows",
     "search": "searches many states, or for faults that were put into the product",

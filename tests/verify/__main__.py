@@ -1,6 +1,5 @@
-"""Does the hand-over hold? `make verify`: the model, the kernels, the simulation and the mutants, three
-processes at a time. One JSON object on stdout, progress on stderr; exit status 1 if anything is broken,
-missed or short.
+"""Does the hand-over hold? `make verify`: the model, the simulation and the mutants, three processes at a
+time. One JSON object on stdout, progress on stderr; exit status 1 if anything is broken, missed or short.
 
 `--long` (`make verify-long`) goes on for hours, with a line of JSON for every piece."""
 
@@ -13,9 +12,9 @@ from typing import Final
 
 from tests.verify.lanes import in_lanes
 from tests.verify.long import go_on
-from tests.verify.parts import Kernels, ModelPart, Mutants, Simulation
+from tests.verify.parts import ModelPart, Mutants, Simulation
 
-ROOMS: Final = 105_000
+ROOMS: Final = 100_000
 SIMULATION_S: Final = 810.0
 """The last seeds are begun by then."""
 
@@ -31,14 +30,13 @@ def main() -> int:
     if args.long:
         return go_on(args.seed, args.hours, args.jobs)
     started = time.monotonic()
-    model, kernels, mutants = ModelPart(), Kernels(), Mutants()
+    model, mutants = ModelPart(), Mutants()
     simulation = Simulation(args.rooms, args.seed or 0, started + SIMULATION_S)
-    computing = chain(model.pieces(), kernels.pieces(), simulation.pieces())
+    computing = chain(model.pieces(), simulation.pieces())
     problems = in_lanes(computing, mutants.pieces(), args.jobs)
-    sound = not problems and all(part.sound for part in (model, kernels, simulation, mutants))
+    sound = not problems and all(part.sound for part in (model, simulation, mutants))
     told = {
         "model": model.found,
-        "kernels": kernels.found,
         "simulation": simulation.summary(),
         "mutants": mutants.summary(),
         "problems": problems,

@@ -22,7 +22,7 @@ from tests.verify.lanes import Piece
 
 SEEDS_AT_A_TIME: Final = 13
 SEEDS_S: Final = 600.0
-COSTLY: Final = {"seals": 60, "growth": 120}
+COSTLY: Final = {"seals": 60, "thirds": 80, "drafts": 80, "growth": 80, "aborts": 120, "choices": 120}
 """Requests of a run, of profiles in which one costs a multiple of what it costs elsewhere: of "seals" because
 every turn looks at what comes late."""
 SCOPES_AT_A_TIME: Final = 8
@@ -199,25 +199,3 @@ class Mutants:
     def sound(self) -> bool:
         told = self.summary()
         return bool(told["caught"] == told["total"] and not told["control"])
-
-
-@dataclass
-class Kernels:
-    """Those of the compiled step that are emulated, sanitized, or have a fault in their source."""
-
-    limit_s: float = 900.0
-    found: dict[str, Any] = field(default_factory=dict)
-
-    def pieces(self) -> Iterator[Piece]:
-        yield Piece("kernels", self._run)
-
-    def _run(self) -> str:
-        self.found = asked("tests.engine.emulated", limit_s=self.limit_s)
-        return f"{self.found['passed']} tests, {len(self.found['failed'])} failed"
-
-    @property
-    def sound(self) -> bool:
-        """Where the CPU can run no kernel at all, every test is skipped."""
-        return (
-            bool(self.found) and not self.found["failed"] and self.found["passed"] + self.found["skipped"] > 0
-        )
