@@ -10,7 +10,7 @@ be on a port of their own.
 GET /metrics         Prometheus text
 GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
 GET /rooms/{id}      one room's timeline
-PUT /workers/{name}  a process that serves both sides: {"prefill_weight": 0 to 100}, from the next room on
+PUT /workers/{name}  a process that serves both sides: ?prefill_weight= (0 to 100), from the next room on
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import BaseModel, ConfigDict, Field
 
 from services.ids import RoomId
 from services.rooms.errors import UnknownRoom, UnknownWorker
@@ -72,28 +71,20 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     return router
 
 
-class WeightBody(BaseModel):
-    """Of what is asked of a process that serves both sides."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    prefill_weight: int = Field(ge=0, le=WHOLE)
-
-
 def admin_router(
     registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
 ) -> APIRouter:
-    """`weigh`: as `Rooms.weigh`."""
+    """`weigh`: as `Rooms.weigh`. Nothing here reads a body, so that none is to be bounded."""
     router = APIRouter()
 
     @router.put("/workers/{process}")
-    async def worker(process: str, body: WeightBody) -> JSONResponse:
+    async def worker(process: str, prefill_weight: int = Query(ge=0, le=WHOLE)) -> JSONResponse:
         try:
-            weigh(process, body.prefill_weight)
+            weigh(process, prefill_weight)
         except UnknownWorker as error:
             return _not_found(str(error), "process")
-        told = {"process": process, "prefill_weight": body.prefill_weight}
-        return JSONResponse({**told, "decode_weight": WHOLE - body.prefill_weight})
+        told = {"process": process, "prefill_weight": prefill_weight}
+        return JSONResponse({**told, "decode_weight": WHOLE - prefill_weight})
 
     @router.get("/metrics")
     async def metrics_page(request: Request) -> Response:

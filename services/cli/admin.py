@@ -45,13 +45,13 @@ class Admin:
         """Raises NotTold."""
         return self._asked("GET", path)
 
-    def write(self, path: str, told: dict[str, Any]) -> dict[str, Any]:
+    def write(self, path: str, told: dict[str, int]) -> dict[str, Any]:
         """Change what is at `path`. Raises NotTold."""
         return self._asked("PUT", path, told)
 
-    def _asked(self, method: str, path: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _asked(self, method: str, path: str, told: dict[str, int] | None = None) -> dict[str, Any]:
         try:
-            reply = self._http.request(method, path, json=told)
+            reply = self._http.request(method, path, params=told)
             body = reply.json()
         except httpx.ConnectError as error:
             none = f"no bootstrap answers at {self.url}: start one, or name it with --url"

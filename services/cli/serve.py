@@ -162,7 +162,7 @@ class ServeStack:
             keyed=bool(plan.api_key),
             apart="--admin-port" in plan.bootstrap.flags,
             drawing=card.get("default_sampling_params") or {},
-            metrics=[_metrics(part) for part in plan.workers if "--metrics-port" in part.flags],
+            metrics=[page for part in plan.workers for page in _metrics(part)],
         ):
             self._screen.say(line)
 
@@ -271,8 +271,11 @@ def _described(part: StackCommand) -> str:
     return f"{part.name} on cores {_flags(part)['--cpus']}{gpus}"
 
 
-def _metrics(part: StackCommand) -> str:
-    return f"{part.name} http://{LOOPBACK}:{_flags(part)['--metrics-port']}/metrics"
+def _metrics(part: StackCommand) -> list[str]:
+    """Where its pages are, of each of its sides; none whose ports are any free ones."""
+    flags = _flags(part)
+    ports = {"": flags.get("--metrics-port"), "'s prefill side": flags.get("--prefill-metrics-port")}
+    return [f"{part.name}{of} http://{LOOPBACK}:{port}/metrics" for of, port in ports.items() if port]
 
 
 def _flags(part: StackCommand) -> dict[str, str]:

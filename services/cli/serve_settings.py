@@ -101,7 +101,7 @@ class ServeSettings:
     metrics_port: int = setting(
         0,
         "Port of the first worker's /metrics, on this machine alone; the others have the next ones, prefill"
-        " before decode (0: any free ones).",
+        " before decode, and decode's before prefill's of one that serves both sides (0: any free ones).",
         PORT,
     )
     tls_dir: str = setting(
@@ -221,11 +221,13 @@ def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[s
     """The stack's own settings. Raises SettingsError, also for a flag or variable that would have no effect,
     and for certificates that are not there."""
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
-    if own["both"] or f"{PREFIX}BOTH" in environ:
+    known = also_known | variables_of(*SERVICES)
+    if load(ServeSettings, {"both": own["both"]}, _of_both(environ), known).both:
         for name in ("prefill", "decode"):
             if own[name] is None and PREFIX + name.upper() not in environ:
                 own[name] = "0"
-    settings = load(ServeSettings, own, environ, also_known | variables_of(*SERVICES))
+    settings = load(ServeSettings, own, environ, known)
+    _check_counts(settings, flags, environ)
     for each in not_taken():
         typed = flags.get(each.name) is not None
         if typed or each.variable in environ:
@@ -234,6 +236,23 @@ def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[s
             raise SettingsError(f"{given} is not taken by baton serve, only by its parts: {instead}")
     _check_certificates(settings, flags, environ)
     return settings
+
+
+def _of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in environ.items() if name == f"{PREFIX}BOTH"}
+
+
+def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError for what is said of workers of which there are none."""
+    for side, names in {
+        "prefill": ("prefill_tp", "prefill_pp"),
+        "decode": ("decode_tp",),
+        "both": ("prefill_weight",),
+    }.items():
+        for name in names:
+            flag = f"--{name.replace('_', '-')}"
+            if not getattr(settings, side) and (flags.get(name) or PREFIX + name.upper() in environ):
+                raise SettingsError(f"{flag} is of workers that --{side} starts, and it starts none")
 
 
 def make_plan(

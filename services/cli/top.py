@@ -123,7 +123,7 @@ def _all_of_workers(workers: list[dict[str, Any]]) -> Table:
     for worker in workers:
         queues = "  ".join(f"{name} {count}" for name, count in worker["queues"].items())
         table.add_row(
-            Text(worker["name"], style="bold"),
+            _name(worker),
             _state(worker),
             f"{worker['rooms']}/{worker['rooms_max']}",
             Text(queues or "not told yet"),
@@ -146,7 +146,7 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
     for worker in workers:
         queued = sum(count for name, count in worker["queues"].items() if name != RoomQueue.RUNNING)
         table.add_row(
-            Text(worker["name"], style="bold"),
+            _name(worker),
             _state(worker),
             f"{worker['rooms']}/{worker['rooms_max']}",
             f"{queued:,}",
@@ -155,6 +155,13 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
             f"{worker['tokens_s']:,.0f}",
         )
     return table
+
+
+def _name(worker: dict[str, Any]) -> Text:
+    """Of a process of both sides, with this side's part of its time."""
+    weight = worker.get("weight")
+    told = "" if weight is None else f" {weight}%"
+    return Text(worker["name"], style="bold").append(told, style="not bold dim")
 
 
 def _state(what: dict[str, Any], other: str = "") -> Text:

@@ -41,12 +41,14 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         self._chunk_tokens = chunk_tokens
         self._scored_tokens = scored_tokens
         self._neighbour = neighbour
+        self._left = chunk_tokens
+        """What the neighbour left of a step that runs."""
 
     def start(self) -> None:
         """The next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
-        budget = self._neighbour.chunk_tokens(self._chunk_tokens)
-        parts = next_parts(computable, budget, self._scored_tokens)
+        self._left = self._neighbour.chunk_tokens(self._chunk_tokens)
+        parts = next_parts(computable, self._left, self._scored_tokens)
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
@@ -58,7 +60,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
             return False
         step, drawn = ended
         computed = sum(part.stop - part.start for part in step)
-        self.rate.stepped(computed, self.running_us, now_ms)
+        self.rate.stepped(computed, self.running_us, now_ms, most=self._left)
         if computed:
             self._neighbour.stepped(computed, self.computing_us / 1000)
         for part, taken in zip(step, drawn, strict=True):

@@ -262,12 +262,16 @@ class _Choice:
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
-        """Those that are not to be avoided, if there are any."""
-        if not avoid or all(worker.facts.incarnation in avoid for worker in self.ready()):
+        """Those that are not to be avoided, if there are any: of weight 0, where no others are left."""
+        if not avoid:
             return self
-        kept = copy(self)
-        kept._avoid = avoid
-        return kept
+        for is_weighed in (self._is_weighed, False):
+            kept = copy(self)
+            kept._is_weighed = is_weighed
+            if any(worker.facts.incarnation not in avoid for worker in kept.ready()):
+                kept._avoid = avoid
+                return kept
+        return self
 
     def ready(self) -> Iterator[Worker]:
         return self._able(self._workers.ready)

@@ -18,9 +18,11 @@ class TokenRate:
     _us: float = 0.0
     _measured_ms: int = 0
 
-    def stepped(self, tokens: int, us: int, now_ms: int) -> None:
-        """A step ended that computed so many, and took so many microseconds."""
-        if tokens < self.least_tokens or us <= 0:
+    def stepped(self, tokens: int, us: int, now_ms: int, *, most: int | None = None) -> None:
+        """A step ended that computed so many, and took so many microseconds. `most`: that it was left, where
+        somebody else's steps leave it less than it might compute."""
+        least = self.least_tokens if most is None else min(self.least_tokens, most)
+        if tokens < max(least, 1) or us <= 0:
             return
         self._measured_ms = now_ms
         self._tokens += tokens

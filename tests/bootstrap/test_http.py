@@ -55,16 +55,16 @@ async def test_a_process_that_serves_both_sides_is_given_a_weight(at: House) -> 
         twin = OtherSide(other, "worker-0")
         at.rooms.register(replace(facts, name=name, side=side, incarnation=mine, other_side=twin))
     async with client(at) as http:
-        reply = await http.put("/workers/worker-0", json={"prefill_weight": 70})
+        reply = await http.put("/workers/worker-0?prefill_weight=70")
         assert reply.json() == {"process": "worker-0", "prefill_weight": 70, "decode_weight": 30}
         listed = {each["name"]: each for each in (await http.get("/ready")).json()["workers"]}
         assert [listed[f"worker-0-{side.value}"]["weight"] for side in Side] == [70, 30]
         assert listed["prefill-0"]["process"] is None
-        gone = await http.put("/workers/prefill-0", json={"prefill_weight": 70})
+        gone = await http.put("/workers/prefill-0?prefill_weight=70")
         assert gone.status_code == 404
         assert gone.json()["error"]["message"] == "no process called 'prefill-0' serves both sides here"
-        for wrong in (101, -1, "70", True, None):
-            reply = await http.put("/workers/worker-0", json={"prefill_weight": wrong})
+        for wrong in ("prefill_weight=101", "prefill_weight=-1", "prefill_weight=most", ""):
+            reply = await http.put(f"/workers/worker-0?{wrong}", json={"prefill_weight": 20})
             assert reply.status_code == 422, wrong
     assert [at.registry.worker(each).weight for each in (first, second)] == [70, 30]
 

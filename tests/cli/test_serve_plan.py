@@ -89,6 +89,26 @@ def test_workers_of_both_sides_stand_beside_others_that_are_asked_for() -> None:
     assert cores == ["2-3", "4-5", "0-1"]
 
 
+def test_no_worker_of_both_sides_is_the_default_however_it_is_said() -> None:
+    for flags, environ in (({"both": "0"}, {}), ({}, {"BATON_BOTH": "0"})):
+        settings = load_serve(flags, environ, KNOWN)
+        assert (settings.prefill, settings.decode, settings.both) == (1, 1, 0)
+    assert load_serve({}, {"BATON_BOTH": "2"}, KNOWN).prefill == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"both": "1", "decode_tp": "2"}, "--decode-tp is of workers that --decode starts"),
+        ({"both": "1", "decode": "1", "prefill_pp": "2"}, "--prefill-pp is of workers that --prefill starts"),
+        ({"prefill_weight": "70"}, "--prefill-weight is of workers that --both starts"),
+    ],
+)
+def test_what_is_said_of_workers_that_are_not_started_is_refused(flags: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        load_serve(flags, {}, KNOWN)
+
+
 def test_a_stack_without_a_side_is_refused() -> None:
     with pytest.raises(SettingsError, match="--prefill 0 --decode 1: give one of each at least, or --both"):
         load_serve({"prefill": "0"}, {}, KNOWN)

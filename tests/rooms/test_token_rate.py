@@ -22,6 +22,16 @@ def test_a_step_of_a_few_tokens_says_nothing_of_many() -> None:
     assert rate.per_s(0) == 1_000
 
 
+def test_a_step_that_was_left_no_more_says_how_fast_it_goes() -> None:
+    rate = TokenRate(64)
+    rate.stepped(23, 23_000, now_ms=0, most=24)
+    assert rate.per_s(0) == 0
+    rate.stepped(24, 48_000, now_ms=0, most=24)
+    assert rate.per_s(0) == 500
+    rate.stepped(64, 48_000, now_ms=0, most=512)
+    assert rate.per_s(0) > 500
+
+
 def test_it_is_known_for_a_while_and_asked_anew_then() -> None:
     rate = TokenRate(64)
     rate.stepped(100, 100_000, now_ms=5)

@@ -119,6 +119,16 @@ def test_a_side_of_weight_nothing_gets_no_room_while_another_serves_and_all_when
     assert stack.place(NEED)[1].facts == B[1]
 
 
+def test_where_all_others_are_to_be_avoided_a_side_of_weight_nothing_is_not() -> None:
+    """What failed on those is tried anew."""
+    stack = registry_of(*A, *B)
+    stack.weigh("both-0", 100)
+    stack.weigh("both-1", 0)
+    assert names(stack.place(SCORED)) == ("both-0-prefill", "both-1-decode")
+    tried_again = stack.place(SCORED, avoid={A[0].incarnation, B[1].incarnation})
+    assert names(tried_again) == ("both-1-prefill", "both-0-decode")
+
+
 def test_a_process_without_its_other_side_is_a_worker_of_one() -> None:
     stack = registry_of(*A)
     stack.leave(A[0].incarnation, None, 0)

@@ -90,6 +90,8 @@ def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
         "name": facts.name,
         "side": facts.side.value,
         "state": worker.state.value,
+        "process": None if facts.other_side is None else facts.other_side.process,
+        "weight": None if facts.other_side is None else worker.weight,
         "incarnation": str(facts.incarnation),
         "address": facts.address,
         "topology": f"tp{facts.topology.tensor}pp{facts.topology.pipeline}",

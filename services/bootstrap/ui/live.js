@@ -76,7 +76,7 @@ function drawWorker(worker) {
     "li",
     { class: `worker ${worker.side}` },
     h("header", {}, h("h3", {}, worker.name), pill(worker.state)),
-    h("p", { class: "note" }, `${worker.side} · ${worker.address}${worker.ranks > 1 ? ` · ${worker.ranks} ranks (${worker.topology})` : ""}`),
+    h("p", { class: "note" }, `${worker.side}${worker.process === null ? "" : ` · ${worker.weight} % of ${worker.process}`} · ${worker.address}${worker.ranks > 1 ? ` · ${worker.ranks} ranks (${worker.topology})` : ""}`),
     h("dl", {}, h("dt", {}, "Rooms"), h("dd", {}, `${count(worker.rooms)} of ${count(worker.rooms_max)}`, h("div", { class: "meter" }, h("span", { "width%": share })))),
     h(
       "dl",

@@ -241,7 +241,9 @@ class OtherSide(_message.Message):
     process: _builtins.str
     """What both sides are called together."""
     prefill_weight: _builtins.int
-    """0 to 100: how much of its time the process is meant to have for prefill, until SetWeight says otherwise."""
+    """0 to 100: how much of its time the process is meant to have for prefill, until SetWeight says otherwise.
+    What SetWeight says is forgotten when the process, or the bootstrap, starts anew.
+    """
     def __init__(
         self,
         *,
