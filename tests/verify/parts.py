@@ -20,7 +20,7 @@ from tests.mutants.mutant import ROOT
 from tests.mutants.tables import MUTANTS
 from tests.verify.lanes import Piece
 
-SEEDS_AT_A_TIME: Final = 13
+SEEDS_AT_A_TIME: Final = 5
 SEEDS_S: Final = 600.0
 COSTLY: Final = {"seals": 60, "thirds": 80, "drafts": 80, "growth": 80, "aborts": 120, "choices": 120}
 """Requests of a run, of profiles in which one costs a multiple of what it costs elsewhere: of "seals" because
