@@ -151,8 +151,11 @@ class Admission:
             self._registry.side_retired(entry.id, side)
         self.wake()
 
-    def drain(self, incarnation: Incarnation) -> int:
-        """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`)."""
+    def drain(self, incarnation: Incarnation, *, broken: bool = False) -> int:
+        """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`).
+        `broken`: it ends, and is likely to be started again."""
+        if broken:
+            self._registry.expect_back(incarnation, self._clock.now_ms())
         unread = sum(each == incarnation for each in self._owed.values())
         return self._registry.drain(incarnation, self._paused[incarnation] + unread)
 

@@ -86,7 +86,9 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             worker = self._rooms.registry.worker(Incarnation(request.incarnation))
             check_speaks_for(context, worker.facts.side)
             self._rooms.credentials.check(worker.facts.incarnation, request.credential)
-            return workers_pb2.DrainReply(rooms=self._rooms.admission.drain(worker.facts.incarnation))
+            admission = self._rooms.admission
+            awaited = admission.drain(worker.facts.incarnation, broken=request.broken)
+            return workers_pb2.DrainReply(rooms=awaited)
 
     async def Leave(
         self, request: workers_pb2.LeaveRequest, context: grpc.aio.ServicerContext

@@ -251,11 +251,15 @@ class Registry:
         return [worker for side in self._on.values() for worker in side.joining.values()]
 
     def expects(self, side: Side, now_ms: int) -> bool:
-        """Where no worker of a side is ready: one is known to be starting, or was lost a moment ago, so that
+        """Where no worker of a side is ready: one is known to be starting, or broke or was lost a moment ago:
         it is likely to be started again. Who has said goodbye is not expected back."""
         joining = reversed(self._on[side].joining.values())
         joined = any(now_ms < worker.joined_ms + EXPECTED_MS for worker in joining)
         return joined or now_ms < self._expected_until_ms[side]
+
+    def expect_back(self, incarnation: Incarnation, now_ms: int) -> None:
+        """It is about to end, since something of it broke. Raises UnknownWorker."""
+        self._expect(self.worker(incarnation), now_ms)
 
     def leave(self, incarnation: Incarnation, proof: str | None, now_ms: int) -> list[RoomEntry]:
         """Remove a worker. `proof`: how its process is known to be gone, or None for a mere silence, which
@@ -264,8 +268,8 @@ class Registry:
         waited for."""
         worker = self._workers.pop(incarnation, None)
         self.pairs.forget(incarnation)
-        if worker is not None and worker.proven and proof != GOODBYE:
-            self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
+        if worker is not None and proof != GOODBYE:
+            self._expect(worker, now_ms)
         if worker is not None:
             del self._leases[incarnation], self._names[worker.facts.name]
             self._on[worker.facts.side].remove(worker)
@@ -632,6 +636,11 @@ class Registry:
         for side in self._on.values():
             for page_tokens in side.page_sizes:
                 _check_pages(page_tokens, facts.page_tokens)
+
+    def _expect(self, worker: Worker, now_ms: int) -> None:
+        """It, or what is started in its place, if it ever served."""
+        if worker.proven:
+            self._expected_until_ms[worker.facts.side] = now_ms + EXPECTED_MS
 
     def _lend(self, worker: Worker, now_ms: int) -> None:
         """A lease from now on."""

@@ -232,11 +232,11 @@ class WorkerHost:
         await self._pages.stop()
 
     async def _last_word(self, lease: LeaseThread) -> None:
-        """To the bootstrap, so that no room comes here any more."""
+        """To the bootstrap, so that no room comes here any more, and who comes waits for what starts next."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
-                await lease.drain()
+                await lease.drain(broken=True)
 
     async def _break_off(self, role: Role, reason: Reason) -> None:
         """To everyone who waits for a room: why none ends well."""

@@ -91,7 +91,7 @@ class LeaseKeeper:
         self._pause_s = RETRY_MIN_S
         self._refusal: tuple[str, str] | None = None
         """Kind and field of the refusal that was told last."""
-        self._draining = self._left = False
+        self._draining = self._broken = self._left = False
         self.problem: str | None = "not registered yet"
         """Why the worker holds no lease, or None while it does."""
         self.proven = False
@@ -117,11 +117,14 @@ class LeaseKeeper:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
 
-    async def drain(self) -> int:
+    async def drain(self, *, broken: bool = False) -> int:
         """Ask for no more rooms. Returns how many of those that were opened here the bootstrap still waits
-        for; 0 when it cannot be reached, since then none will come. One that comes back is asked again."""
-        self._draining = True
-        request = workers_pb2.DrainRequest(incarnation=self._incarnation, credential=self._credential)
+        for; 0 when it cannot be reached, since then none will come. One that comes back is asked again.
+        `broken`: the worker ends, and is likely to be started again."""
+        self._draining, self._broken = True, self._broken or broken
+        request = workers_pb2.DrainRequest(
+            incarnation=self._incarnation, credential=self._credential, broken=self._broken
+        )
         reply = await self._call(self._stub.Drain, request)
         return 0 if reply is None else int(reply.rooms)
 

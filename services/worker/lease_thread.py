@@ -71,8 +71,8 @@ class LeaseThread:
         """Register and renew until cancelled. Raises DeclaredGone."""
         await self._there(self._keeper.run())
 
-    async def drain(self) -> int:
-        return await self._there(self._keeper.drain())
+    async def drain(self, *, broken: bool = False) -> int:
+        return await self._there(self._keeper.drain(broken=broken))
 
     async def leave(self) -> None:
         await self._there(self._keeper.leave())

@@ -472,6 +472,23 @@ async def test_where_a_worker_was_lost_a_moment_ago_a_new_request_waits_for_the_
     assert (await waiting).request_id == "a"
 
 
+async def test_a_new_request_waits_for_what_starts_in_place_of_a_worker_that_broke_and_of_none_that_leaves(
+    at: House,
+) -> None:
+    at.admission.drain(at.decode.incarnation)
+    with pytest.raises(NoSuchWorker, match="no decode worker is ready"):
+        await at.admission.admit("a", 3, 5)
+    at.admission.drain(at.decode.incarnation, broken=True)
+    waiting = late(at, "b")
+    await until(lambda: at.admission.queued() == 1)
+    at.rooms.exited(at.decode.name, at.decode.pid)
+    at.decode.incarnation = Incarnation(23)
+    at.join(at.decode, proven=False)
+    assert not waiting.done()
+    at.rooms.proven(at.decode.incarnation)
+    assert (await waiting).request_id == "b"
+
+
 @pytest.mark.parametrize("joins", [False, True])
 async def test_a_worker_is_expected_for_a_while_and_then_no_more(at: House, *, joins: bool) -> None:
     at.rooms.exited(at.decode.name, at.decode.pid)

@@ -198,7 +198,7 @@ class SimulatedWorker:
         """As `WorkerHost` does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
-                await lease.drain()
+                await lease.drain(broken=True)
         cause = Cause(Reason.GROUP_BROKEN, f"{self.side.value} worker {self.name}: {error}")
         self.work.break_off(cause)
         self.leader.mailbox.fail(Draining(cause.text))

@@ -476,17 +476,23 @@ class DrainRequest(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     credential: _builtins.bytes
+    broken: _builtins.bool
+    """It ends because something of it broke, such as a group of ranks, and is likely to be started again: those
+    who come meanwhile wait for it, as when it is lost.
+    """
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         credential: _builtins.bytes = ...,
+        broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "credential", b"credential", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
