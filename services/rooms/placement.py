@@ -265,7 +265,7 @@ class _Choice:
         """Those that are not to be avoided, if there are any: of weight 0, where no others are left."""
         if not avoid:
             return self
-        for is_weighed in (self._is_weighed, False):
+        for is_weighed in (True, False) if self._is_weighed else (False,):
             kept = copy(self)
             kept._is_weighed = is_weighed
             if any(worker.facts.incarnation not in avoid for worker in kept.ready()):

@@ -7,7 +7,8 @@ an exposure that was revoked, it ends all the same, and changes nothing that any
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeVar
 
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
@@ -37,6 +38,8 @@ _PAGES: Final = 100
 """A rank has fewer than that."""
 _OTHERS: Final = 1 << 20
 """Above the numbers of all rooms' writes."""
+
+V = TypeVar("V")
 
 
 def exposure(receiver: Incarnation, number: int, rank: int) -> Incarnation:
@@ -125,7 +128,7 @@ class Airspace:
 
     def end(self, number: int, state: PutState) -> None:
         flight = self.flying.pop(number)
-        self.ended = dict(sorted([*self.ended.items(), (number, (state, flight.peer))]))
+        self.ended = _with(self.ended, number, (state, flight.peer))
         if state is PutState.FAILED and flight.kind == PAGE:
             self.unwritten.add(flight.room)
 
@@ -171,6 +174,11 @@ class Airspace:
         return {flight.peer for flight in self.flying.values()} | {peer for _, peer in self.ended.values()}
 
 
+def _with(writes: dict[int, V], number: int, told: V) -> dict[int, V]:
+    """By number: in which order they came nobody can see."""
+    return dict(sorted([*writes.items(), (number, told)], key=itemgetter(0)))
+
+
 @dataclass(slots=True)
 class Line:
     """What a `RoomTransfer` posts through, for one room: the part of `services.transfer.interface.Transfer`
@@ -193,7 +201,7 @@ class Line:
         number = first * _RANKS + rank_of(peer)
         while number in self.air.flying or number in self.air.ended:
             number += _OTHERS
-        self.air.flying = dict(sorted([*self.air.flying.items(), (number, replace(flight, number=number))]))
+        self.air.flying = _with(self.air.flying, number, replace(flight, number=number))
         return PutId(peer, number)
 
     def poll(self, put: PutId) -> PutState:
