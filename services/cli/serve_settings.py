@@ -64,6 +64,13 @@ FIRST_DAY: Final = (
 """Settings that most people change, in the order in which they ask for them."""
 
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
+OF_WORKERS: Final = {
+    "prefill_tp": "prefill",
+    "prefill_pp": "prefill",
+    "decode_tp": "decode",
+    "prefill_weight": "both",
+}
+"""Flags of the workers that another flag starts."""
 """Settings of a service that `baton serve` does not take."""
 
 INSTEAD: Final[Mapping[str, str]] = {
@@ -223,15 +230,13 @@ def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[s
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
     known = also_known | variables_of(*SERVICES)
     if load(ServeSettings, {"both": own["both"]}, _of_both(environ), known).both:
-        for name in ("prefill", "decode"):
-            if own[name] is None and PREFIX + name.upper() not in environ:
-                own[name] = "0"
+        for each in settings_of(ServeSettings):
+            if each.name in ("prefill", "decode") and _given_by(each, flags, environ) is None:
+                own[each.name] = "0"
     settings = load(ServeSettings, own, environ, known)
     _check_counts(settings, flags, environ)
     for each in not_taken():
-        typed = flags.get(each.name) is not None
-        if typed or each.variable in environ:
-            given = each.flag if typed else each.variable
+        if (given := _given_by(each, flags, environ)) is not None:
             instead = f"give {INSTEAD[each.name]}" if each.name in INSTEAD else "leave it out"
             raise SettingsError(f"{given} is not taken by baton serve, only by its parts: {instead}")
     _check_certificates(settings, flags, environ)
@@ -242,17 +247,21 @@ def _of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if name == f"{PREFIX}BOTH"}
 
 
+def _given_by(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str | None:
+    """The flag or variable that says it, if one does."""
+    if flags.get(each.name) is not None:
+        return each.flag
+    return each.variable if each.variable in environ else None
+
+
 def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
     """Raises SettingsError for what is said of workers of which there are none."""
-    for side, names in {
-        "prefill": ("prefill_tp", "prefill_pp"),
-        "decode": ("decode_tp",),
-        "both": ("prefill_weight",),
-    }.items():
-        for name in names:
-            flag = f"--{name.replace('_', '-')}"
-            if not getattr(settings, side) and (flags.get(name) or PREFIX + name.upper() in environ):
-                raise SettingsError(f"{flag} is of workers that --{side} starts, and it starts none")
+    for each in (*settings_of(ServeSettings), *settings_of(BothSettings)):
+        side = OF_WORKERS.get(each.name)
+        if side is None or getattr(settings, side):
+            continue
+        if (given := _given_by(each, flags, environ)) is not None:
+            raise SettingsError(f"{given} is of workers that --{side} starts, and it starts none")
 
 
 def make_plan(

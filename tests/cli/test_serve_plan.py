@@ -109,6 +109,11 @@ def test_what_is_said_of_workers_that_are_not_started_is_refused(flags: dict[str
         load_serve(flags, {}, KNOWN)
 
 
+def test_what_a_variable_says_of_workers_that_are_not_started_is_refused_by_its_name() -> None:
+    with pytest.raises(SettingsError, match="BATON_PREFILL_WEIGHT is of workers that --both starts"):
+        load_serve({}, {"BATON_PREFILL_WEIGHT": "70"}, KNOWN)
+
+
 def test_a_stack_without_a_side_is_refused() -> None:
     with pytest.raises(SettingsError, match="--prefill 0 --decode 1: give one of each at least, or --both"):
         load_serve({"prefill": "0"}, {}, KNOWN)
