@@ -27,6 +27,8 @@ AT_ONCE: Final = 2 * PROPOSED_MAX
 """Tokens of a sequence that are computed to draft behind it: those of its last steps."""
 BEHIND: Final = 64
 """Tokens of all sequences that are computed beside a step for those that are further behind."""
+FAILURES_MAX: Final = 3
+"""Steps in a row that brought no drafts for an error, until none is asked for any more."""
 
 
 class DraftEngine(Protocol):
@@ -38,6 +40,8 @@ class DraftEngine(Protocol):
     def caches(self) -> abc.Sequence[KvMemory]: ...
     @property
     def context_length(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
     def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[Taken]: ...
 
 
@@ -94,7 +98,9 @@ class _DraftedSequence:
 class DraftModel:
     """Over an engine of its own, on the rank that draws. `propose` is called from one thread at a time."""
 
-    def __init__(self, engine: DraftEngine) -> None:
+    def __init__(self, engine: DraftEngine, vocab_size: int) -> None:
+        """`vocab_size`: of the model that checks. Ids that only one of both has stand for no text: some
+        widths are rounded up. None of them is drafted, and nothing behind one."""
         (group,) = engine.layout.groups
         self._engine = engine
         self._page_tokens = group.page_tokens
@@ -105,6 +111,9 @@ class DraftModel:
         self._over: set[Proposal] = set()
         """Of these, that ended while drafts were computed."""
         self._computes = False
+        self._failures = 0
+        """In a row."""
+        self._ids = min(vocab_size, engine.vocab_size)
         self._lock = Lock()
 
     def census(self) -> Mapping[str, int]:
@@ -124,18 +133,24 @@ class DraftModel:
     def propose(self, wishes: abc.Sequence[Wish]) -> tuple[list[list[int]], DraftTimes]:
         """What comes next of each wish, as far as it is known: nothing where its sequence is too far behind,
         has no pages, or is at the end of what the model can read. Raises EngineLost."""
+        if self._failures == FAILURES_MAX:
+            return [[] for _ in wishes], DraftTimes()
         with self._lock:
             self._computes = True
         try:
-            return self._propose(wishes)
+            proposed = self._propose(wishes)
         except EngineLost:
             raise
         except Exception as error:  # whatever it is: a step does not fail for its drafts
-            log.error("nothing was drafted", error=error)  # noqa: TRY400
+            self._failures += 1
+            log.error("nothing was drafted", error=error, last=self._failures == FAILURES_MAX)  # noqa: TRY400
             with self._lock:
                 for each in [*self._held]:
                     self._drop(each)
             return [[] for _ in wishes], DraftTimes()
+        else:
+            self._failures = 0
+            return proposed
         finally:
             with self._lock:
                 self._computes = False
@@ -168,11 +183,15 @@ class DraftModel:
     def _follow(self, wish: Wish, wishes: abc.Sequence[Wish]) -> _DraftedSequence | None:
         """What is held of its sequence, with pages for all that is to be computed; None where that cannot
         be."""
-        reach = len(wish.sequence.request.prompt) + len(wish.output) + wish.most - 1
-        if wish.most <= 0 or reach > self._engine.context_length:
+        if wish.most <= 0:
             return None
+        known = len(wish.sequence.request.prompt) + len(wish.output)
+        reach = known + wish.most - 1
         with self._lock:
-            if wish.proposal.over:
+            if known > self._engine.context_length or not self._has(wish):
+                self._drop(wish.proposal)  # for good
+                return None
+            if reach > self._engine.context_length or wish.proposal.over:
                 return None
             held = self._held.get(wish.proposal)
             if held is None:
@@ -183,12 +202,18 @@ class DraftModel:
             held.sequence.fold = None if fold is None else fold.copy()
             lacking = -(-reach // self._page_tokens) - len(held.pages)
             if lacking > len(self._free):
-                self._make_space(lacking, {each.proposal for each in wishes})
+                self._make_space(lacking, {each.proposal for each in wishes if each.most > 0})
             if lacking > len(self._free):
                 return None
             for _ in range(lacking):
                 held.pages.append(self._free.pop())
         return held
+
+    def _has(self, wish: Wish) -> bool:
+        """The smaller model has all tokens of its sequence that are not known to it yet."""
+        held = self._held.get(wish.proposal)
+        new = wish.output[held.known :] if held else (*wish.sequence.request.prompt, *wish.output)
+        return max(new, default=0) < self._ids
 
     def _make_space(self, pages: int, spared: abc.Set[Proposal]) -> None:
         """Of those that drafted least lately, and are not `spared`."""
@@ -214,7 +239,7 @@ class DraftModel:
             self._engine.step(rows)
 
     def _draw(self, held: abc.Sequence[_DraftedSequence]) -> list[list[int]]:
-        """The next token of each; none where it is not a number."""
+        """The next token of each; none where the logits are no numbers, or the other model lacks it."""
         lengths = [each.sequence.length for each in held]
         rows = [
             Row(each.sequence, each.filled, length, (each.pages,), sample=True)
@@ -223,6 +248,7 @@ class DraftModel:
         drawn: list[list[int]] = []
         for each, length, taken in zip(held, lengths, self._engine.step(rows), strict=True):
             tokens = [token.id for token in taken] if isinstance(taken, tuple) else []
+            tokens = tokens if max(tokens, default=0) < self._ids else []
             each.filled = length
             each.sequence.output += tokens
             drawn.append(tokens)

@@ -8,7 +8,7 @@ from collections import abc
 from typing import Final
 
 import torch
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from services.engine.interface import Sequence
 from services.grammars.fold import GrammarLost
@@ -47,6 +47,8 @@ def hold(scores: torch.Tensor, rows: abc.Sequence[int], masks: Masks) -> torch.T
     count, vocabulary, device = len(found), scores.shape[1], scores.device
     bits = torch.frombuffer(bytearray(b"".join(mask for _, mask in found)), dtype=torch.uint8).to(device)
     biases = embedding(bits.int(), BIASES.to(device)).view(count, -1)[:, :vocabulary]
+    if biases.shape[1] < vocabulary:  # a draft model's, whose width is another
+        biases = pad(biases, (0, vocabulary - biases.shape[1]), value=float("-inf"))
     places = [row for row, _ in found]
     if places == [*range(len(scores))]:
         return scores + biases  # half the time

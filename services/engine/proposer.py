@@ -56,8 +56,8 @@ class Proposer:
         drafted, times = self._drafted(asked, forced)
         words: list[float] = [*times]
         for certain, guessed in zip(forced, drafted, strict=True):
-            tokens = (certain or guessed)[:PROPOSED_MAX]
-            words += [len(tokens), len(certain[:PROPOSED_MAX]), *tokens]
+            tokens = certain or guessed
+            words += [len(tokens), len(certain), *tokens]
             words += [0.0] * (PROPOSED_MAX - len(tokens))
         return words
 
@@ -78,14 +78,18 @@ class Proposer:
 def _output(sequence: Sequence, taken: Taken) -> list[int]:
     if not isinstance(taken, tuple) or not taken:
         return []
-    output = [*sequence.output, *(token.id for token in taken)]
-    return [] if sequence.request.finish_reason(output) is not None else output
+    output = [*sequence.output]
+    for token in taken:
+        output.append(token.id)
+        if sequence.request.finish_reason(output) is not None:
+            return []
+    return output
 
 
 def _forced(asked: _Proposed) -> list[int]:
     if asked.sequence.fold is None or not asked.output:
         return []
     try:
-        return asked.sequence.fold.forced(asked.output)
+        return asked.sequence.fold.forced(asked.output, PROPOSED_MAX)
     except GrammarLost:
         return []  # the next draw says why

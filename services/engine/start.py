@@ -4,7 +4,7 @@ from typing import Final
 
 from services.engine.coded import Coding
 from services.engine.device import find_device
-from services.engine.draft_start import start_draft_model
+from services.engine.draft_start import find_draft_model, start_draft_model
 from services.engine.engine import TorchEngine, load_beside, load_engine
 from services.engine.interface import TeamBroken
 from services.engine.memory import enough
@@ -70,6 +70,8 @@ def start_engine(
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
+    drafting = settings.draft_model
+    drafts = None if drafting is None else find_draft_model(drafting, directory)
     with enough(f"the model {source.path}"):
         engine = load_engine(
             directory,
@@ -93,8 +95,8 @@ def start_engine(
         )
         engine.cache.populate()
         engine.warm_up()
-        if settings.draft_model is not None and engine.draws:
-            start_draft_model(engine, directory, settings.draft_model, settings, threads)
+        if drafting is not None and drafts is not None and engine.draws:
+            start_draft_model(engine, drafts, drafting, settings, threads)
         if engine.grammars is not None:
             engine.grammars.warm_up()
     tokens = engine.cache.tokens

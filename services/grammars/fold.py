@@ -16,6 +16,8 @@ MASK_S: Final = 0.003
 """Of the processor's time, that a mask may take, over all of an output. Most take a hundredth of that."""
 BURST_S: Final = 0.1
 """That all masks of an output may take beyond that."""
+FORCED_S: Final = 0.001
+"""Of the processor's time, that looking for what is forced may take for each token, over all of an output."""
 
 
 class GrammarLost(Exception):
@@ -44,6 +46,10 @@ class Fold:
         self._taken = 0
         """Tokens of the output."""
         self._may_take_s = BURST_S
+        self._forced: list[int] = []
+        """Behind what was taken, as far as it was looked for."""
+        self._may_look_s = 0.0
+        """For what is forced. Below 0 where the last look took too long: others wait for each."""
 
     def anew(self) -> "Fold":
         """The same grammar over another output, from its beginning. Only while nothing was taken here."""
@@ -55,17 +61,20 @@ class Fold:
         """The same grammar behind the same output, from where each goes on by itself."""
         copy = Fold(self._matcher.deep_copy())
         copy._taken = self._taken
+        copy._may_take_s = self._may_take_s
         return copy
 
     def follow(self, output: Sequence[int]) -> None:
         """Take what `output` has beyond what was taken. Raises GrammarLost."""
         if len(output) < self._taken:
             self._matcher.reset()
-            self._taken = 0
-        new = output[self._taken :]
-        if new and not self._matcher.consume_tokens([*new]):
+            self._taken, self._forced = 0, []
+        new = [*output[self._taken :]]
+        if new and not self._matcher.consume_tokens(new):
             raise GrammarLost(self._why())
         self._taken = len(output)
+        self._forced = self._forced[len(new) :] if self._forced[: len(new)] == new else []
+        self._may_look_s = min(0.0, self._may_look_s + FORCED_S * len(new))
 
     def allowed(self, request: Request, output: Sequence[int]) -> bytes:
         """The tokens that may follow `output`, never none: a bit each, the lowest first. Raises GrammarLost.
@@ -93,11 +102,18 @@ class Fold:
                 _set(mask, end, on=True)
         return bytes(mask)
 
-    def forced(self, output: Sequence[int]) -> list[int]:
-        """The tokens that follow `output` whatever is drawn, as far as the grammar leaves no other. None
-        where masks allow several spellings of a text. Raises GrammarLost."""
+    def forced(self, output: Sequence[int], most: int) -> list[int]:
+        """The tokens that follow `output` whatever is drawn, `most` of them, as far as the grammar leaves no
+        other. None where masks allow several spellings of a text, and for a while behind a look that took
+        long, as it does before a constant of 100 KB: what it found is kept. Raises GrammarLost."""
+        before_s = time.thread_time()
         self.follow(output)
-        return self._matcher.compute_ff_tokens()
+        followed_s = time.thread_time()
+        self._may_take_s -= followed_s - before_s
+        if not self._forced and self._may_look_s >= 0:
+            self._forced = self._matcher.compute_ff_tokens()
+            self._may_look_s = FORCED_S - (time.thread_time() - followed_s)
+        return self._forced[:most]
 
     def _why(self) -> str:
         return first_line(self._matcher.get_error())

@@ -114,7 +114,7 @@ def drafted(
     engine = post.engine(directory)
     if engine.draws:
         beside = load_engine(drafts, dtype="float32", device="cpu", kv_cache_memory=2**21, threads=1)
-        engine.draft_with(DraftModel(beside))
+        engine.draft_with(DraftModel(beside, engine.vocab_size))
     worker = ShuffledEngine(engine)
     tenants = [worker.admit(prompt, tokens, sampling) for prompt in prompts]
     proposals = [Proposal(wanted=4) for _ in tenants]

@@ -122,6 +122,15 @@ def test_one_that_cannot_be_held_fails_alone_and_what_is_not_compiled_is_not_dra
     assert [type(each) for each in drawn] == [NotHeld, Token, NotHeld]
 
 
+def test_a_mask_of_a_narrower_vocabulary_allows_nothing_beyond_it() -> None:
+    """As a draft model's may be wider than that of the model which it drafts for."""
+    mask = fold_of(DIGITS).allowed(held(DIGITS).request, [])
+    wide = torch.randn(2, 8 * len(mask) + 40)
+    found = hold(wide, [1], [mask])
+    assert torch.equal(found[0], wide[0])
+    assert found[1].isfinite().nonzero().flatten().tolist() == tokens_in(mask)
+
+
 def test_masks_are_applied_to_the_rows_that_they_are_of() -> None:
     masks = [fold_of(regex(each)).allowed(held(DIGITS).request, []) for each in ("a", "b")]
     scores = hold(torch.zeros(4, VOCABULARY), [3, 1, 0], [masks[0], masks[1], GrammarLost("gone")])

@@ -4,11 +4,11 @@ import json
 import random
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from services.grammars.fold import Fold, GrammarLost
+from services.grammars.fold import FORCED_S, Fold, GrammarLost, Matcher
 from services.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
@@ -187,10 +187,76 @@ def test_what_is_forced_is_all_that_is_allowed_token_by_token_and_asking_changes
         output = drawn(fold_of(grammar), asked, seed)
         plain, asking = fold_of(grammar), fold_of(grammar)
         for length in range(len(output)):
-            forced = asking.forced(output[:length])
+            forced = asking.forced(output[:length], len(output))
             most = max(most, len(forced))
             assert output[length : length + len(forced)] == forced
             mask = asking.allowed(asked, output[:length])
             assert mask == plain.allowed(asked, output[:length])
             assert not forced or tokens_in(mask) == forced[:1]
     assert most > 3 or grammar is not NAMED
+
+
+LONG = schema({"const": "the lazy dog and the quick fox " * 200})
+
+
+def test_what_was_found_to_be_forced_is_looked_for_once() -> None:
+    """Also where `most` of it is told at a time, and anew where another token came than was forced."""
+    fold, asked = fold_of(LONG), request()
+    whole = fold.anew().forced([], 10_000)
+    assert len(whole) > 500
+    looks = counting(fold)
+    for length in range(len(whole)):
+        assert fold.forced(whole[:length], 7) == whole[length : length + 7]
+    assert looks == [1]
+    output = drawn(fold_of(NAMED), asked, seed=1)
+    cut_back = fold_of(NAMED)
+    told = [cut_back.forced(output[:length], 16) for length in (9, 3, 9)]
+    assert told[0] == told[2]
+    assert told[1] == fold_of(NAMED).forced(output[:3], 16)
+
+
+def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes as long as five tokens may have: it is for the sixth that it is looked for again."""
+    now = [0.0]
+    monkeypatch.setattr("services.grammars.fold.time.thread_time", lambda: now[0])
+    fold, asked = fold_of(regex("([0-9][a-f])*")), request()
+    took = 5.5 * FORCED_S
+    looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
+    output = ids("1a2b3c4d5e6f")
+    for length in range(12):
+        assert fold.forced(output[:length], 16) == []
+        fold.allowed(asked, output[:length])
+    assert looks == [3], "behind 0, 5 and 10 tokens"
+
+
+def counting(fold: Fold, look: Callable[[], object] = lambda: None) -> list[int]:
+    """How often the matcher of `fold` is asked what is forced, from now on."""
+    looks, matcher = [0], fold._matcher
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(matcher, name)
+
+        def compute_ff_tokens(self) -> list[int]:
+            looks[0] += 1
+            look()
+            return matcher.compute_ff_tokens()
+
+    fold._matcher = cast("Matcher", Counting())
+    return looks
+
+
+def test_a_copy_may_take_as_long_as_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def later() -> float:
+        now[0] += 0.06
+        return now[0]
+
+    monkeypatch.setattr("services.grammars.fold.time.thread_time", later)
+    fold, asked = fold_of(regex("[0-9]+")), request()
+    fold.allowed(asked, [])
+    with pytest.raises(GrammarLost, match="too long at each token"):
+        fold.copy().allowed(asked, [])
