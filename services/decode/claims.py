@@ -42,15 +42,17 @@ class Claims:
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
-        beside = any(room.is_held_up for room in self._receiving.roster)
+        # Those that are to be computed here before it run beside it, as those that are handed over.
+        runs = [room for room in self._receiving.roster if room.is_held_up]
+        beside_steps = max(map(_steps, [*runs, *local]), default=0)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
             known, request = room.request.prefill_tokens, room.request
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
-            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside=beside)
+            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside_steps)
+            beside_steps = max(beside_steps, _steps(room))
             if why is None:
-                beside = True  # it may run before those that are computed here
                 continue
             ahead += missing
             _relieve(rooms, room)
@@ -68,6 +70,11 @@ class Claims:
         """A scored prompt is prefill's (`scored-is-computed`)."""
         told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return told and not room.local and room.cause is None and now_ms >= room.look_again_ms
+
+
+def _steps(room: DecodeRoom) -> int:
+    """How many it runs for, at most, from now on."""
+    return room.request.max_tokens - min(map(len, room.outputs))
 
 
 def _relieve(rooms: Iterable[DecodeRoom], claimed: DecodeRoom) -> None:

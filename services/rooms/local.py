@@ -36,7 +36,9 @@ class PromptPace:
     step_ms: float = field(default=0.0, init=False)
     """Of a step without a part of a prompt."""
     token_ms: float | None = field(default=None, init=False)
-    """That a prompt's token adds to a step, once one was computed."""
+    """That a prompt's token adds to a step that continues sequences, once it did."""
+    alone_ms: float | None = field(default=None, init=False)
+    """That a prompt's token takes in a step that continues none, once it did."""
 
     _steps: int = field(default=0, init=False)
     """Since a prompt's token was computed."""
@@ -44,31 +46,39 @@ class PromptPace:
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
         """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
         if not prompt_tokens:
-            self.step_ms = _mixed(self.step_ms or ms, ms)
+            self.step_ms = _mixed(self.step_ms or None, ms)
             self._steps += 1
             if self._steps == KNOWN_STEPS:
-                self.token_ms = None  # it may have been an odd one, by which none would be computed again
+                # It may have been an odd one, by which none would be computed again.
+                self.token_ms = self.alone_ms = None
             return
         self._steps = 0
-        each = max(ms - self.step_ms * bool(sequences), 0.0) / prompt_tokens
-        self.token_ms = _mixed(each if self.token_ms is None else self.token_ms, each)
+        if sequences:
+            self.token_ms = _mixed(self.token_ms, max(ms - self.step_ms, 0.0) / prompt_tokens)
+        else:
+            self.alone_ms = _mixed(self.alone_ms, ms / prompt_tokens)
 
     @property
     def beside_tokens(self) -> int:
         """Of prompts, in a step that holds others up."""
-        if self.token_ms is None:
+        added_ms = _first(self.token_ms, self.alone_ms)
+        if added_ms is None:
             return max(min(TRIED_TOKENS, self.alone_tokens), self.least_tokens)
-        if self.token_ms <= 0:
+        if added_ms <= 0:
             return self.alone_tokens
-        return max(min(int(self.gap_ms / self.token_ms), self.alone_tokens), self.least_tokens)
+        return max(min(int(self.gap_ms / added_ms), self.alone_tokens), self.least_tokens)
 
-    def prompt_ms(self, tokens: int, *, beside: bool) -> float | None:
-        """How long so many tokens of prompts take; None where nothing is known of it. `beside`: sequences
-        run."""
-        steps = ceil(tokens / self.beside_tokens)
-        if self.token_ms is None:
+    def prompt_ms(self, tokens: int, beside_steps: int) -> float | None:
+        """How long so many tokens of prompts take; None where nothing is known of it. `beside_steps`: how
+        many more steps sequences run, at most."""
+        each = self.beside_tokens
+        steps = ceil(tokens / each)
+        added_ms, alone_ms = _first(self.token_ms, self.alone_ms), _first(self.alone_ms, self.token_ms)
+        if added_ms is None or alone_ms is None:
             return steps * TRIED_STEPS * self.step_ms or None
-        return beside * steps * self.step_ms + tokens * self.token_ms
+        steps = min(steps, beside_steps)
+        beside = min(steps * each, tokens)
+        return steps * self.step_ms + beside * added_ms + (tokens - beside) * alone_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +99,23 @@ class LocalRoom:
 
 
 def computed_here(
-    pace: PromptPace, missing: int, known: int, ahead: int, prefill_ms: float, *, beside: bool
+    pace: PromptPace, missing: int, known: int, ahead: int, prefill_ms: float, beside_steps: int
 ) -> LocalRoom | None:
     """Of a room of `known` tokens; None: it is prefill's. `missing`: of these, in this worker's pages.
     `ahead`: tokens of other prompts that are to be computed here before it. `prefill_ms`: until prefill has
-    computed it, from now on. `beside`: sequences run here. Where no step was made yet, one is tried."""
+    computed it, from now on. `beside_steps`: how many more steps sequences run here, at most. Where no step
+    was made yet, one is tried."""
     if not pace.gap_ms or prefill_ms <= 0:
         return None
-    here_ms = pace.prompt_ms(ahead + missing, beside=beside)
-    here_first = not (beside or ahead) if here_ms is None else here_ms <= prefill_ms
+    here_ms = pace.prompt_ms(ahead + missing, beside_steps)
+    here_first = not (beside_steps or ahead) if here_ms is None else here_ms <= prefill_ms
     return LocalRoom(missing, known, here_ms, prefill_ms) if here_first else None
 
 
-def _mixed(before: float, now: float) -> float:
-    return before + WEIGHT * (now - before)
+def _mixed(before: float | None, now: float) -> float:
+    return now if before is None else before + WEIGHT * (now - before)
+
+
+def _first(one: float | None, other: float | None) -> float | None:
+    """What is known of both, the one before the other."""
+    return other if one is None else one

@@ -275,7 +275,21 @@ async def test_a_prompt_is_not_scored_without_prefill(bench: DecodeBench) -> Non
 def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
     pace = PromptPace(GAP_MS, 256, 16)
     pace.stepped(64, 0, 2_000)
-    assert pace.prompt_ms(512, beside=False) == 16_000
+    assert pace.prompt_ms(512, 0) == 16_000
     for _ in range(KNOWN_STEPS):
         pace.stepped(0, 4, 40)
-    assert pace.prompt_ms(512, beside=True) == 8 * 2 * 40
+    assert pace.prompt_ms(512, 1_000) == 8 * 2 * 40
+
+
+def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> None:
+    """From then on it is computed alone, in large parts."""
+    pace = PromptPace(20, 256, 16)
+    pace.stepped(0, 4, 10)
+    pace.stepped(16, 4, 34)  # 24 ms more than without
+    assert pace.prompt_ms(160, 5) == 5 * 10 + 160 * 1.5, "nothing else is known"
+    pace.stepped(200, 0, 200)
+    assert pace.beside_tokens == 16
+    assert pace.prompt_ms(160, 1_000) == 10 * (10 + 24)
+    assert pace.prompt_ms(160, 5) == 5 * (10 + 24) + 80 * 1
+    assert pace.prompt_ms(160, 0) == 160
+    assert pace.prompt_ms(10, 5) == 10 + 10 * 1.5
