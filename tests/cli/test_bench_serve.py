@@ -221,6 +221,15 @@ def test_the_same_seed_asks_the_same_and_turns_share_only_their_prefix() -> None
     assert len({tuple(prompt[-20:]) for prompt in prompts}) == 10
 
 
+def test_loads_of_other_lengths_begin_otherwise_with_the_same_seed() -> None:
+    """Else a short prompt is the beginning of a long one that was asked before, which a cache has kept."""
+    writer = Writer("m", ApiEndpoint.COMPLETIONS, PromptForm.IDS)
+    workloads = [Workload(Lengths.parse(tokens), Lengths.parse("4")) for tokens in ("512", "64", "64-512")]
+    asks = [make_asks(workload, writer, 1, turn=1)[0] for workload in workloads]
+    beginnings = {tuple(json.loads(each.body)["prompt"][:8]) for each in asks}
+    assert len(beginnings) == 3
+
+
 def test_lengths_are_drawn_by_their_weights() -> None:
     lengths = Lengths.parse("128@3, 1024,10-20@4")
     drawn = [lengths.draw(random.Random(seed)) for seed in range(800)]

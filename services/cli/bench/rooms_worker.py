@@ -64,4 +64,4 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
         from services.decode import wiring as decode
         from services.decode.settings import DecodeSettings
 
-        decode.run(DecodeSettings(**common), lambda *_: ToyEngine())
+        decode.run(DecodeSettings(**common, local_gap_ms=0), lambda *_: ToyEngine())  # all are handed over
