@@ -36,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also the cases of rank groups that `make test-all` leaves out",
     )
     parser.addoption(
+        "--all-models",
+        action="store_true",
+        help="also the models of every type that the model library knows: `make verify-models`",
+    )
+    parser.addoption(
         "--emulated",
         action="store_true",
         help="also kernels for other CPUs and with faults: `make verify-kernels`",
@@ -65,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselect(config, items, "emulated")
     if not config.getoption("--all-groups"):
         _deselect(config, items, "all_groups")
+    if not config.getoption("--all-models"):
+        _deselect(config, items, "all_models")
     if any(item.get_closest_marker("gpu") for item in items):
         import torch
 

@@ -23,8 +23,8 @@ Look yours up by its name, or by the `model_type` in its `config.json`. This pag
 type, with what its type is released with left on (scaled rotations, windows, soft caps, sinks, the pattern of
 its layers), and holds Baton's answers against `generate`'s in float32: token for token, and the log
 probabilities with them. Prompts are of 5, 70 and 300 tokens (windows of 64), alone and together, in chunks of
-512 and of 40, after a hand-over to another cache, and behind another's prefix. A test does the same and holds
-this page against it.
+512 and of 40, after a hand-over to another cache, and behind another's prefix. `make verify-models` does
+the same and holds this page against it.
 
 * **Served** means that all of that was equal. Nothing else is served: a model that would be computed
   otherwise is refused at the start, with the words that stand here.
@@ -95,9 +95,9 @@ def rendered(outcomes: Mapping[str, Outcome]) -> str:
         f"| {name} | {_code(kind)} | {stored} | {_told(outcomes[kind])} |" for name, kind, stored in RELEASED
     )
     lines += BY_TYPE.rstrip("\n").split("\n")
-    lines += _rows(outcomes, [kind for kind in causal if kind not in containers])
+    lines += rows_of(outcomes, [kind for kind in causal if kind not in containers])
     lines += OF_CONTAINERS.rstrip("\n").split("\n")
-    lines += _rows(outcomes, containers)
+    lines += rows_of(outcomes, containers)
     for heading, verdict in ((NOT_SERVED, TrialVerdict.REFUSED), (UNTRIED, TrialVerdict.UNTRIED)):
         lines += heading.rstrip("\n").split("\n")
         lines += _grouped((kind, each.words) for kind, each in outcomes.items() if each.verdict is verdict)
@@ -110,7 +110,8 @@ def _equal(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> int:
     return sum(outcomes[kind].verdict is TrialVerdict.EQUAL for kind in kinds)
 
 
-def _rows(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:
+def rows_of(outcomes: Mapping[str, Outcome], kinds: Sequence[str]) -> Iterator[str]:
+    """The lines of those of `kinds` that are served."""
     for kind in sorted(kinds):
         each = outcomes[kind]
         if each.verdict is TrialVerdict.EQUAL:

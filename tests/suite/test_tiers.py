@@ -17,8 +17,9 @@ from tests.suite.durations import ROOT, WORDS
 from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
 
 BATON: Final = [sys.executable, "-m", "services.cli.main"]
-NOT_TESTED_HERE: Final = {"gpu", "all_groups", "emulated"}
-"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups` or `make verify-kernels`."""
+NOT_TESTED_HERE: Final = {"gpu", "all_groups", "all_models", "emulated"}
+"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups`, `verify-models` or
+`verify-kernels`."""
 
 
 def told(word: str) -> str:
@@ -68,10 +69,11 @@ def test_what_the_two_parts_have_is_everything_each_once(request: pytest.Fixture
 
 
 def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureRequest) -> None:
-    """Each file with a case for `make verify-groups` is named there; the kernels of `make verify-kernels`
-    are the engine's."""
+    """Each file with a case for `make verify-groups` or `make verify-models` is named there; the kernels of
+    `make verify-kernels` are the engine's."""
     named = {
         "all_groups": re.findall(r"tests/\S+\.py", told("verify-groups")),
+        "all_models": re.findall(r"tests/\S+\.py", told("verify-models")),
         "emulated": ["tests/engine/test_*.py"],
     }
     for item in request.config.stash[tiers.COLLECTED]:

@@ -20,7 +20,7 @@ REASONS: Final = {
     "browser": "drives a browser",
     "emulated": "compiles a kernel for another CPU, or with a fault: only `make verify-kernels` has it",
     "bench": "runs a benchmark",
-    "sweep": "builds a model of every type that the model library knows",
+    "sweep": "builds models of many types that the model library knows",
     "search": "searches many states, or for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",
 }

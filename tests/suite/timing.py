@@ -23,6 +23,7 @@ CHOICES: Final = {
     "lf": False,
     "deselect": None,
     "all_groups": False,
+    "all_models": False,
     "emulated": False,
     "collectonly": False,
 }
