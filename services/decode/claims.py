@@ -17,8 +17,12 @@ from services.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
 """Phases of a room that may be, or is, computed here, and is not yet."""
+TO_RUN: Final = UNDECIDED | {Phase.TRANSFERRING}
+"""Phases of a room that is handed over, or may be."""
 TELL_MS: Final = 200
 """Between two times that all ranks are told how much of prompts a step computes."""
+NEAR_STEPS: Final = 2
+"""What is handed over is near for as long as so many large steps take, before it is expected."""
 LOOK_MS: Final = 50
 """Between two looks at a room: what is cached of its prompt is looked up each time."""
 
@@ -56,15 +60,37 @@ class Claims:
                 continue
             ahead += missing
             _relieve(rooms, room)
-            yield group_pb2.ComputeHere(room=room.id, chunk_tokens=self._pace.beside_tokens, why=str(why))
+            yield self._told(room, why=str(why), near=self._near_tokens(now_ms))
 
     def _pace_told(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
         """How much of prompts a step computes beside others, by what is known of that now."""
-        beside_tokens = self._pace.beside_tokens
-        if not local or now_ms < self._tell_again_ms or beside_tokens == self._receiving.beside_tokens:
+        receiving = self._receiving
+        if not local:
             return
+        near = self._near_tokens(now_ms)
+        if near >= receiving.near_tokens:
+            same = (self._pace.beside_tokens, near) == (receiving.beside_tokens, receiving.near_tokens)
+            if same or now_ms < self._tell_again_ms:
+                return
         self._tell_again_ms = now_ms + TELL_MS
-        yield group_pb2.ComputeHere(room=local[0].id, chunk_tokens=beside_tokens)
+        yield self._told(local[0], near)
+
+    def _told(self, room: DecodeRoom, near: int, why: str = "") -> group_pb2.ComputeHere:
+        beside = self._pace.beside_tokens
+        return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
+
+    def _near_tokens(self, now_ms: int) -> int:
+        """How much of prompts a step computes while none runs: no more than beside those that run, where
+        somebody may before a large step has ended."""
+        rooms = (room for room in self._receiving.roster if not room.local and room.phase in TO_RUN)
+        is_near = any(self._is_near(room, now_ms) for room in rooms)
+        return self._pace.beside_tokens if is_near else self._pace.alone_tokens
+
+    def _is_near(self, room: DecodeRoom, now_ms: int) -> bool:
+        step_ms = self._pace.alone_step_ms
+        if room.prefill_by_ms is None or step_ms is None:
+            return True
+        return room.prefill_by_ms - now_ms <= NEAR_STEPS * step_ms
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """A scored prompt is prefill's (`scored-is-computed`)."""

@@ -36,7 +36,7 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
                 self._drafting.told = Costs(command.step_costs.position, command.step_costs.draft)
             case "compute_here":
                 told = command.compute_here
-                self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.why)
+                self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.near_tokens, told.why)
             case "revoke":
                 self._core.revoke()
             case _:

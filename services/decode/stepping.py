@@ -73,8 +73,11 @@ class DecodeStepping(Stepping[StepOf]):
         rooms = [room for room in self._receiving.roster if room.computable]
         if not rooms:
             return []
-        holds_up = any(room.is_held_up for room in self._receiving.roster)
-        budget = self._receiving.beside_tokens if holds_up else ALONE_TOKENS
+        receiving, budget = self._receiving, ALONE_TOKENS
+        if any(room.runs for room in receiving.roster):
+            budget = receiving.beside_tokens
+        elif any(room.is_held_up for room in receiving.roster):
+            budget = receiving.near_tokens
         return next_parts(rooms, budget, sent=False)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:

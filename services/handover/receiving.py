@@ -89,8 +89,9 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         self._lacks_since_ms: int | None = None
         """Since when somebody who runs has waited for pages without a break, as this rank's clock has it."""
         self._growing = Growing(self.roster, holdings, layout, running_max)
-        self.beside_tokens = layout.block_tokens
-        """Of local rooms' prompts, that a step computes beside sequences that run: as told last."""
+        self.beside_tokens = self.near_tokens = layout.block_tokens
+        """Of local rooms' prompts, that a step computes beside sequences that run, as told last; and while none
+        runs, but what is handed over may soon."""
 
     # ---- commands, the same on every rank
 
@@ -138,10 +139,10 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
             self._ask(Connect(room, sender))
         return opened
 
-    def compute_here(self, room: RoomId, beside_tokens: int, why: str) -> None:
-        """The leader decided that this worker computes the room's prompt (`mine-or-granted`). Of one that is
-        granted by now, or over, nothing comes. `beside_tokens`: from now on."""
-        self.beside_tokens = beside_tokens
+    def compute_here(self, room: RoomId, beside_tokens: int, near_tokens: int, why: str) -> None:
+        """The leader decided that this worker computes the room's prompt, of which a step has so many tokens
+        from now on (`mine-or-granted`). Of a room that is granted by now, or over, nothing comes."""
+        self.beside_tokens, self.near_tokens = beside_tokens, near_tokens
         if room in self.roster and self._claim(self.roster.get(room), why):
             self._ask(ClaimRoom(room, self.roster.get(room).peer))
 

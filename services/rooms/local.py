@@ -17,7 +17,7 @@ WEIGHT: Final = 0.2
 TRIED_TOKENS: Final = 64
 """Of a prompt, in a step, where nothing is known of how long that takes."""
 KNOWN_STEPS: Final = 1000
-"""After as many without a part of a prompt what was known of these is forgotten."""
+"""After as many others what was known of a kind of steps is forgotten."""
 TRIED_STEPS: Final = 2
 """How many times as long such a step is believed to take, until one was tried."""
 
@@ -40,23 +40,28 @@ class PromptPace:
     alone_ms: float | None = field(default=None, init=False)
     """That a prompt's token takes in a step that continues none, once it did."""
 
-    _steps: int = field(default=0, init=False)
-    """Since a prompt's token was computed."""
+    _beside_ago: int = field(default=0, init=False)
+    """Steps since `token_ms` was measured."""
+    _alone_ago: int = field(default=0, init=False)
+    """The same of `alone_ms`."""
 
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
         """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
+        self._beside_ago += 1
+        self._alone_ago += 1
         if not prompt_tokens:
             self.step_ms = _mixed(self.step_ms or None, ms)
-            self._steps += 1
-            if self._steps == KNOWN_STEPS:
-                # It may have been an odd one, by which none would be computed again.
-                self.token_ms = self.alone_ms = None
-            return
-        self._steps = 0
-        if sequences:
+        elif sequences:
             self.token_ms = _mixed(self.token_ms, max(ms - self.step_ms, 0.0) / prompt_tokens)
+            self._beside_ago = 0
         else:
             self.alone_ms = _mixed(self.alone_ms, ms / prompt_tokens)
+            self._alone_ago = 0
+        # It may have been an odd one, by which none would be computed again.
+        if self._beside_ago == KNOWN_STEPS:
+            self.token_ms = None
+        if self._alone_ago == KNOWN_STEPS:
+            self.alone_ms = None
 
     @property
     def beside_tokens(self) -> int:
@@ -67,6 +72,12 @@ class PromptPace:
         if added_ms <= 0:
             return self.alone_tokens
         return max(min(int(self.gap_ms / added_ms), self.alone_tokens), self.least_tokens)
+
+    @property
+    def alone_step_ms(self) -> float | None:
+        """Of a step that computes as much of prompts as any does; None where nothing is known of it."""
+        each_ms = _first(self.alone_ms, self.token_ms)
+        return None if each_ms is None else self.alone_tokens * each_ms
 
     def prompt_ms(self, tokens: int, beside_steps: int) -> float | None:
         """How long so many tokens of prompts take; None where nothing is known of it. `beside_steps`: how

@@ -266,6 +266,37 @@ async def test_who_computes_without_prefill_computes_as_much_as_may_hold_up_thos
     bench.assert_empty()
 
 
+async def test_what_is_handed_over_is_held_up_by_small_parts_from_shortly_before_it_may_run(
+    bench: DecodeBench,
+) -> None:
+    """A prompt that is computed here goes on in large parts until then."""
+    pace, computing = bench.work._computing.pace, bench.work._computing
+    pace.token_ms = pace.alone_ms = 25.0
+    bench.engine.hold()
+    other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)))
+    caller = await bench.stream(other, prefill_ms=0)
+    assert not (await bench.granted(1)).mine
+    await bench.stream(long(2, max_tokens=2), prefill=0)
+    handed, small = bench.work.roster.get(RoomId(1)), pace.beside_tokens
+    assert small < 30
+    for left_ms, expected in ((LATE_MS, 30), (2 * 256 * 25, small), (LATE_MS, 30)):
+        handed.prefill_by_ms = bench.clock.now_ms() + left_ms
+        bench.work._claims._tell_again_ms = 0
+        await bench.turns(1)
+        [part] = computing._prompts()
+        assert part.stop - part.start == expected, left_ms
+    handed.prefill_by_ms = None
+    bench.work._claims._tell_again_ms = bench.clock.now_ms() + LATE_MS
+    await bench.turns(1)
+    [part] = computing._prompts()
+    assert part.stop - part.start == small, "at once, and where nobody knows"
+    bench.land(other)
+    bench.engine.go()
+    await bench.settle()
+    assert caller.tokens == toy.answer(other)
+    bench.assert_empty()
+
+
 async def test_a_prompt_is_not_scored_without_prefill(bench: DecodeBench) -> None:
     with pytest.raises(Refusal, match="scored"):
         await bench.stream(replace(long(1), prompt_logprobs=0), prefill=0)

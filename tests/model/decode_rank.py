@@ -134,7 +134,7 @@ class DecodeRank(Rank[WatchedRoom]):
 
     def compute_here(self, room: RoomId) -> str:
         """Not empty: its sender is to be told so."""
-        self.side.compute_here(room, 1, "")
+        self.side.compute_here(room, 1, 1, "")
         return "claimed" if any(facts == CLAIM for _, facts in self._carry_out()) else ""
 
     def quiet(self, room: RoomId, generation: Generation) -> str:

@@ -138,21 +138,25 @@ class ComputeHere(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    NEAR_TOKENS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     chunk_tokens: _builtins.int
     """Most tokens of all such prompts that one step computes beside the sequences that run, from now on."""
     why: _builtins.str
     """For people: the leader's reckoning."""
+    near_tokens: _builtins.int
+    """The same while none runs, and what is handed over may soon."""
     def __init__(
         self,
         *,
         room: _builtins.int = ...,
         chunk_tokens: _builtins.int = ...,
         why: _builtins.str = ...,
+        near_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "room", b"room", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "near_tokens", b"near_tokens", "room", b"room", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
