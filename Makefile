@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups verify-kernels proto lock bench gpu gpu-bundle clean help
+.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups verify-models verify-kernels proto lock bench gpu gpu-bundle clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed

@@ -138,7 +138,7 @@ class DraftModel:
         with self._lock:
             self._computes = True
         try:
-            proposed = self._propose(wishes)
+            return self._propose(wishes)
         except EngineLost:
             raise
         except Exception as error:  # whatever it is: a step does not fail for its drafts
@@ -148,9 +148,6 @@ class DraftModel:
                 for each in [*self._held]:
                     self._drop(each)
             return [[] for _ in wishes], DraftTimes()
-        else:
-            self._failures = 0
-            return proposed
         finally:
             with self._lock:
                 self._computes = False
@@ -174,7 +171,7 @@ class DraftModel:
             going = [
                 at
                 for at, token in zip(going, drawn, strict=True)
-                if token and len(drafted[at]) < wishes[at].most
+                if token and len(drafted[at]) < wishes[at].most and not _ends(held[at])
             ]
         ended_s = time.perf_counter()
         each_us = round(1e6 * (ended_s - caught_s) / count) if count else 0
@@ -188,10 +185,13 @@ class DraftModel:
         known = len(wish.sequence.request.prompt) + len(wish.output)
         reach = known + wish.most - 1
         with self._lock:
-            if known > self._engine.context_length or not self._has(wish):
-                self._drop(wish.proposal)  # for good
+            if wish.proposal.over:
                 return None
-            if reach > self._engine.context_length or wish.proposal.over:
+            if known > self._engine.context_length or not self._has(wish):
+                wish.proposal.over = True
+                self._drop(wish.proposal)
+                return None
+            if reach > self._engine.context_length:
                 return None
             held = self._held.get(wish.proposal)
             if held is None:
@@ -246,13 +246,20 @@ class DraftModel:
             for each, length in zip(held, lengths, strict=True)
         ]
         drawn: list[list[int]] = []
-        for each, length, taken in zip(held, lengths, self._engine.step(rows), strict=True):
+        took = self._engine.step(rows)
+        self._failures = 0
+        for each, length, taken in zip(held, lengths, took, strict=True):
             tokens = [token.id for token in taken] if isinstance(taken, tuple) else []
             tokens = tokens if max(tokens, default=0) < self._ids else []
             each.filled = length
             each.sequence.output += tokens
             drawn.append(tokens)
         return drawn
+
+
+def _ends(held: _DraftedSequence | None) -> bool:
+    """With the last draft: nothing behind it is taken."""
+    return held is None or held.sequence.request.finish_reason(held.sequence.output) is not None
 
 
 def _alone(sequence: Sequence) -> Request:

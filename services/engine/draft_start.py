@@ -20,10 +20,9 @@ log = Log(__name__)
 def find_draft_model(files: DraftModelFiles, directory: Path) -> Path:
     """The directory to load the model of `files` from, which drafts for the one in `directory`. Converts a
     GGUF file the first time. Raises StartupError: it is missing, or has another vocabulary."""
-    with _said_of_drafts():
-        source = resolve(files.model)
-        drafts = prepare(source, lambda line: log.info("preparing the draft model", step=line))
-    check_vocabulary(drafts, directory)
+    with _said_of(files):
+        drafts = prepare(resolve(files.model), lambda line: log.info("preparing the draft model", step=line))
+        check_vocabulary(drafts, directory)
     return drafts
 
 
@@ -32,7 +31,7 @@ def start_draft_model(
 ) -> None:
     """Load the model in `drafts` and let it draft for `engine`. On the rank that draws. Blocks for seconds.
     Raises StartupError: a model that is not supported, or too little memory."""
-    with _said_of_drafts(), enough(f"the model {drafts}"):
+    with _said_of(files), enough("it"):
         beside = load_engine(
             drafts,
             dtype=settings.dtype,
@@ -47,18 +46,17 @@ def start_draft_model(
         beside.cache.populate()
         beside.warm_up()
     engine.draft_with(DraftModel(beside, engine.vocab_size))
-    log.info("draft model ready", model=drafts.name, tokens=beside.cache.tokens, bytes=beside.cache.length)
+    log.info("draft model ready", model=files.model, tokens=beside.cache.tokens, bytes=beside.cache.length)
 
 
 @contextmanager
-def _said_of_drafts() -> Iterator[None]:
-    """Errors are said of the draft model, with its settings where they would name the model's."""
+def _said_of(files: DraftModelFiles) -> Iterator[None]:
+    """Errors name the settings of the draft model, where they would name the model's or none."""
     try:
         yield
     except StartupError as error:
-        told = re.sub("^--model ", "--speculate model:", str(error))
-        told = told.replace("--kv-cache-memory", "--draft-memory")
-        raise StartupError(f"the draft model: {told}") from error
+        told = re.sub(r"^--model \S+: ", "", str(error)).replace("--kv-cache-memory", "--draft-memory")
+        raise StartupError(f"--speculate model:{files.model}: {told}") from error
 
 
 def check_vocabulary(drafts: Path, model: Path) -> None:
@@ -67,8 +65,8 @@ def check_vocabulary(drafts: Path, model: Path) -> None:
     for id_ in sorted(mine.keys() | other.keys()):
         if mine.get(id_) != other.get(id_):
             raise StartupError(
-                f"token {id_} of the draft model {drafts} is {mine.get(id_)!r}, and of the model {model}"
-                f" {other.get(id_)!r}: both have to have the same vocabulary"
+                f"its token {id_} is {mine.get(id_)!r}, and that of the model {model} {other.get(id_)!r}:"
+                " both have to have the same vocabulary"
             )
 
 

@@ -122,7 +122,7 @@ class Proposal:
     wanted: int = 0
     """Set by the caller before a step: how many the draft model is to make behind it."""
     over: bool = False
-    """The sequence has ended: nothing is made any more."""
+    """The sequence has ended, or the draft model cannot read it: it makes nothing any more."""
     spent_us: int = 0
     """For how long the draft model held the step up, for all of its sequences."""
     draft_us: int = 0

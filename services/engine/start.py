@@ -5,11 +5,11 @@ from typing import Final
 from services.engine.coded import Coding
 from services.engine.device import find_device
 from services.engine.draft_start import find_draft_model, start_draft_model
-from services.engine.engine import TorchEngine, load_beside, load_engine
+from services.engine.engine import TorchEngine, drawer_of, load_beside, load_engine
 from services.engine.interface import TeamBroken
 from services.engine.memory import enough
 from services.engine.ranks import join_team
-from services.engine.team import Team
+from services.engine.team import Team, alone
 from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
@@ -70,7 +70,7 @@ def start_engine(
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
-    drafting = settings.draft_model
+    drafting = settings.draft_model if rank == drawer_of(alone() if team is None else team) else None
     drafts = None if drafting is None else find_draft_model(drafting, directory)
     with enough(f"the model {source.path}"):
         engine = load_engine(
@@ -95,7 +95,7 @@ def start_engine(
         )
         engine.cache.populate()
         engine.warm_up()
-        if drafting is not None and drafts is not None and engine.draws:
+        if drafting is not None and drafts is not None:
             start_draft_model(engine, drafts, drafting, settings, threads)
         if engine.grammars is not None:
             engine.grammars.warm_up()

@@ -73,7 +73,7 @@ class Fold:
         if new and not self._matcher.consume_tokens(new):
             raise GrammarLost(self._why())
         self._taken = len(output)
-        self._forced = self._forced[len(new) :] if self._forced[: len(new)] == new else []
+        self._forced = self._forced[len(new) :]  # nothing else can have been taken
         self._may_look_s = min(0.0, self._may_look_s + FORCED_S * len(new))
 
     def allowed(self, request: Request, output: Sequence[int]) -> bytes:

@@ -1,6 +1,8 @@
 """Does a smaller model draft what it would draw itself, within its memory, and change no answer?"""
 
 import json
+import re
+import shutil
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +17,9 @@ from services.engine.draft_model import AT_ONCE, BEHIND, FAILURES_MAX, DraftMode
 from services.engine.draft_start import check_vocabulary
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.interface import EngineLost, Proposal, Row, Sequence, Taken
+from services.engine.proposer import _output
 from services.engine.start import start_engine
-from services.rooms.request import Grammar, Request, Sampling
+from services.rooms.request import Grammar, Request, Sampling, Token
 from services.runtime.errors import StartupError
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
@@ -108,7 +111,8 @@ def test_what_is_drafted_is_what_the_model_alone_would_draw_behind_what_was_draw
             tokens, output = proposed(tenant), tenant.sequence.output
             if not tenant.done and tokens:
                 drafted += len(tokens)
-                assert tokens == drawn_alone(alone, tenant.sequence.request, output, AHEAD)
+                wanted = min(AHEAD, TOKENS - len(output))
+                assert tokens == drawn_alone(alone, tenant.sequence.request, output, wanted)
     assert [tenant.sequence.output for tenant in tenants] == expected
     assert drafted > 2 * TOKENS
 
@@ -267,6 +271,39 @@ def test_a_step_does_not_fail_for_its_drafts(loaded: Load) -> None:
         worker.guess([asking(worker, prompt)], 100, proposed)
 
 
+def test_a_step_for_which_nothing_is_computed_says_nothing_of_errors(loaded: Load) -> None:
+    watched = Watched(loaded(SMALLER), [])
+
+    def fail() -> None:
+        raise RuntimeError("as a library may")
+
+    watched.look = fail
+    model = DraftModel(watched, watched.vocab_size)
+    for turn in range(2 * FAILURES_MAX):
+        model.propose([wish(str(turn), 20, count=turn % 2)])
+    assert len(watched.rows_of) == FAILURES_MAX
+
+
+def test_nothing_is_drafted_behind_an_end(loaded: Load) -> None:
+    watched = Watched(loaded(SMALLER), [])
+    model = DraftModel(watched, watched.vocab_size)
+    free = wish("free", 20)
+    (drafted,) = model.propose([free])[0]
+    assert len(drafted) == AHEAD
+    watched.rows_of.clear()
+    ended = replace(free.sequence.request, eos_token_ids=(drafted[0],))
+    told = free._replace(sequence=Sequence(ended, []), proposal=Proposal(wanted=AHEAD))
+    assert model.propose([told])[0] == [drafted[:1]]
+    assert len(watched.rows_of) == 1
+
+
+def test_nothing_is_proposed_behind_an_end_in_the_middle_of_what_was_taken() -> None:
+    sequence = Sequence(Request("one", (1, 2), 9, eos_token_ids=(5,)), [3])
+    assert _output(sequence, (Token(4), Token(6))) == [3, 4, 6]
+    assert _output(sequence, (Token(4), Token(5), Token(6))) == []
+    assert _output(sequence, ()) == []
+
+
 def test_errors_that_pass_are_forgotten(loaded: Load) -> None:
     watched, steps = Watched(loaded(SMALLER), []), count()
 
@@ -341,19 +378,31 @@ def test_another_vocabulary_is_refused_by_the_first_token_that_differs(
     known = told["model"]["vocab"]
     known["a"], known["b"] = known["b"], known["a"]
     file.write_text(json.dumps(told), encoding="utf-8")
-    differs = rf"token {known['b']} of the draft model .*other is 'b', and of the model .*one 'a'"
+    differs = rf"its token {known['b']} is 'b', and that of the model .*one 'a'"
     with pytest.raises(StartupError, match=differs):
         check_vocabulary(other, one)
     (longer / "config.json").write_text(config.replace('"vocab_size": 131', '"vocab_size": 140'))
     check_vocabulary(longer, one)  # as wide as a GPU likes it
 
 
-def test_what_is_wrong_with_a_draft_model_is_said_of_it(
+def test_too_little_memory_for_drafts_is_said_of_their_setting(
     tiny_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_dir(MAIN), model)
+    tokenizers.byte_level().save_pretrained(model)
+    settings = DecodeSettings(model=str(model), device="cpu", speculate=f"model:{model}", draft_memory=1)
+    with pytest.raises(StartupError, match=re.escape(f"--speculate model:{model}: ") + ".*--draft-memory"):
+        start_engine(settings, 1)
+
+
+def test_what_is_wrong_with_a_draft_model_is_said_of_it(
+    tiny_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own setting, and before the model is loaded that it drafts for."""
     (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("services.engine.start.load_engine", pytest.fail)
     for model in (tmp_path / "absent", tmp_path / "empty"):
         settings = DecodeSettings(model=str(tiny_dir(MAIN)), device="cpu", speculate=f"model:{model}")
-        with pytest.raises(StartupError, match=f"the draft model: --speculate model:{model}: th"):
+        with pytest.raises(StartupError, match=re.escape(f"--speculate model:{model}: th")):
             start_engine(settings, 1)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.grammars.fold import FORCED_S, Fold, GrammarLost, Matcher
+from services.grammars.fold import BURST_S, FORCED_S, Fold, GrammarLost, Matcher
 from services.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
@@ -200,7 +200,7 @@ LONG = schema({"const": "the lazy dog and the quick fox " * 200})
 
 
 def test_what_was_found_to_be_forced_is_looked_for_once() -> None:
-    """Also where `most` of it is told at a time, and anew where another token came than was forced."""
+    """Also where `most` of it is told at a time, and anew where the output is another."""
     fold, asked = fold_of(LONG), request()
     whole = fold.anew().forced([], 10_000)
     assert len(whole) > 500
@@ -229,6 +229,12 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
         assert fold.forced(output[:length], 16) == []
         fold.allowed(asked, output[:length])
     assert looks == [3], "behind 0, 5 and 10 tokens"
+    took = 2 * BURST_S
+    fold = fold_of(regex("([0-9][a-f])*"))
+    looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
+    assert fold.forced([], 16) == []
+    fold.allowed(asked, [])
+    assert looks == [1]
 
 
 def counting(fold: Fold, look: Callable[[], object] = lambda: None) -> list[int]:

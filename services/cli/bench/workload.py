@@ -171,12 +171,12 @@ class Writer:
 def make_asks(workload: Workload, writer: Writer, count: int, turn: int) -> list[Ask]:
     """`count` requests. Beyond their common prefixes, those of one `turn` have no prompt of another's, nor
     the beginning of one of other lengths: a cache would know it."""
-    longest = workload.prompt_tokens.longest
+    longest, lengths = workload.prompt_tokens.longest, f"{workload.prompt_tokens}/{workload.output_tokens}"
     common = [
-        _tokens(_chance(workload.seed, "prefix", index), longest, workload)
+        _tokens(_chance(workload.seed, f"{lengths}, prefix", index), longest, workload)
         for index in range(workload.prefixes)
     ]
-    rng = _chance(workload.seed, f"{workload.prompt_tokens} tokens, turn", turn)
+    rng = _chance(workload.seed, f"{lengths}, turn", turn)
     asks = []
     for _ in range(count):
         length = workload.prompt_tokens.draw(rng)
