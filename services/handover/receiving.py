@@ -90,8 +90,8 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
         """Since when somebody who runs has waited for pages without a break, as this rank's clock has it."""
         self._growing = Growing(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
-        """Of local rooms' prompts, that a step computes beside sequences that run, as told last; and while none
-        runs, but what is handed over may soon."""
+        """Of local rooms' prompts, that a step computes beside sequences that run, as told last; and while
+        none runs, but what is handed over may soon."""
 
     # ---- commands, the same on every rank
 
