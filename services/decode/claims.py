@@ -49,6 +49,7 @@ class Claims:
         # Those that are to be computed here before it run beside it, as those that are handed over.
         runs = [room for room in self._receiving.roster if room.is_held_up]
         beside_steps = max(map(_steps, [*runs, *local]), default=0)
+        near = self._near_tokens(now_ms)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
             known, request = room.request.prefill_tokens, room.request
@@ -60,7 +61,7 @@ class Claims:
                 continue
             ahead += missing
             _relieve(rooms, room)
-            yield self._told(room, why=str(why), near=self._near_tokens(now_ms))
+            yield self._told(room, near, str(why))
 
     def _pace_told(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
         """How much of prompts a step computes beside others, by what is known of that now."""
