@@ -2,8 +2,8 @@
 
 Real processes, float32, 16 requests at a time of which some hang up in mid-stream, greedy output token for
 token; then tokens and their log-probabilities, as one engine alone draws them. Afterwards every gauge of
-every rank is back where it was. `make test-all` has every pair of what a case is made of, `make
-verify-groups` every shape.
+every rank is back where it was. `make test-all` has every pair of what a shape is made of, with pages and
+checksums in turns, `make verify-groups` every shape.
 """
 
 import re
@@ -96,7 +96,10 @@ def named(case: Case) -> str:
     )
 
 
-PAIRWISE: Final = cover(every(SHAPES | WAYS, possible), processes)
+PAIRWISE: Final = [
+    each | way
+    for each, way in zip(cover(every(SHAPES, possible), processes), cycle(every(WAYS)), strict=False)
+]
 OTHERS: Final = [
     each | way
     for each, way in zip(every(SHAPES, possible), cycle(every(WAYS)), strict=False)

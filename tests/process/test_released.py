@@ -20,12 +20,16 @@ from tests.process.test_groups import PATIENT, STEADY
 OUTPUT_TOKENS = 10
 PROMPTS = any_prompts((5, 63, 64, 65, 100, 129, 200, 300), VOCABULARY)
 CHUNK_TOKENS = "48"
+HERE = {"gemma 2", "gemma 3, int4", "qwen 3, fp8", "gpt-oss, mxfp4"}
+"""Windows, plain and of other numbers; scales by block; experts. The others are `make verify-models`'."""
 PAIRS = {("prefill-0", "decode-0"), ("prefill-1", "decode-1")}
 TWO, ONE = {"tp": "2"}, {"tp": "1"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in HERE else pytest.mark.all_models) for each in SHAPES]
+)
 async def test_a_released_shape_is_served_from_two_ranks_to_one_and_back(
     name: str, tmp_path: Path, demo_model_dir: Path
 ) -> None:

@@ -22,9 +22,19 @@ from tests.verify.lanes import Piece
 
 SEEDS_AT_A_TIME: Final = 5
 SEEDS_S: Final = 600.0
-COSTLY: Final = {"seals": 60, "thirds": 80, "drafts": 80, "growth": 80, "aborts": 120, "choices": 120}
-"""Requests of a run, of profiles in which one costs a multiple of what it costs elsewhere: of "seals" because
-every turn looks at what comes late."""
+REQUESTS: Final = {
+    **dict.fromkeys(("calm", "network", "crashes", "pauses", "hangups", "drain", "fence"), 450),
+    **dict.fromkeys(("prefixes", "renewals", "local", "both"), 450),
+    **dict.fromkeys(("writes", "full", "engine", "ranks", "late"), 150),
+    **dict.fromkeys(("everything", "packed", "aborts", "stalls"), 100),
+    "choices": 60,
+    "growth": 50,
+    "drafts": 50,
+    "seals": 40,
+    "thirds": 40,
+}
+"""Of a run, by profile, where it is another number than elsewhere: fewer where one costs a multiple, as in
+"seals", where every turn looks at what comes late, and more where it costs little."""
 SCOPES_AT_A_TIME: Final = 8
 """Of the quick ones."""
 
@@ -50,7 +60,7 @@ def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
 
 def simulated(seeds: range, profile: str | None = None, rooms: int | None = None) -> dict[str, Any]:
     """What these seeds of the simulation come to, of a profile or of their own ones, with so many requests
-    each: without a number as many as a run has, or as `COSTLY` says. Raises NoAnswer."""
+    each: without a number as many as `REQUESTS` says, or as a run has. Raises NoAnswer."""
     came: dict[str, Any] = answer_of(_simulate, seeds, profile, rooms, limit_s=SEEDS_S)
     return came
 
@@ -61,9 +71,9 @@ def _simulate(seeds: range, profile: str | None, rooms: int | None) -> dict[str,
     from tests.sim.run import ROOMS, run
 
     def requests(seed: int) -> int:
-        return COSTLY.get(profile or NAMES[seed % len(NAMES)], ROOMS) if rooms is None else rooms
+        return REQUESTS.get(profile or NAMES[seed % len(NAMES)], ROOMS) if rooms is None else rooms
 
-    ran = (run(seed, requests(seed), profile) for seed in seeds)
+    ran = (run(seed, requests(seed), profile, tidy=False) for seed in seeds)
     return summary(ran, (seeds.start, seeds.stop), time.monotonic())
 
 

@@ -18,7 +18,7 @@ def speculation(
     concurrency: Annotated[str, typer.Option(help="Requests at a time, by commas.")] = "1,4",
     random_tokens: Annotated[
         int, typer.Option(min=0, help="Of the answers to random prompts, drawn at temperature 1 (0: none).")
-    ] = 64,
+    ] = 256,
     seed: Annotated[int, typer.Option(help="Of random prompts.")] = 0,
     url: Annotated[str, typer.Option(help="A stack on this host that runs already, with --speculate.")] = "",
     speculate: Annotated[str, typer.Option(help="What drafts, as of `baton decode --speculate`.")] = "ngram",
