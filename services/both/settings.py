@@ -25,6 +25,14 @@ def side_names(process: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefillSideSettings(PrefillSettings):
+    """Of the prefill side of such a process, whose ports have flags of their own."""
+
+    grpc_port_flag: ClassVar[str] = "--prefill-grpc-port"
+    metrics_port_flag: ClassVar[str] = "--prefill-metrics-port"
+
+
+@dataclass(frozen=True, kw_only=True)
 class BothSettings(DecodeSettings, PrefillSettings):
     """Of both sides together. Where they differ in what one means, it is decode's."""
 
@@ -66,7 +74,7 @@ class BothSettings(DecodeSettings, PrefillSettings):
         given = self._given(PrefillSettings, Side.PREFILL)
         del given["transfer_timeout_ms"]  # it means another thing there
         ports = {"grpc_port": self.prefill_grpc_port, "metrics_port": self.prefill_metrics_port}
-        return PrefillSettings(**{**given, **ports})
+        return PrefillSideSettings(**{**given, **ports})
 
     @property
     def of_decode(self) -> DecodeSettings:

@@ -57,3 +57,5 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
         if room in rooms and wire.choice >= rooms.get(room).request.choices:
             raise Malformed(f"choice {wire.choice} of a room that has {rooms.get(room).request.choices}")
         self._core.cut(room, wire.choice)
+        if room in rooms:
+            self._drafting.over([rooms.get(room).choices[wire.choice]])

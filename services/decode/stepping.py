@@ -142,6 +142,8 @@ class DecodeStepping(Stepping[StepOf]):
             if finish is not None:
                 break
         self._emit(room, choice, tokens[: len(output) - first], finish)
+        if finish is not None:
+            self.drafting.over([choice])
         return len(output) - first
 
     def _emit(

@@ -56,6 +56,9 @@ class WorkerSettings(ServiceSettings):
     """Common to both roles. Sizes are bytes, times milliseconds."""
 
     role: ClassVar[str]
+    grpc_port_flag: ClassVar[str] = "--grpc-port"
+    metrics_port_flag: ClassVar[str] = "--metrics-port"
+    """What is said where a port is in use."""
 
     name: str = setting("", "Name of this worker, unique in the stack (not given: role-hostname).", NAME)
     advertise: str = setting(

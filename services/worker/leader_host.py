@@ -112,7 +112,7 @@ class WorkerHost:
         try:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
-            raise cannot_listen(settings.host, settings.grpc_port, "--grpc-port") from error
+            raise cannot_listen(settings.host, settings.grpc_port, settings.grpc_port_flag) from error
         bootstrap = self.channels.to(settings.bootstrap, Party.BOOTSTRAP)
         self._tracer = make_tracer(
             settings.otlp_endpoint,

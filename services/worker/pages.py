@@ -37,7 +37,7 @@ class WorkerPages:
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Raises StartupError for a port that is in use."""
-        self._socket = bind_port(settings.host, settings.metrics_port, "--metrics-port")
+        self._socket = bind_port(settings.host, settings.metrics_port, settings.metrics_port_flag)
         self._server: HttpServer | None = None
 
     @property

@@ -12,9 +12,13 @@ from services.cli.main import KNOWN
 from services.cli.serve import command_words, ready_lines
 from services.cli.serve_settings import NOT_TAKEN, StackCommand, load_serve, make_plan, passed_on
 from services.decode.settings import DecodeSettings
+from services.ids import Incarnation
 from services.prefill.settings import PrefillSettings
-from services.runtime.errors import SettingsError
+from services.runtime.errors import SettingsError, StartupError
+from services.runtime.listen import bind_port, port_of
 from services.runtime.settings import load, settings_of
+from services.wire.credential import draw
+from services.worker.leader_host import WorkerHost
 
 
 def _named(part: StackCommand) -> dict[str, str | None]:
@@ -79,6 +83,20 @@ def test_a_worker_of_both_sides_has_a_core_two_ports_and_what_either_side_is_tol
         assert part.environ[VISIBLE] == str(place)
         assert part.computes
     assert plan.bootstrap.registers_as == ()
+
+
+@pytest.mark.parametrize("what", ["grpc_port", "metrics_port"])
+async def test_a_busy_port_of_a_worker_of_both_sides_names_the_flag_of_its_side(what: str) -> None:
+    with bind_port("127.0.0.1", 0, "--x") as taken:
+        port, flag = port_of(taken), what.replace("_", "-")
+        for named in (what, f"prefill_{what}"):
+            given = {"bootstrap": "127.0.0.1:1", "host": "127.0.0.1", named: str(port)}
+            settings = load(BothSettings, given, {})
+            side = settings.of_decode if named == what else settings.of_prefill
+            with pytest.raises(
+                StartupError, match=rf"^port {port} .* --{'' if named == what else 'prefill-'}{flag}$"
+            ):
+                WorkerHost(side, Incarnation(7), draw())
 
 
 def test_workers_of_both_sides_stand_beside_others_that_are_asked_for() -> None:

@@ -8,11 +8,13 @@ import pytest
 from services.decode.drafting import Drafting
 from services.decode.settings import AHEAD, DecodeSettings, Speculation
 from services.engine.interface import Proposal, Row, Taken
+from services.ids import RoomId
 from services.rooms.lookup import LONGEST
 from services.runtime.errors import SettingsError
 from services.runtime.setting_kinds import BadValue
 from services.wire.baton.v1 import group_pb2
 from tests.decode.bench import DecodeBench, decoding
+from tests.decode.test_choices import end_choice
 from tests.decode.test_drafts import sizes
 from tests.decode.test_growth import asked, running
 from tests.prefill import toy
@@ -31,6 +33,7 @@ class Pages:
         return {"taken": len(self.held), "free": 9}
 
     def release(self, proposal: Proposal) -> None:
+        proposal.over = True
         self.held.discard(proposal)
 
 
@@ -50,7 +53,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
             at = range(len(output), len(output) + len(come))
             proposal.tokens = tuple(token + (place % 5 == 4) for place, token in zip(at, come, strict=True))
             proposal.spent_us, proposal.draft_us = 5, 5
-            if proposal.wanted:
+            if proposal.wanted and not proposal.over:
                 made.held.add(proposal)
         return told
 
@@ -106,6 +109,33 @@ async def test_zero_at_idle_a_sequence_that_has_ended_has_no_pages_of_the_draft_
         assert await caller.outcome() == ("" if ends == "answered" else ends)
         assert pages.held == set()
         assert bench.gauge("baton_decode_draft_pages", state="taken") == 0
+
+
+@pytest.mark.parametrize("ends", ["drawn", "cut off"])
+async def test_a_choice_that_has_ended_leaves_the_draft_models_pages_to_those_that_go_on(
+    pages: Pages, ends: str
+) -> None:
+    request = asked(1, 1, MAX_TOKENS, choices=2)
+    first, second = (toy.answer(request.choice(at)) for at in range(2))
+    if ends == "drawn":
+        last = next(token for token in second[8:] if token not in first)
+        request = replace(request, stop_token_ids=(last,))
+    async with decoding(pages=40, drafting=Drafting(ahead=4, pages=pages)) as bench:
+        await bench.enter(group_pb2.Command(step_costs=CHEAP))
+        bench.engine.hold()
+        await running(bench, request)
+        bench.engine.go(2)
+        await bench.turns_until(lambda: len(pages.held) == 2)
+        if ends == "cut off":
+            await end_choice(bench, 1)
+        while len(pages.held) == 2:
+            assert bench.work.roster.get(RoomId(1)).ends.going_on == [0, 1]
+            bench.engine.go(1)
+            await bench.turns(2)
+        assert bench.work.roster.get(RoomId(1)).ends.going_on == [0]
+        bench.engine.go()
+        await bench.settle()
+        assert pages.held == set()
 
 
 async def test_the_model_is_asked_for_what_is_worth_its_cost_and_the_cost_is_the_leaders(
