@@ -96,14 +96,14 @@ def named(case: Case) -> str:
     )
 
 
-PAIRWISE: Final = [
-    each | way
-    for each, way in zip(cover(every(SHAPES, possible), processes), cycle(every(WAYS)), strict=False)
-]
+def by_every_way(shapes: Sequence[Case]) -> list[Case]:
+    """In turns."""
+    return [each | way for each, way in zip(shapes, cycle(every(WAYS)), strict=False)]
+
+
+PAIRWISE: Final = by_every_way(cover(every(SHAPES, possible), processes))
 OTHERS: Final = [
-    each | way
-    for each, way in zip(every(SHAPES, possible), cycle(every(WAYS)), strict=False)
-    if each not in map(shape, PAIRWISE)
+    each for each in by_every_way(every(SHAPES, possible)) if shape(each) not in map(shape, PAIRWISE)
 ]
 
 
