@@ -30,6 +30,7 @@ from services.wire.conversions import request_to_wire
 from services.wire.errors import remote_error
 from services.worker.turns import TurnProgress, run_turns
 from tests.decode.bench import DecodeBench, Sender
+from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench
@@ -171,8 +172,10 @@ class Pair:
         return drawn
 
     async def at_rest(self) -> None:
-        """Both workers hold nothing, and nothing can land any more that would change it."""
+        """Both workers hold nothing, and nothing can land any more that would change it. A room may be gone
+        before prefill has answered what was asked for it."""
         await until(lambda: len(self.prefill.work.roster) == len(self.decode.work.roster) == 0)
+        await until(lambda: not asking(self.decode.peers))
         while self.fabric.puts_under_way:
             self.fabric.step()
         self.prefill.assert_empty()
