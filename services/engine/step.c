@@ -119,8 +119,8 @@ enum {
     BLOCK = 2 * LANES, HALF = BLOCK / 2,    /* outs of a weight */
     STRIP = 32,                     /* rows and heads have a multiple of so many numbers */
     HEAD_STRIPS = 8,                /* that a head has at most */
-    SIDE = 4,                       /* tokens that are scored at once, queries that are answered at once */
-    ASKED = 3,                      /* queries that are scored at once in float32 */
+    SIDE = 4,                       /* a page has a multiple of so many tokens */
+    WEIGHED = ROWS == 32 ? 16 : 4,  /* queries of one token that values are weighed for at once */
     MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights, */
     AHEAD = 8192,                   /* so many bytes ahead; */
     ASKING = ROWS == 32 ? 32 : 4,   /* of several, up to so many ask for the next block */
@@ -135,6 +135,7 @@ typedef vec vec_at __attribute__((aligned(4), may_alias));
 typedef ints ints_at __attribute__((aligned(4), may_alias));
 
 #define UNROLLED _Pragma("GCC unroll 8")
+#define ALL_LANES _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec load(const float *at) { return *(const vec_at *)at; }
@@ -231,8 +232,6 @@ INLINE void put(number *to, const float *from, const int count) {
 
 #if KEPT == NUMBER
 INLINE void keep(kept *to, const float *from) { put(to, from, STRIP); }
-
-INLINE void take(number *to, const kept *from, const int count) { memcpy(to, from, count * sizeof *to); }
 #else
 typedef uint16_t shorts __attribute__((vector_size(2 * LANES)));
 typedef shorts shorts_at __attribute__((aligned(2), may_alias));
@@ -244,13 +243,6 @@ INLINE void keep(kept *to, const float *from) {
         const uints bits = (uints)x, nearest = bits + 0x7fff + (bits >> 16 & 1);
         const vec told = pick(x == x, (vec)nearest, (vec)(bits | 0x400000));
         *(shorts_at *)(to + at) = __builtin_convertvector((uints)told >> 16, shorts);
-    }
-}
-
-INLINE void take(number *to, const kept *from, const int count) {
-    for (int at = 0; at < count; at++) {
-        const uint32_t bits = (uint32_t)from[at] << 16;
-        memcpy(to + at, &bits, sizeof bits);
     }
 }
 #endif
@@ -352,10 +344,11 @@ static void set_tiles(int64_t rows) {
     } while (0)
 
 /* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. Meanwhile, since vectors are
-   multiplied beside tiles, `before` is finished. */
+   multiplied beside tiles, `before` is finished. `more`: behind what is in `to` already, of SIDE_OF_TILE rows
+   at most. */
 INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows,
-                    const char *next, const int pace, float *to, int64_t to_stride, struct summed *before,
-                    finisher finish, const void *of) {
+                    const char *next, const int pace, const int more, float *to, int64_t to_stride,
+                    struct summed *before, finisher finish, const void *of) {
     const int64_t whole = depth / DEPTH_OF_TILE * DEPTH_OF_TILE, rest = depth - whole;
     const int64_t at_once = 1 + (before->end - before->row) * DEPTH_OF_TILE / depth;
     set_tiles(rows);
@@ -364,6 +357,10 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+    if (more) {
+        _tile_loadd(0, to, to_stride * sizeof *to);
+        _tile_loadd(1, to + LANES, to_stride * sizeof *to);
+    }
     for (int64_t at = 0; at < whole; at += DEPTH_OF_TILE) {
         if (next) ask(next, at / DEPTH_OF_TILE, DEPTH_OF_TILE / 2 * pace);
         MULTIPLY_TILES(blocks + at * BLOCK, a + at, stride, rows);
@@ -552,7 +549,14 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
 static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, float *to,
                  int64_t to_stride) {
     struct summed nothing = {0};
-    tile_of(blocks, a, stride, depth, rows, NULL, 0, to, to_stride, &nothing, NULL, NULL);
+    tile_of(blocks, a, stride, depth, rows, NULL, 0, 0, to, to_stride, &nothing, NULL, NULL);
+}
+
+/* BLOCK more of the depth, of which `blocks` are BLOCK outs. */
+static void more_of_tile(const number *blocks, const number *a, int64_t stride, int64_t rows, const int more,
+                         tile_sums to) {
+    struct summed nothing = {0};
+    tile_of(blocks, a, stride, BLOCK, rows, NULL, 0, more, *to, BLOCK, &nothing, NULL, NULL);
 }
 
 /* Of weights, which come from memory: tile `place` of `tiles`, each of which asks for its share of the next block. */
@@ -563,7 +567,7 @@ INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int6
     const int64_t askers = least(tiles, ASKING);
     const int64_t ahead = tiles > 1 ? depth * BLOCK + place * depth * BLOCK / askers : AHEAD / (int64_t)sizeof *blocks;
     const char *const next = place < askers ? (const char *)(blocks + ahead) : NULL;
-    tile_of(blocks, fed.rows, depth, depth, rows, next, 4 * BLOCK / (int)askers, *to, BLOCK, before, finish, of);
+    tile_of(blocks, fed.rows, depth, depth, rows, next, 4 * BLOCK / (int)askers, 0, *to, BLOCK, before, finish, of);
 }
 
 #else
@@ -798,93 +802,114 @@ static void rotate(float *x, const float *weight, float epsilon, const float *co
     }
 }
 
-struct scoring {
-    int64_t queries, head_dim, longest;
-    const number *query;            /* [queries][head_dim] */
-    const kept *next;               /* what to ask for meanwhile, NULL: nothing */
-    int64_t next_each;              /* with each SIDE keys, so many numbers of it */
+#if LANES == 16
+
+/* Of each square of 2 * `apart` vectors and lanes, the upper right quarter and the lower left one change places. */
+INLINE void exchange(vec *of, const int apart) {
+    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const ints upper = (lane & apart) != 0;
+    const __m512i first = (__m512i)((upper & (lane - apart + LANES)) | (~upper & lane));
+    const __m512i second = (__m512i)((upper & (lane + LANES)) | (~upper & (lane + apart)));
+    ALL_LANES for (int each = 0; each < LANES; each++)
+        if (!(each & apart)) {
+            const vec one = of[each], other = of[each + apart];
+            of[each] = _mm512_permutex2var_ps(one, first, other);
+            of[each + apart] = _mm512_permutex2var_ps(one, second, other);
+        }
+}
+
+/* Word w of vector v becomes word v of vector w. */
+INLINE void transpose(vec *of) {
+    exchange(of, 8);
+    exchange(of, 4);
+    exchange(of, 2);
+    exchange(of, 1);
+}
+
+#else
+
+INLINE void transpose(vec *of) {
+    vec pairs[LANES], fours[LANES];
+    UNROLLED for (int each = 0; each < LANES; each += 2) {
+        pairs[each] = _mm256_unpacklo_ps(of[each], of[each + 1]);
+        pairs[each + 1] = _mm256_unpackhi_ps(of[each], of[each + 1]);
+    }
+    UNROLLED for (int each = 0; each < LANES; each++) {
+        const int from = each / 4 * 4 + each % 4 / 2;
+        const vec one = pairs[from], other = pairs[from + 2];
+        fours[each] = each % 2 ? _mm256_shuffle_ps(one, other, 0xee) : _mm256_shuffle_ps(one, other, 0x44);
+    }
+    UNROLLED for (int each = 0; each < LANES / 2; each++) {
+        of[each] = _mm256_permute2f128_ps(fours[each], fours[each + LANES / 2], 0x20);
+        of[each + LANES / 2] = _mm256_permute2f128_ps(fours[each], fours[each + LANES / 2], 0x31);
+    }
+}
+#endif
+
+/* What a row sees of one head's keys or values, in the pages. */
+struct pages {
+    const kept *of;                 /* page 0 */
+    const int64_t *table;
+    int64_t stride, tokens, head_dim, count;
 };
 
-/* The sums of SIDE vectors. */
-INLINE __m128 sums(const vec *of) {
-#if LANES == 16
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(of[0], of[1]), _mm512_unpackhi_ps(of[0], of[1]));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(of[2], of[3]), _mm512_unpackhi_ps(of[2], of[3]));
-    const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-#else
-    const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
-#endif
-    return FOLD(add, abcd);
+/* Where those of BLOCK tokens lie. */
+typedef const kept *some_kept[BLOCK];
+
+/* Of the tokens from `first` on. Behind the last one there are zeros. */
+INLINE void find(const struct pages *p, int64_t first, some_kept to) {
+    static const kept nothing[HEAD_STRIPS * STRIP];
+    const int64_t there = least(p->count - first, BLOCK);
+    const int64_t *page = p->table + first / p->tokens;
+    int64_t token = 0, place = first % p->tokens;
+    for (; token < there; page++, place = 0) {
+        const int64_t end = least(token + p->tokens - place, there);
+        const kept *at = p->of + *page * p->stride + place * p->head_dim;
+        for (; token < end; token++, at += p->head_dim) to[token] = at;
+    }
+    for (; token < BLOCK; token++) to[token] = nothing;
 }
 
+/* LANES words of one: numbers, or pairs of them. */
+INLINE vec load_words(const kept *at) {
 #if NUMBER == 16
-
-/* Of each query and the keys of SIDE tokens, the last of which may be one and the same: to[query][token]. */
-INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
-    __m512bh part_of[SIDE][HEAD_STRIPS];
-    for (int each = 0; each < SIDE; each++)
-        for (int part = 0; part < parts; part++) part_of[each][part] = bf16s(key[each] + part * STRIP);
-    for (int64_t query = 0; query < s->queries; query++) {
-        vec sum[SIDE] = {0};
-        for (int part = 0; part < parts; part++) {
-            const __m512bh own = bf16s(s->query + query * s->head_dim + part * STRIP);
-            for (int each = 0; each < SIDE; each++) sum[each] = _mm512_dpbf16_ps(sum[each], part_of[each][part], own);
-        }
-        _mm_storeu_ps(to + query * s->longest, sums(sum));
-    }
-}
-
+    return (vec)_mm512_loadu_si512(at);
 #else
-
-/* The same in float32, of `queries` queries at once. */
-INLINE void score_at_once(const struct scoring *s, const kept *const *key, const float *query, const int parts,
-                          const int queries, float *to) {
-    vec sum[ASKED][SIDE] = {0};
-    for (int at = 0; at < parts * STRIP; at += LANES)
-        UNROLLED for (int each = 0; each < SIDE; each++) {
-            const vec part = load_kept(key[each] + at);
-            UNROLLED for (int of = 0; of < queries; of++) sum[of][each] += part * load(query + of * s->head_dim + at);
-        }
-    for (int of = 0; of < queries; of++) _mm_storeu_ps(to + of * s->longest, sums(sum[of]));
-}
-
-INLINE void score_some(const struct scoring *s, const kept *const *key, const int parts, float *to) {
-    for (int64_t query = 0, here; query < s->queries; query += here) {
-        here = least(ASKED, s->queries - query);
-        const float *own = s->query + query * s->head_dim;
-        float *there = to + query * s->longest;
-        switch (here) {
-        case 1: score_at_once(s, key, own, parts, 1, there); break;
-        case 2: score_at_once(s, key, own, parts, 2, there); break;
-        default: score_at_once(s, key, own, parts, ASKED, there);
-        }
-    }
-}
+    return load_kept(at);
 #endif
-
-/* Of the `tokens` keys of a page. Behind the last of them, up to a multiple of SIDE, is nothing yet. */
-INLINE void score_of(const struct scoring *s, const kept *keys, int64_t tokens, const int parts, float *to) {
-    int64_t token = 0;
-    for (; token + SIDE <= tokens; token += SIDE) {
-        const kept *at = keys + token * s->head_dim;
-        const kept *const key[SIDE] = {at, at + s->head_dim, at + 2 * s->head_dim, at + 3 * s->head_dim};
-        for (int64_t there = 0; s->next && there < s->next_each; there += 64 / (int64_t)sizeof *keys)
-            __builtin_prefetch(s->next + token / SIDE * s->next_each + there, 0, 2);
-        score_some(s, key, parts, to + token);
-    }
-    if (token < tokens) {
-        const kept *key[SIDE];
-        for (int each = 0; each < SIDE; each++) key[each] = keys + least(token + each, tokens - 1) * s->head_dim;
-        score_some(s, key, parts, to + token);
-    }
 }
 
-static void score(const struct scoring *s, const kept *keys, int64_t tokens, float *to) {
-    switch (s->head_dim) {
-    case 2 * STRIP: score_of(s, keys, tokens, 2, to); break;
-    case 4 * STRIP: score_of(s, keys, tokens, 4, to); break;
-    default: score_of(s, keys, tokens, (int)(s->head_dim / STRIP), to);
-    }
+/* Keys, laid out like a weight's block of which they are the outs: [head_dim / PAIR][BLOCK][PAIR]. Meanwhile `next` keys
+   are asked for, if there are any, and their values, `plane` behind them. */
+INLINE void lay_keys(const some_kept key, int64_t head_dim, number *to, const kept *const *next, int64_t plane) {
+    for (int64_t at = 0; at < head_dim; at += LANES * PAIR)
+        for (int64_t first = 0; first < BLOCK; first += LANES) {
+            vec words[LANES];
+            ALL_LANES for (int token = 0; token < LANES; token++) {
+                words[token] = load_words(key[first + token] + at);
+                if (next) __builtin_prefetch(next[first + token] + at, 0, 2);
+                if (next) __builtin_prefetch(next[first + token] + at + plane, 0, 2);
+            }
+            transpose(words);
+            ALL_LANES for (int word = 0; word < LANES; word++)
+                store((float *)(to + (at + word * PAIR) * BLOCK + first * PAIR), words[word]);
+        }
+}
+
+/* BLOCK dimensions of values, laid out like a weight's block that they are the depth of: [BLOCK / PAIR][BLOCK][PAIR]. */
+INLINE void lay_values(const some_kept value, int64_t begin, number *to) {
+    for (int64_t token = 0; token < BLOCK; token += PAIR)
+        for (int at = 0; at < BLOCK; at += LANES) {
+            float *const there = (float *)(to + token * BLOCK + at * PAIR);
+#if NUMBER == 16
+            const __m512i one = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(value[token] + begin + at)));
+            const __m512i two =
+                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(value[token + 1] + begin + at)));
+            store(there, (vec)((ints)one | (ints)_mm512_slli_epi32(two, 16)));
+#else
+            store(there, load_kept(value[token] + begin + at));
+#endif
+        }
 }
 
 /* STRIP scores from `at` on. Those from `count` on are -infinity. */
@@ -922,29 +947,55 @@ static float soften(float *scores, float scaling, int64_t count, int64_t end) {
     return total(sum);
 }
 
+/* BLOCK weighted sums become what a query saw, when they are divided by the weights' sum. */
+INLINE void share_out(const float *sums, float sum, number *to) {
+    const float share = 1.0f / sum;
+    float out[BLOCK];
+    for (int part = 0; part < BLOCK; part += LANES) store(out + part, load(sums + part) * share);
+    put(to, out, BLOCK);
+}
+
 struct weighing {
-    const kept *values;             /* of page 0 */
-    const int64_t *table;
-    int64_t page_stride, page_tokens, count, head_dim;
+    struct pages values;
     const float *scores;            /* the weights */
     int64_t longest;
     const float *sum;
     number *to;                     /* [queries][head_dim] */
 };
 
+#if defined __AMX_BF16__
+
+/* The weighted sums of all values. */
+static void weigh(const struct weighing *w, int64_t queries) {
+    number laid[BLOCK * BLOCK] __attribute__((aligned(64)));
+    some_kept value;
+    for (int64_t begin = 0; begin < w->values.head_dim; begin += BLOCK) {
+        tile_sums sums;
+        for (int64_t first = 0; first < w->values.count; first += BLOCK) {
+            find(&w->values, first, value);
+            lay_values(value, begin, laid);
+            more_of_tile(laid, (const number *)w->scores + first, PAIR * w->longest, queries, first > 0, sums);
+        }
+        for (int64_t query = 0; query < queries; query++)
+            share_out(sums[query], w->sum[query], w->to + query * w->values.head_dim + begin);
+    }
+}
+
+#else
 #if NUMBER == 16
 
-/* The weighted sum of all values, of `queries` queries and `parts` times STRIP dimensions. */
+/* The weighted sums of all values, of `queries` queries and `parts` times STRIP dimensions. */
 INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries, const int parts) {
-    __m512 low[SIDE][2], high[SIDE][2];
+    __m512 low[WEIGHED][2], high[WEIGHED][2];
     for (int query = 0; query < queries; query++)
         for (int part = 0; part < parts; part++) low[query][part] = high[query][part] = _mm512_setzero_ps();
-    for (int64_t page = 0; page * w->page_tokens < w->count; page++) {
-        const kept *values = w->values + w->table[page] * w->page_stride + begin;
-        const int64_t first = page * w->page_tokens, tokens = least(w->page_tokens, w->count - first);
+    for (int64_t page = 0; page * w->values.tokens < w->values.count; page++) {
+        const kept *values = w->values.of + w->values.table[page] * w->values.stride + begin;
+        const int64_t first = page * w->values.tokens, tokens = least(w->values.tokens, w->values.count - first);
         for (int64_t token = 0; token < tokens; token += 2) {
             /* Behind the last one, which is its own pair, the weight is 0. */
-            const kept *one = values + token * w->head_dim, *two = values + least(token + 1, tokens - 1) * w->head_dim;
+            const kept *const one = values + token * w->values.head_dim;
+            const kept *const two = values + least(token + 1, tokens - 1) * w->values.head_dim;
             __m512bh below[2], above[2];
             for (int part = 0; part < parts; part++) {
                 const __m512i a = _mm512_loadu_si512(one + part * STRIP), b = _mm512_loadu_si512(two + part * STRIP);
@@ -968,7 +1019,7 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
         for (int part = 0; part < parts; part++) {
             const __m512 one = _mm512_permutex2var_ps(low[query][part], left, high[query][part]);
             const __m512 two = _mm512_permutex2var_ps(low[query][part], right, high[query][part]);
-            store_bf16s(w->to + query * w->head_dim + begin + part * STRIP, _mm512_mul_ps(one, share),
+            store_bf16s(w->to + query * w->values.head_dim + begin + part * STRIP, _mm512_mul_ps(one, share),
                         _mm512_mul_ps(two, share));
         }
     }
@@ -978,15 +1029,15 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
 
 /* The same in float32. */
 INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries, const int parts) {
-    const int most = LANES == 16 || queries < SIDE ? 4 : 2;     /* vectors of each query whose sums stay in registers */
+    const int most = LANES == 16 || queries < WEIGHED ? 4 : 2;     /* vectors of each query whose sums stay in registers */
     const int vectors = most * LANES > parts * STRIP ? parts * STRIP / LANES : most;
     for (int from = 0; from < parts * STRIP; from += vectors * LANES) {
-        vec sum[SIDE][4] = {0};
-        for (int64_t page = 0; page * w->page_tokens < w->count; page++) {
-            const kept *values = w->values + w->table[page] * w->page_stride + begin + from;
-            const int64_t first = page * w->page_tokens, tokens = least(w->page_tokens, w->count - first);
+        vec sum[WEIGHED][4] = {0};
+        for (int64_t page = 0; page * w->values.tokens < w->values.count; page++) {
+            const kept *values = w->values.of + w->values.table[page] * w->values.stride + begin + from;
+            const int64_t first = page * w->values.tokens, tokens = least(w->values.tokens, w->values.count - first);
             for (int64_t token = 0; token < tokens; token++) {
-                const kept *value = values + token * w->head_dim;
+                const kept *value = values + token * w->values.head_dim;
                 UNROLLED for (int each = 0; each < vectors; each++) {
                     const vec part = load_kept(value + each * LANES);
                     UNROLLED for (int query = 0; query < queries; query++)
@@ -996,15 +1047,15 @@ INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries,
         }
         for (int query = 0; query < queries; query++)
             for (int each = 0; each < vectors; each++)
-                store(w->to + query * w->head_dim + begin + from + each * LANES,
+                store(w->to + query * w->values.head_dim + begin + from + each * LANES,
                       sum[query][each] * (1.0f / w->sum[query]));
     }
 }
 #endif
 
 static void weigh(const struct weighing *w, int64_t queries) {
-    for (int64_t begin = 0; begin < w->head_dim; begin += 2 * STRIP) {
-        const int parts = w->head_dim - begin > STRIP ? 2 : 1;
+    for (int64_t begin = 0; begin < w->values.head_dim; begin += 2 * STRIP) {
+        const int parts = w->values.head_dim - begin > STRIP ? 2 : 1;
         switch (4 * parts + (int)queries) {
         case 5: weigh_of(w, begin, 1, 1); break;
         case 6: weigh_of(w, begin, 2, 1); break;
@@ -1017,6 +1068,7 @@ static void weigh(const struct weighing *w, int64_t queries) {
         }
     }
 }
+#endif
 
 /* Where a page has the keys of one head and layer, [token][head_dim]. Its values lie `plane_stride` behind them. */
 INLINE kept *keys_of(const struct step *s, int64_t index, int64_t head, int64_t page) {
@@ -1064,7 +1116,8 @@ INLINE void hide(float *scores, int64_t count) {
     for (int64_t at = 0; at < count; at++) scores[at] = -__builtin_inff();
 }
 
-/* The queries of a row's only token that share a key head look at all that it sees, in the pages. */
+/* The queries of a row's only token that share a key head look at all that it sees, in the pages: what is summed is
+   summed in the order of `attend_many`. */
 static void attend(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, float *scores) {
     const int64_t head_dim = m->head_dim, group = m->heads / m->kv_heads, token = s->begins[row];
     int64_t aligned = s->page_tokens;
@@ -1072,27 +1125,31 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     const int64_t hidden = unseen(s, index, s->positions[token]), base = hidden / aligned * aligned;
     const int64_t count = s->positions[token] + 1 - base;
     const int64_t *table = s->table + s->tables[row] + base / s->page_tokens;
-    const kept *keys = keys_of(s, index, head, 0), *values = keys + s->plane_stride;
+    const struct pages keys = {keys_of(s, index, head, 0), table, s->page_stride, s->page_tokens, head_dim, count};
     number *seen = s->seen + (token * m->heads + head * group) * head_dim;
     const float scaling = m->layer[index].scaling;
 
-    struct scoring asked = {group, head_dim, s->longest, seen, NULL, 2 * SIDE * head_dim};
-    for (int64_t page = 0; page * s->page_tokens < count; page++) {
-        const int64_t first = page * s->page_tokens, tokens = least(s->page_tokens, count - first);
-        asked.next = first + s->page_tokens < count ? keys + table[page + 1] * s->page_stride : NULL;
-        score(&asked, keys + table[page] * s->page_stride, tokens, scores + first);
+    number laid[BLOCK * HEAD_STRIPS * STRIP] __attribute__((aligned(64)));
+    some_kept key, next;
+    find(&keys, 0, next);
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        memcpy(key, next, sizeof key);
+        find(&keys, first + BLOCK, next);
+        lay_keys(key, head_dim, laid, next, s->plane_stride);
+        for (int64_t query = 0, here; query < group; query += here) {
+            here = even_share(group - query);
+            tile(laid, seen + query * head_dim, head_dim, head_dim, here, scores + query * s->longest + first, s->longest);
+        }
     }
-    for (int64_t query = 0; query < group; query += SIDE) {
-        const int64_t here = least(SIDE, group - query);
-        float sum[SIDE];
+    for (int64_t query = 0; query < group; query += WEIGHED) {
+        const int64_t here = least(WEIGHED, group - query);
+        float sum[WEIGHED];
         for (int64_t each = 0; each < here; each++) {
             hide(scores + (query + each) * s->longest, hidden - base);
             sum[each] = soften(scores + (query + each) * s->longest, scaling, count, up_to(count, STRIP));
         }
-        const struct weighing w = {
-            values, table, s->page_stride, s->page_tokens, count, head_dim, scores + query * s->longest, s->longest, sum,
-            seen + query * head_dim,
-        };
+        struct weighing w = {keys, scores + query * s->longest, s->longest, sum, seen + query * head_dim};
+        w.values.of += s->plane_stride;
         weigh(&w, here);
     }
 }
@@ -1101,28 +1158,16 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
    values, transposed, which are [head_dim][laid]. */
 static void lay(const struct model *m, int64_t index, const struct step *s, int64_t row, int64_t head, int64_t first,
                 int64_t count) {
-    static const kept nothing[HEAD_STRIPS * STRIP];
     const int64_t head_dim = m->head_dim;
-    number *keys = s->keys + (head * s->laid + first) * head_dim;
-    for (int64_t token = 0; token < BLOCK; token += PAIR) {
-        const kept *key[PAIR], *value[PAIR];
-        for (int each = 0; each < PAIR; each++) {
-            const int64_t position = first + token + each;
-            key[each] = value[each] = nothing;
-            if (position < count) {
-                const int64_t page = s->table[s->tables[row] + position / s->page_tokens];
-                key[each] = keys_of(s, index, head, page) + position % s->page_tokens * head_dim;
-                value[each] = key[each] + s->plane_stride;
-            }
-            for (int64_t at = 0; at < head_dim; at += PAIR)
-                take(keys + at * BLOCK + (token + each) * PAIR, key[each] + at, PAIR);
-        }
-        for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
-            number *to = s->values + (head * head_dim + begin) * s->laid + (first + token) * BLOCK;
-            for (int64_t at = 0; at < BLOCK; at++)
-                for (int each = 0; each < PAIR; each++) take(to + PAIR * at + each, value[each] + begin + at, 1);
-        }
-    }
+    const int64_t *table = s->table + s->tables[row];
+    struct pages pages = {keys_of(s, index, head, 0), table, s->page_stride, s->page_tokens, head_dim, count};
+    some_kept found;
+    find(&pages, first, found);
+    lay_keys(found, head_dim, s->keys + (head * s->laid + first) * head_dim, NULL, 0);
+    pages.of += s->plane_stride;
+    find(&pages, first, found);
+    for (int64_t begin = 0; begin < head_dim; begin += BLOCK)
+        lay_values(found, begin, s->values + (head * head_dim + begin) * s->laid + first * BLOCK);
 }
 
 /* Up to ROWS tokens of a row, side by side, look with one query head at all that they see. */
@@ -1146,12 +1191,8 @@ static void attend_many(const struct model *m, int64_t index, const struct step 
     }
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK) {
         tile(values + begin * s->laid, (const number *)scores, PAIR * s->longest, depth, tokens, *sums, BLOCK);
-        for (int64_t token = 0; token < tokens; token++) {
-            const float share = 1.0f / of_row[token];
-            for (int part = 0; part < BLOCK; part += LANES)
-                store(sums[token] + part, load(sums[token] + part) * share);
-            put(seen + token * stride + begin, sums[token], BLOCK);
-        }
+        for (int64_t token = 0; token < tokens; token++)
+            share_out(sums[token], of_row[token], seen + token * stride + begin);
     }
 }
 

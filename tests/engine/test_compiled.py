@@ -222,15 +222,20 @@ def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) 
 
 
 @needs_kernel
-def test_a_prompt_gives_the_same_however_it_is_cut(directory: Directory, build: Build) -> None:
-    """Nearly: what a token looks at is summed in another order by one token than by several."""
-    engine = load_for(build, directory, "three queries a head")
-    whole = logits_of(engine, filled(engine, ((0, 100),)))
-    for starts in ((1,), (8,), (33,), (64, 70), (99,)):
-        row = filled(engine, ((0, 100),))[0]
+@pytest.mark.parametrize(TRIED, combined((4, 16)), indirect=["build"])
+def test_a_prompt_gives_the_same_however_it_is_cut(
+    directory: Directory, build: Build, name: str, page_tokens: int
+) -> None:
+    """Bit for bit, in its logits and in its pages: by one step, by chunks, or token by token, as decode does."""
+    engine = load_for(build, directory, name, page_tokens)
+    [row] = filled(engine, ((0, 100),))
+    whole, wrote = logits_of(engine, [row]), entries(engine, [row])
+    for starts in ((1,), (8,), (33,), (64, 70), (99,), range(1, 100)):
+        engine.cache.tensor.fill_(float("nan"))
         for start, stop in pairwise((0, *starts, 100)):
             last = logits_of(engine, [Row(row.sequence, start, stop, (row.pages,), sample=stop == 100)])
-        assert gap(last, whole) < (BOUND if build.numbers is torch.bfloat16 else EXACT)
+        assert torch.equal(last, whole)
+        assert torch.equal(entries(engine, [row]), wrote)
 
 
 @needs_kernel

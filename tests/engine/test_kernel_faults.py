@@ -54,8 +54,8 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     "the first pages for a window's": ("+ base / s->page_tokens;", ";"),
     "the first values for a window's": ("head_dim + base * BLOCK;", "head_dim;"),
     "not scaled": ("scaling - top", "1 - top"),
-    "the first query for all": ("load(query + of * s->head_dim + at)", "load(query + at)"),
-    "the first values for all": ("w->page_stride + begin + from;", "w->page_stride + begin;"),
+    "the first query for all": ("seen + query * head_dim, head_dim, head_dim,", "seen, 0, head_dim,"),
+    "the first values for all": ("w->values.stride + begin + from;", "w->values.stride + begin;"),
     "a single token is not scaled": (
         "soften(scores + (query + each) * s->longest, scaling,",
         "soften(scores + (query + each) * s->longest, 1,",
@@ -71,11 +71,14 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "gates and what they let through": ("exponential(-one)", "exponential(-other)"),
     "one norm for both": ("layer->before_gate, layer->before_gate_epsilon", "layer->before_attention, 1"),
-    "one page for all": (
-        "score(&asked, keys + table[page] * s->page_stride",
-        "score(&asked, keys + table[0] * s->page_stride",
+    "one page for all": ("p->of + *page * p->stride", "p->of + *p->table * p->stride"),
+    "keys for values": ("    pages.of += s->plane_stride;\n", ""),
+    "a single token's keys for its values": ("        w.values.of += s->plane_stride;\n", ""),
+    "the first half of the keys for all": (
+        "fours[each + LANES / 2], 0x31)",
+        "fours[each + LANES / 2], 0x20)",
     ),
-    "keys for values": ("value[each] = key[each] + s->plane_stride;", "value[each] = key[each];"),
+    "words that did not change places": ("    exchange(of, 1);\n", ""),
     "not divided": ("1.0f / w->sum[query]", "1.0f"),
     "the first rows' logits": ("s->x + s->keep[place] * hidden", "s->x + place * hidden"),
     "what the first rows saw": ("s->seen + s->keep[place] * of_heads", "s->seen + place * of_heads"),
@@ -83,21 +86,23 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
         "s->keep[place] < first + tokens",
         "s->keep[place] < first + tokens - 1",
     ),
-    "tokens the other way round": (
-        "take(to + PAIR * at + each, value[each]",
-        "take(to + PAIR * at + each, value[PAIR - 1 - each]",
-    ),
+    "one token for both of a pair": ("value[token + 1] + begin + at", "value[token] + begin + at"),
     "halves the other way round": ("low & ~0xffff : low << 16", "low << 16 : low & ~0xffff"),
     "half of a block": (
         "store(to + row * to_stride + LANES, sum[row][1])",
         "store(to + row * to_stride, sum[row][1])",
     ),
     "kept as something else": ("(uints)told >> 16", "(uints)told >> 15"),
-    "read as whole numbers": ("(uint32_t)from[at] << 16", "(uint32_t)from[at] << 15"),
+    "read as whole numbers": (
+        "_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16)",
+        "_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 15)",
+    ),
     "the upper rows for the lower ones": ("(a) + SIDE_OF_TILE * (stride)", "(a)"),
     "the lower rows' second half": ("_tile_dpbf16ps(3, 5, 7)", "_tile_dpbf16ps(3, 5, 6)"),
     "the end of the depth is left out": ("if (rest) {", "if (0) {"),
     "the end of the rows' depth is their beginning": ("a + row * stride + whole", "a + row * stride"),
+    "only the last values are weighed": ("queries, first > 0, sums)", "queries, 0, sums)"),
+    "all values at one place": ("find(&w->values, first, value)", "find(&w->values, 0, value)"),
     "the lower sums over the upper ones": (
         "_tile_stored(2, to + SIDE_OF_TILE * to_stride,",
         "_tile_stored(2, to,",
@@ -133,13 +138,14 @@ OF_TILES: Final = {
     *("the upper rows for the lower ones", "the lower rows' second half"),
     *("the end of the depth is left out", "the end of the rows' depth is their beginning"),
     *("the lower sums over the upper ones", "tiles of other rows", "a part's rows are the first ones"),
+    *("only the last values are weighed", "all values at one place"),
 }
 OF_CODES: Final = {
     *("the codes of one half for both", "codes of 8 bits without a sign", "one half's scales for both"),
     *("leasts for scales", "nothing is least", "the first group's least for all", "sums of another row"),
     "codes in the weight's last group are left out",
 }
-OF_PAIRS: Final = {"tokens the other way round"}
+OF_PAIRS: Final = {"one token for both of a pair", "words that did not change places"}
 TILES: Final = "in bfloat16 by AMX, emulated"
 PAIRS: Final = "in bfloat16, emulated"
 ALL: Final = "in bfloat16 by AVX2"

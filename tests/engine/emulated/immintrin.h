@@ -20,7 +20,6 @@ typedef uint16_t shorts_of_256 VECTOR(32), shorts_of_512 VECTOR(64);
 typedef int32_t ints_of_128 VECTOR(16), ints_of_256 VECTOR(32), ints_of_512 VECTOR(64);
 typedef uint32_t uints_of_512 VECTOR(64);
 
-typedef __m128 __m128_at __attribute__((aligned(1)));
 typedef __m128i __m128i_at __attribute__((aligned(1)));
 typedef __m256i __m256i_at __attribute__((aligned(1)));
 typedef __m512i __m512i_at __attribute__((aligned(1)));
@@ -30,7 +29,6 @@ EMULATED __m128i _mm_loadu_si128(const __m128i_at *at) { return *at; }
 EMULATED __m256i _mm256_loadu_si256(const __m256i_at *at) { return *at; }
 EMULATED void _mm512_storeu_si512(void *at, __m512i a) { *(__m512i_at *)at = a; }
 EMULATED void _mm256_storeu_si256(__m256i_at *at, __m256i a) { *at = a; }
-EMULATED void _mm_storeu_ps(float *at, __m128 a) { *(__m128_at *)at = a; }
 
 EMULATED __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
 EMULATED __m512 _mm512_set1_ps(float a) { return a - (__m512){0}; }
@@ -125,16 +123,11 @@ EMULATED __m512 _mm512_permutexvar_ps(__m512i which, __m512 a) {
 }
 #define BY_TURNS(a, b, of, second_half) (at % 2 ? b : a)[at / of * of + at % of / 2 + second_half * of / 2]
 
-EMULATED __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) { return EACH(__m512, 16, BY_TURNS(a, b, 4, 0)); }
-EMULATED __m512 _mm512_unpackhi_ps(__m512 a, __m512 b) { return EACH(__m512, 16, BY_TURNS(a, b, 4, 1)); }
 EMULATED __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
     return (__m512i)EACH(shorts_of_512, 32, BY_TURNS((shorts_of_512)a, (shorts_of_512)b, 8, 0));
 }
 EMULATED __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
     return (__m512i)EACH(shorts_of_512, 32, BY_TURNS((shorts_of_512)a, (shorts_of_512)b, 8, 1));
-}
-EMULATED __m512 _mm512_shuffle_ps(__m512 a, __m512 b, const int which) {
-    return EACH(__m512, 16, (at % 4 < 2 ? a : b)[at / 4 * 4 + (which >> at % 4 * 2 & 3)]);
 }
 EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i which, __m512 b) {
     const ints_of_512 place = (ints_of_512)which;
