@@ -226,7 +226,7 @@ def test_tokens_go_on_while_rows_of_all_kinds_come_and_go(directory: Directory) 
 def test_a_prompt_gives_the_same_however_it_is_cut(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
-    """Bit for bit, in its logits and in its pages: by one step, by chunks, or token by token, as decode does."""
+    """Bit for bit, in its logits and in its pages: by one step, by chunks, or token by token as decode."""
     engine = load_for(build, directory, name, page_tokens)
     [row] = filled(engine, ((0, 100),))
     whole, wrote = logits_of(engine, [row]), entries(engine, [row])
