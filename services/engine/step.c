@@ -879,16 +879,15 @@ INLINE vec load_words(const kept *at) {
 #endif
 }
 
-/* Keys, laid out like a weight's block of which they are the outs: [head_dim / PAIR][BLOCK][PAIR]. Meanwhile `next` keys
-   are asked for, if there are any, and their values, `plane` behind them. */
-INLINE void lay_keys(const some_kept key, int64_t head_dim, number *to, const kept *const *next, int64_t plane) {
+/* Keys, laid out like a weight's block of which they are the outs: [head_dim / PAIR][BLOCK][PAIR]. Meanwhile the
+   `next` ones are asked for, if there are any. */
+INLINE void lay_keys(const some_kept key, int64_t head_dim, number *to, const kept *const *next) {
     for (int64_t at = 0; at < head_dim; at += LANES * PAIR)
         for (int64_t first = 0; first < BLOCK; first += LANES) {
             vec words[LANES];
             ALL_LANES for (int token = 0; token < LANES; token++) {
                 words[token] = load_words(key[first + token] + at);
                 if (next) __builtin_prefetch(next[first + token] + at, 0, 2);
-                if (next) __builtin_prefetch(next[first + token] + at + plane, 0, 2);
             }
             transpose(words);
             ALL_LANES for (int word = 0; word < LANES; word++)
@@ -1135,7 +1134,9 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
     for (int64_t first = 0; first < count; first += BLOCK) {
         memcpy(key, next, sizeof key);
         find(&keys, first + BLOCK, next);
-        lay_keys(key, head_dim, laid, next, s->plane_stride);
+        lay_keys(key, head_dim, laid, next);
+        for (int64_t each = 0; each < BLOCK; each++)
+            ask((const char *)(next[each] + s->plane_stride), 0, (int)(head_dim * sizeof *keys.of));
         for (int64_t query = 0, here; query < group; query += here) {
             here = even_share(group - query);
             tile(laid, seen + query * head_dim, head_dim, head_dim, here, scores + query * s->longest + first, s->longest);
@@ -1163,7 +1164,7 @@ static void lay(const struct model *m, int64_t index, const struct step *s, int6
     struct pages pages = {keys_of(s, index, head, 0), table, s->page_stride, s->page_tokens, head_dim, count};
     some_kept found;
     find(&pages, first, found);
-    lay_keys(found, head_dim, s->keys + (head * s->laid + first) * head_dim, NULL, 0);
+    lay_keys(found, head_dim, s->keys + (head * s->laid + first) * head_dim, NULL);
     pages.of += s->plane_stride;
     find(&pages, first, found);
     for (int64_t begin = 0; begin < head_dim; begin += BLOCK)
