@@ -1135,7 +1135,7 @@ static void attend(const struct model *m, int64_t index, const struct step *s, i
         memcpy(key, next, sizeof key);
         find(&keys, first + BLOCK, next);
         lay_keys(key, head_dim, laid, next);
-        for (int64_t each = 0; each < BLOCK; each++)
+        for (int64_t each = 0; each < least(BLOCK, count - first - BLOCK); each++)
             ask((const char *)(next[each] + s->plane_stride), 0, (int)(head_dim * sizeof *keys.of));
         for (int64_t query = 0, here; query < group; query += here) {
             here = even_share(group - query);
