@@ -3,13 +3,14 @@
 from typing import Any, Final
 
 from services.bootstrap.settings import BootstrapSettings
+from services.both.settings import BothSettings
 from services.cli.main import KNOWN
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import load
 from tests.deploy.chart import Pod
 
-CLASSES: Final = {cls.role: cls for cls in (BootstrapSettings, PrefillSettings, DecodeSettings)}
+CLASSES: Final = {cls.role: cls for cls in (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)}
 
 INJECTED: Final = {
     "POD_NAME": "baton-prefill-0",

@@ -127,8 +127,11 @@ def test_prometheus_scrapes_each_worker_once() -> None:
             )
             labels = each["spec"]["selector"]["matchLabels"]
             assert (rank_0.items() <= labels.items()) == grouped
-            [endpoint] = each["spec"]["podMetricsEndpoints"]
-            assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+            asked = [(one["port"], one["path"]) for one in each["spec"]["podMetricsEndpoints"]]
+            sides = (
+                ["metrics", "prefill-metrics"] if each["metadata"]["name"] == "baton-both" else ["metrics"]
+            )
+            assert asked == [(side, "/metrics") for side in sides]
 
 
 def test_the_rules_and_the_dashboard_are_those_that_are_tested() -> None:

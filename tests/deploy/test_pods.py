@@ -1,7 +1,7 @@
 """Do the pods run: from their rendered command lines, through their probes, to an answer and an orderly end?
 
-As they are secured in deploy/kubernetes/secured.yaml, with Secrets as docs/deploy.md makes them; the
-bootstrap has the packages of its image and nothing else.
+As they are secured in deploy/kubernetes/secured.yaml, and a worker of both sides beside them, with Secrets as
+docs/deploy.md makes them; the bootstrap has the packages of its image and nothing else.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cli.certs import make_certs
+from services.cli.certs import BOTH, make_certs
 from services.runtime.party import Party
 from tests.deploy.chart import pods
 from tests.deploy.packages import bootstrap_packages
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.stack
 Pods = Mapping[str, Running]
 """By component."""
 
+WORKER_PORTS = ("worker", "metrics", "prefillWorker", "prefillMetrics")
 KEY = "a-key-of-the-deployment-tests"
 
 
@@ -30,8 +31,8 @@ def secrets(folder: Path) -> dict[str, str]:
     """Directories as pods mount them, by what the chart calls them."""
     certs = folder / "certs"
     make_certs(certs, ["127.0.0.1"])
-    for name in (*Party, "http"):
-        mounted = folder / name
+    for component, name in (*((each, each) for each in (*Party, "http")), ("both", BOTH)):
+        mounted = folder / component
         mounted.mkdir()
         for to, of in (("tls.crt", f"{name}.crt"), ("tls.key", f"{name}.key"), ("ca.crt", "ca.crt")):
             (mounted / to).write_bytes((certs / of).read_bytes())
@@ -41,21 +42,20 @@ def secrets(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Iterator[Pods]:
-    """The three pods, each once."""
+    """The four kinds of pods, each once."""
     folder = tmp_path_factory.mktemp("pods")
-    names = ("http", "admin", "grpc", "worker", "metrics", "prefillWorker", "prefillMetrics")
-    ports = {name: free_port() for name in names}
+    ports = {name: free_port() for name in ("http", "admin", "grpc")}
     model = eight_heads(folder / "model", demo_model_dir)
     mounted = secrets(folder)
     started: dict[str, Running] = {}
     try:
-        for component in ("bootstrap", "prefill", "decode"):
-            # Two workers on one machine: each with ports of its own.
-            own = {name: ports[name] for name in ("http", "admin", "grpc", "worker", "metrics")}
-            if component == "prefill":
-                own |= {"worker": ports["prefillWorker"], "metrics": ports["prefillMetrics"]}
-            settings = ",".join(f"ports.{name}={port}" for name, port in own.items())
-            settings += "".join(f",{side}.settings.kv-cache-memory=64MiB" for side in ("prefill", "decode"))
+        for component in ("bootstrap", "prefill", "decode", "both"):
+            # Workers on one machine: each with ports of its own.
+            own = ports | {name: free_port() for name in WORKER_PORTS}
+            given = {f"ports.{name}": str(port) for name, port in own.items()}
+            given |= {f"{side}.settings.kv-cache-memory": "64MiB" for side in ("prefill", "decode", "both")}
+            given |= {"both.replicas": "1", "security.tls.grpc.both": "baton-worker-tls"}
+            settings = ",".join(f"{name}={value}" for name, value in given.items())
             [pod] = [
                 each
                 for each in pods("secured", "--set", f"model.path={model},{settings}")
@@ -97,7 +97,7 @@ def test_the_secured_pods_start_become_ready_serve_drain_and_write_where_they_ma
         answer = http.post(url, json=asked, headers={"Authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 4
-    for component in ("prefill", "decode"):
+    for component in ("prefill", "decode", "both"):
         assert running[component].stop() == 0, running[component].said()
     assert running["bootstrap"].probe("livenessProbe") == 200
     assert running["bootstrap"].stop() == 0, running["bootstrap"].said()

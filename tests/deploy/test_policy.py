@@ -42,7 +42,7 @@ def ports(pod: Pod) -> dict[str, int]:
 def test_flags_and_variables_are_what_the_service_reads_and_its_ports_are_the_pods(case: str) -> None:
     for pod in pods(case):
         read = settings(pod)
-        assert read.role == pod.component
+        assert read.role == ("worker" if pod.component == "both" else pod.component)
         wanted = {"grpc": read.grpc_port}
         if pod.component == "bootstrap":
             wanted |= {"http": read.http_port, "admin": read.admin_port}
@@ -52,7 +52,11 @@ def test_flags_and_variables_are_what_the_service_reads_and_its_ports_are_the_po
             assert read.advertise == "10.0.0.7"
             if read.machine:
                 del wanted["grpc"]
+            if pod.component == "both":
+                other = read.of_prefill
+                wanted |= {"prefill-grpc": other.grpc_port, "prefill-metrics": other.metrics_port}
         assert ports(pod) == wanted
+        assert len(set(wanted.values())) == len(wanted)
         assert read.host == "0.0.0.0"
         assert all(port >= 1024 for port in wanted.values())
         assert read.log_format == "json"
@@ -193,7 +197,7 @@ def _selected(case: str, labels: dict[str, str]) -> list[Pod]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_selector_finds_the_pods_that_it_is_for(case: str) -> None:
-    components = {"bootstrap", "prefill", "decode"}
+    components = {"bootstrap", "prefill", "decode"} | ({"both"} if case == "both" else set())
     assert {pod.component for pod in pods(case)} == components
     for each in objects(case):
         component = each["metadata"]["labels"]["app.kubernetes.io/component"]
@@ -305,6 +309,16 @@ def _metrics_asked_for(case: str) -> set[str]:
     return asked
 
 
+def test_both_sides_of_a_worker_are_asked_for_their_metrics() -> None:
+    """They are two workers to the bootstrap, each with a registry of its own."""
+    [monitor] = [each for each in of_kind("both", "PodMonitor") if each["metadata"]["name"] == "baton-both"]
+    [pod] = [each for each in pods("both") if each.component == "both"]
+    asked = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
+    assert (
+        asked == {name for name in ports(pod) if name.endswith("metrics")} == {"metrics", "prefill-metrics"}
+    )
+
+
 @pytest.mark.parametrize("case", ["cuda-rdma", "hpa"])
 def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
     registry = CollectorRegistry()
@@ -375,6 +389,16 @@ def test_only_the_named_peers_reach_the_control_and_data_ports() -> None:
         9500: {"prefill"},
         "metrics": {"monitoring"},
     }
+    assert _allowed("both", "bootstrap")["grpc"] == {"prefill", "decode", "both"}
+    assert _allowed("both", "both") == {
+        8200: {"bootstrap"},
+        8201: {"bootstrap", "decode", "both"},
+        9500: {"prefill", "decode", "both"},
+        "metrics": {"monitoring"},
+        "prefill-metrics": {"monitoring"},
+    }
+    assert _allowed("both", "prefill")[8200] == {"bootstrap", "decode", "both"}
+    assert _allowed("both", "decode")[9500] == {"prefill", "both"}
     for case in CASES:
         for policy in of_kind(case, "NetworkPolicy"):
             data = [

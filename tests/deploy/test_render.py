@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from services.bootstrap.settings import BootstrapSettings
+from services.both.settings import BothSettings
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import settings_of
@@ -28,12 +29,16 @@ SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
     | {"http_tls_key", "api_key_file", "grpc_host"},
     "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
-    | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"},
+    | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"}
+    | {"side", "prefill_grpc_port", "prefill_metrics_port"},
     "all": {"host", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
     | {"tls_cert", "tls_key", "tls_ca"},
 }
 """Settings that follow from other values: not free to be set again."""
 
+
+NAMED = {"bootstrap": "a", "prefill": "b", "decode": "c"}
+"""Secrets."""
 
 DECODE_BATCH = DecodeSettings().max_running
 """What a decode worker takes into its batch if nothing is said, which the chart has to know."""
@@ -101,6 +106,17 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"monitoring": {"runbookUrl": "two words"}}, "runbookUrl"),
         ({"service": {"port": 0}}, "port"),
         ({"disaggregatedSet": {"enabled": True}, "prefill": {"autoscaling": {"kind": "hpa"}}}, "choose one"),
+        ({"decode": {"replicas": 0}}, "decode.replicas and both.replicas are 0: nobody would decode"),
+        ({"both": {"replicas": 1, "tp": 2}}, "both.tp, pp and pods: 2, 1 and 1, and a worker of both sides"),
+        (
+            {"both": {"replicas": 1, "autoscaling": {"kind": "hpa"}}},
+            "both.autoscaling.kind is hpa, and workers of both sides are not autoscaled: set both.replicas",
+        ),
+        (
+            {"both": {"replicas": 1}, "security": {"apiKeys": "off", "tls": {"grpc": NAMED, "http": "off"}}},
+            "security.tls.grpc.both must be said",
+        ),
+        ({"both": {"replicas": 1, "settings": {"side": "decode"}}}, "side"),
     ],
     ids=str,
 )
@@ -167,7 +183,7 @@ def test_the_plain_manifests_are_what_the_chart_renders(case: str, rewrite: bool
 
 
 @pytest.mark.parametrize(
-    "cls", [BootstrapSettings, PrefillSettings, DecodeSettings], ids=lambda cls: cls.role
+    "cls", [BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings], ids=lambda cls: cls.role
 )
 def test_the_schema_knows_every_setting_of_a_service_that_is_free(cls: Any, rewrite: bool) -> None:
     path = CHART / "values.schema.json"

@@ -30,6 +30,13 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* Which kinds of workers there are, as JSON. */}}
+{{- define "baton.workers" -}}
+{{- $kinds := list "prefill" "decode" -}}
+{{- if gt (int .Values.both.replicas) 0 -}}{{- $kinds = append $kinds "both" -}}{{- end -}}
+{{- toJson $kinds -}}
+{{- end -}}
+
 {{- define "baton.labels" -}}
 {{ include "baton.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}

@@ -23,17 +23,23 @@ be as many as the node's cores. */}}
 {{- end -}}
 
 {{- define "baton.workerFlags" -}}
-- {{ .side }}
+- {{ eq .side "both" | ternary "worker" .side }}
 - --name=$(POD_NAME)
 - --advertise=$(POD_IP)
 - --bootstrap={{ include "baton.fullname" .root }}-bootstrap-grpc:{{ .root.Values.ports.grpc }}
 - --grpc-port={{ .root.Values.ports.worker }}
 - --metrics-port={{ .root.Values.ports.metrics }}
+{{- if eq .side "both" }}
+- --prefill-grpc-port={{ .root.Values.ports.prefillWorker }}
+- --prefill-metrics-port={{ .root.Values.ports.prefillMetrics }}
+{{- end }}
 - --device={{ gt (int .one.gpu.count) 0 | ternary "cuda" "cpu" }}
 {{- if not (hasKey .one.settings "threads") }}
 - --threads={{ include "baton.threads" . }}
 {{- end }}
+{{- if ne .side "both" }}
 - --tp={{ .one.tp }}
+{{- end }}
 {{- if eq .side "prefill" }}
 - --pp={{ .one.pp }}
 {{- end }}
@@ -103,6 +109,10 @@ spec:
         - {name: grpc, containerPort: {{ $v.ports.worker }}}
         {{- end }}
         - {name: metrics, containerPort: {{ $v.ports.metrics }}}
+        {{- if eq .side "both" }}
+        - {name: prefill-grpc, containerPort: {{ $v.ports.prefillWorker }}}
+        - {name: prefill-metrics, containerPort: {{ $v.ports.prefillMetrics }}}
+        {{- end }}
       # Loaded, and a turn taken: its own affair alone, so that it is not restarted for what others are late with.
       startupProbe:
         httpGet: {path: /started, port: metrics}
