@@ -59,6 +59,7 @@ async def serve_both(
     try:
         for each, incarnation, word in zip(sides, mine, words, strict=True):
             hosts.append(WorkerHost(each, incarnation, word))
+        hosts[PREFILL].beside(hosts[DECODE])
         starts: list[Start[Any]] = [
             Start(
                 each,

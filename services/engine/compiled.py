@@ -35,7 +35,7 @@ HEAD_STRIPS: Final = 8
 HALF: Final = 16
 """Gates that it computes together, at most."""
 SIDE: Final = 4
-"""Tokens of a page that it scores at once."""
+"""A page has a multiple of so many tokens."""
 GROUP_MIN: Final = min(GROUPS)
 ROWS_A_LOOK: Final = 1024
 """Of a weight: it is looked at without a copy of it."""

@@ -40,7 +40,7 @@ from services.wire.presence import PresenceService
 from services.worker.lease import LeaseKeeper
 from services.worker.lease_thread import LeaseThread
 from services.worker.mailbox import Mailbox
-from services.worker.pages import Progress, WorkerPages
+from services.worker.pages import STARTING, Progress, WorkerPages
 from services.worker.reporter import Reporter
 
 log = Log(__name__)
@@ -133,10 +133,14 @@ class WorkerHost:
         if self._lost is not None:
             return self._lost
         if self._lease is None:
-            return "still starting"
+            return STARTING
         if self._lease.problem is None and not self._lease.proven:
             return "no canary hand-over has passed through it yet"
         return self._lease.problem
+
+    def beside(self, other: "WorkerHost") -> None:
+        """They are one process: what is wrong with either is on the pages of both."""
+        self._pages.beside(other._pages)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
         """Serve /metrics, /started, /health and /ready from now on."""

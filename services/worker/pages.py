@@ -1,9 +1,12 @@
 """What does each process of a worker answer on /metrics, /started, /health and /ready?
 
-The first three are its own affair; whether it is ready, others have a say in (`honest-health`).
+The first three are its own affair; whether it is ready, others have a say in (`honest-health`). Of a process
+that serves both sides each side has its own pages, and tells what is wrong with either: who asks one of them
+asks for the process.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +19,9 @@ from services.worker.stepper import STEP_MS
 
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
+
+
+STARTING: Final = "still starting"
 
 
 class Progress(Protocol):
@@ -39,6 +45,10 @@ class WorkerPages:
         """Raises StartupError for a port that is in use."""
         self._socket = bind_port(settings.host, settings.metrics_port, settings.metrics_port_flag)
         self._server: HttpServer | None = None
+        self._role = settings.role
+        self._problem: Callable[[], str | None] = lambda: STARTING
+        self._progress: Progress | None = None
+        self._other: WorkerPages | None = None
 
     @property
     def port(self) -> int:
@@ -49,21 +59,37 @@ class WorkerPages:
         self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
     ) -> None:
         """Serve from now on. `problem`: why no room can come, or None."""
+        self._problem, self._progress = problem, progress
+        asked = (partial(self._told, each) for each in (_unstarted, _unhealthy, _unready))
+        self._server = await serve_metrics(self._socket, registry, *asked)
 
-        def unstarted() -> list[str]:
-            return ["still starting: no turn has ended yet"] if progress.stuck_ms() is None else []
-
-        def unhealthy() -> list[str]:
-            since, step = progress.stuck_ms() or 0, progress.step_ms()
-            found = [f"no turn has ended for {since} ms"] if since > STUCK_MS else []
-            return found + ([f"a step has been running for {step} ms"] if step > STEP_MS else [])
-
-        def unready() -> list[str]:
-            found = problem()
-            return [found] if found else []
-
-        self._server = await serve_metrics(self._socket, registry, unstarted, unhealthy, unready)
+    def beside(self, other: "WorkerPages") -> None:
+        """They are of one process."""
+        self._other, other._other = other, self
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop()
+
+    def _told(self, problems: Callable[["WorkerPages"], list[str]]) -> list[str]:
+        """Its own, and those of the other side."""
+        other = self._other
+        return problems(self) + ([f"{other._role} side: {each}" for each in problems(other)] if other else [])
+
+
+def _unstarted(pages: WorkerPages) -> list[str]:
+    progress = pages._progress
+    return [f"{STARTING}: no turn has ended yet"] if progress is None or progress.stuck_ms() is None else []
+
+
+def _unhealthy(pages: WorkerPages) -> list[str]:
+    if pages._progress is None:
+        return []
+    since, step = pages._progress.stuck_ms() or 0, pages._progress.step_ms()
+    found = [f"no turn has ended for {since} ms"] if since > STUCK_MS else []
+    return found + ([f"a step has been running for {step} ms"] if step > STEP_MS else [])
+
+
+def _unready(pages: WorkerPages) -> list[str]:
+    found = pages._problem()
+    return [found] if found else []

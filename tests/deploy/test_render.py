@@ -117,6 +117,11 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
             "security.tls.grpc.both must be said",
         ),
         ({"both": {"replicas": 1, "settings": {"side": "decode"}}}, "side"),
+        ({"both": {"replicas": 1}, "ports": {"metrics": 8201}}, "no two may be equal"),
+        (
+            {"disaggregatedSet": {"enabled": True}, "prefill": {"replicas": 0}},
+            "none of prefill.replicas and decode.replicas may be 0, or both",
+        ),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from tests.models.sweep import all_types
 from tests.models.trial import Outcome, TrialVerdict, differences, generated, loaded, prompts, try_model
 
 SWEEP_S = 900
-EVERY = 12
+EVERY = 20
 ONE_OF_EACH = {
     "llama": "our own pass",
     "gemma2": "the library's definition",

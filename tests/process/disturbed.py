@@ -35,7 +35,8 @@ class Answered:
     """Of the tokens, where they were asked for."""
 
     def is_that(self, other: "Answered") -> bool:
-        """The same tokens, as likely but for the last bits: sums of floats go by what else is in a step."""
+        """The same tokens, as likely but for the last bits: libraries sum in an order that goes by what
+        else is in a step."""
         near = (abs(one - its) < NEAR for one, its in zip(self.logprobs, other.logprobs, strict=False))
         return self == other and len(self.logprobs) == len(other.logprobs) and all(near)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client import CollectorRegistry
 
+from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.settings import load
 from services.worker.pages import STUCK_MS, WorkerPages
@@ -17,6 +18,7 @@ from tests.support.manual_clock import ManualClock
 
 @dataclass
 class Worker:
+    pages: WorkerPages
     http: httpx.AsyncClient
     clock: ManualClock
     progress: TurnProgress
@@ -37,7 +39,7 @@ async def worker() -> AsyncIterator[Worker]:
     await pages.start(CollectorRegistry(), lambda: told[0].problem, progress)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pages.port}", trust_env=False) as http:
-            told.append(Worker(http, clock, progress))
+            told.append(Worker(pages, http, clock, progress))
             yield told[0]
     finally:
         await pages.stop()
@@ -65,6 +67,28 @@ async def test_turns_that_stop_are_unhealthy_and_a_missing_lease_is_not() -> Non
         assert await at.codes() == {"started": 200, "health": 503, "ready": 200}
         at.progress.ended(free=True)
         assert await at.codes() == {"started": 200, "health": 200, "ready": 200}
+
+
+async def test_honest_health_each_side_of_a_process_tells_what_is_wrong_with_either() -> None:
+    async with worker() as at:
+        other = WorkerPages(load(DecodeSettings, {"name": "decode-0"}, {}))
+        at.pages.beside(other)
+        at.progress.ended(free=True)
+        at.problem = None
+        assert await at.codes() == {"started": 503, "health": 200, "ready": 503}
+        assert (await at.http.get("/ready")).json()["problems"] == ["decode side: still starting"]
+        progress = TurnProgress(at.clock)
+        await other.start(CollectorRegistry(), lambda: None, progress)
+        try:
+            assert await at.codes() == {"started": 503, "health": 200, "ready": 200}
+            progress.ended(free=True)
+            assert await at.codes() == {"started": 200, "health": 200, "ready": 200}
+            at.clock.advance(STUCK_MS + 1)
+            at.progress.ended(free=True)
+            told = (await at.http.get("/health")).json()["problems"]
+            assert told == [f"decode side: no turn has ended for {STUCK_MS + 1} ms"]
+        finally:
+            await other.stop()
 
 
 async def test_a_step_that_does_not_end_is_unhealthy_though_turns_go_on_beside_it() -> None:
