@@ -97,8 +97,8 @@ verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, a q
 verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
-verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 15 minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/test_stopped_rank.py tests/process/one_pair/test_prefixes.py $(ARGS)
+verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 20 minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-groups tests/process/test_groups*.py tests/process/test_stopped_rank.py tests/process/test_retraction.py tests/process/test_local.py tests/process/one_pair/test_prefixes.py $(ARGS)
 
 verify-models: $(STAMP) ## a small model of every type that the model library knows, and released shapes served by ranks, 8 minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --all-models tests/models/test_models.py tests/process/test_released.py $(ARGS)

@@ -210,8 +210,11 @@ class Rounds:
             time.sleep(0.05)
 
 
-def of_ranks(*ranks: int) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("stacks", ranks, indirect=True, ids="{}-ranks".format)
+def of_ranks(*ranks: int, more: Sequence[int] = ()) -> pytest.MarkDecorator:
+    """`more`: in `make verify-groups` alone."""
+    cases = [pytest.param(each, id=f"{each}-ranks") for each in ranks]
+    cases += [pytest.param(each, id=f"{each}-ranks", marks=pytest.mark.all_groups) for each in more]
+    return pytest.mark.parametrize("stacks", cases, indirect=True)
 
 
 def retractions(stack: Stack) -> float:
@@ -267,7 +270,7 @@ def test_nobody_fails_for_waiting(stacks: Shared[Stack], stack: Stack) -> None:
 
 
 @pytest.mark.timeout(300)
-@of_ranks(1, 2)
+@of_ranks(1, more=[2])
 def test_nothing_fails_where_a_process_of_either_side_is_killed_while_rooms_are_retracted(
     stacks: Shared[Stack], stack: Stack
 ) -> None:
