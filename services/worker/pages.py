@@ -19,8 +19,6 @@ from services.worker.stepper import STEP_MS
 
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
-
-
 STARTING: Final = "still starting"
 
 
@@ -60,8 +58,10 @@ class WorkerPages:
     ) -> None:
         """Serve from now on. `problem`: why no room can come, or None."""
         self._problem, self._progress = problem, progress
-        asked = (partial(self._told, each) for each in (_unstarted, _unhealthy, _unready))
-        self._server = await serve_metrics(self._socket, registry, *asked)
+        own = WorkerPages._unstarted, WorkerPages._unhealthy, WorkerPages._unready
+        self._server = await serve_metrics(
+            self._socket, registry, *(partial(self._told, each) for each in own)
+        )
 
     def beside(self, other: "WorkerPages") -> None:
         """They are of one process."""
@@ -71,25 +71,22 @@ class WorkerPages:
         if self._server is not None:
             await self._server.stop()
 
-    def _told(self, problems: Callable[["WorkerPages"], list[str]]) -> list[str]:
-        """Its own, and those of the other side."""
+    def _told(self, own: Callable[["WorkerPages"], list[str]]) -> list[str]:
+        """Its own problems, and those of the other side."""
         other = self._other
-        return problems(self) + ([f"{other._role} side: {each}" for each in problems(other)] if other else [])
+        return own(self) + ([f"{other._role} side: {each}" for each in own(other)] if other else [])
 
+    def _unstarted(self) -> list[str]:
+        turned = self._progress is not None and self._progress.stuck_ms() is not None
+        return [] if turned else [f"{STARTING}: no turn has ended yet"]
 
-def _unstarted(pages: WorkerPages) -> list[str]:
-    progress = pages._progress
-    return [f"{STARTING}: no turn has ended yet"] if progress is None or progress.stuck_ms() is None else []
+    def _unhealthy(self) -> list[str]:
+        if self._progress is None:
+            return []
+        since, step = self._progress.stuck_ms() or 0, self._progress.step_ms()
+        found = [f"no turn has ended for {since} ms"] if since > STUCK_MS else []
+        return found + ([f"a step has been running for {step} ms"] if step > STEP_MS else [])
 
-
-def _unhealthy(pages: WorkerPages) -> list[str]:
-    if pages._progress is None:
-        return []
-    since, step = pages._progress.stuck_ms() or 0, pages._progress.step_ms()
-    found = [f"no turn has ended for {since} ms"] if since > STUCK_MS else []
-    return found + ([f"a step has been running for {step} ms"] if step > STEP_MS else [])
-
-
-def _unready(pages: WorkerPages) -> list[str]:
-    found = pages._problem()
-    return [found] if found else []
+    def _unready(self) -> list[str]:
+        found = self._problem()
+        return [found] if found else []
