@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: the last events, too")
     chosen = parser.parse_args()
     if chosen.seed is not None:
-        report = run(chosen.seed, chosen.rooms, chosen.profile)
+        report = run(chosen.seed, chosen.rooms, chosen.profile, tidy=False)
         sys.stdout.write(tell(report, timeline=chosen.trace) + "\n")
         return 1 if report.violations else 0
     first, last = map(int, chosen.seeds.split(":"))
@@ -92,4 +93,7 @@ def reports(seeds: Iterable[int], rooms: int, name: str | None, jobs: int) -> It
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # of processes that died in it coroutines are left, which a usual end would collect
