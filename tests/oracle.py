@@ -1,4 +1,5 @@
-"""What would the reference library answer? Greedy continuations by its own `generate`, one at a time."""
+"""What would the reference library answer? Greedy continuations by its own `generate`, one at a time, or by
+one pass over what somebody else has answered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,21 @@ def reference_greedy(
     return [list(_continued(model_dir, tuple(prompt), max_tokens, dtype)) for prompt in prompts]
 
 
+def reference_behind(
+    model_dir: Path,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    max_tokens: int,
+    dtype: str = "float32",
+) -> list[list[int]]:
+    """The same continuations, each as far as the output goes along with it, and a token more: so it is the
+    output exactly where that is the whole continuation. One pass takes a tenth of what `generate` takes."""
+    return [
+        list(_followed(model_dir, tuple(prompt), tuple(output), max_tokens, dtype))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+
 def reference_scores(model_dir: Path, prompt: Sequence[int]) -> torch.Tensor:
     """[tokens - 1, vocabulary]: the log-probabilities of every token in place of each but the prompt's first,
     in float32."""
@@ -32,9 +48,9 @@ def reference_scores(model_dir: Path, prompt: Sequence[int]) -> torch.Tensor:
 @cache
 def _continued(model_dir: Path, prompt: tuple[int, ...], max_tokens: int, dtype: str) -> tuple[int, ...]:
     model = _model(model_dir, dtype)
-    ends = list(read_model(model_dir).eos_token_ids)
+    ends = _ends(model_dir)
     settings = GenerationConfig(
-        max_new_tokens=max_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=0
+        max_new_tokens=max_tokens, do_sample=False, eos_token_id=list(ends) or None, pad_token_id=0
     )
     ids = torch.tensor([prompt])
     with torch.inference_mode():
@@ -42,6 +58,26 @@ def _continued(model_dir: Path, prompt: tuple[int, ...], max_tokens: int, dtype:
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
         )
     return tuple(answer[0, len(prompt) :].tolist())
+
+
+@cache
+def _followed(
+    model_dir: Path, prompt: tuple[int, ...], output: tuple[int, ...], max_tokens: int, dtype: str
+) -> tuple[int, ...]:
+    with torch.inference_mode():
+        ids = torch.tensor([[*prompt, *output]])
+        logits = _model(model_dir, dtype)(input_ids=ids, logits_to_keep=len(output) + 1).logits[0]
+    answer: list[int] = []
+    for place, token in enumerate(logits.argmax(dim=-1).tolist()[:max_tokens]):
+        answer.append(token)
+        if token in _ends(model_dir) or [token] != list(output[place : place + 1]):
+            break
+    return tuple(answer)
+
+
+@cache
+def _ends(model_dir: Path) -> tuple[int, ...]:
+    return tuple(read_model(model_dir).eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

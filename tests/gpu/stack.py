@@ -29,7 +29,7 @@ from tests.gpu.models import served
 from tests.http import greedy
 from tests.idle import Gauges, at_rest, not_back
 from tests.models.eight_heads import EIGHT_HEADS
-from tests.oracle import reference_greedy
+from tests.oracle import reference_behind
 from tests.ports import HOST, free_neighbours
 from tests.process.stack import gauges_of
 
@@ -155,7 +155,7 @@ def _many(stack: Served, model: Path, many: int, kit: Kit, found: Finding) -> No
     started = time.monotonic()
     outputs = asyncio.run(_all(stack.url, prompts))
     spent = time.monotonic() - started
-    expected = reference_greedy(model, prompts, OUTPUT_TOKENS)
+    expected = reference_behind(model, prompts, outputs, OUTPUT_TOKENS)
     wrong = [
         f"prompt {index}: {got}, expected {want}"
         for index, (got, want) in enumerate(zip(outputs, expected, strict=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from transformers import AutoTokenizer
 
-from tests.oracle import reference_greedy
+from tests.oracle import reference_behind
 from tests.process.stack import Stack
 
 OUTPUT_TOKENS = 16
@@ -81,9 +81,9 @@ def _prompts(model: str) -> list[list[int]]:
 async def check_greedy(stack: Stack, model: Path, at_a_time: int) -> None:
     """All thirty prompts, `at_a_time` of them in flight. Afterwards every gauge is back where it was."""
     prompts = _prompts(str(model))
-    expected = _expected(model)
     start = stack.idle_gauges()
     outputs = await complete_all(stack.url, prompts, at_a_time)
+    expected = reference_behind(model, prompts, outputs, OUTPUT_TOKENS)
     wrong = [
         f"prompt {index} ({len(prompts[index])} tokens): {output} expected {want}"
         for index, (output, want) in enumerate(zip(outputs, expected, strict=True))
@@ -91,11 +91,6 @@ async def check_greedy(stack: Stack, model: Path, at_a_time: int) -> None:
     ]
     assert not wrong, "\n".join(wrong)
     stack.wait_idle(start)
-
-
-@cache
-def _expected(model: Path) -> list[list[int]]:
-    return reference_greedy(model, _prompts(str(model)), OUTPUT_TOKENS, "float32")
 
 
 async def complete_all(url: str, prompts: Sequence[Sequence[int]], at_a_time: int) -> list[list[int]]:
