@@ -74,10 +74,12 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             load = load_from_wire(request.load) if request.HasField("load") else None
             census = census_from_wire(request.census)
             self._rooms.renew(worker.facts.incarnation, census, request.turn_ms, load)
-            unproven = not worker.proven
-        return workers_pb2.RenewReply(
-            lease_ms=registry.lease_ms, departed=registry.departed(), unproven=unproven
-        )
+            return workers_pb2.RenewReply(
+                lease_ms=registry.lease_ms,
+                departed=registry.departed(),
+                unproven=not worker.proven,
+                prefill_weight=worker.prefill_weight,
+            )
 
     async def Drain(
         self, request: workers_pb2.DrainRequest, context: grpc.aio.ServicerContext

@@ -64,7 +64,7 @@ class OtherSide:
     process: str
     """What both are called together."""
     prefill_weight: int = WHOLE // 2
-    """Of 100: how much of its time the process is meant to have for prefill, at first."""
+    """Of 100: how much of its time the process is meant to have for prefill, as it registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +200,13 @@ class Worker:
     def weigh(self, prefill: int) -> None:
         """So many of 100 parts of its process's time are meant for prefill."""
         self.weight = prefill if self.facts.side is Side.PREFILL else WHOLE - prefill
+
+    @property
+    def prefill_weight(self) -> int | None:
+        """The weight by which its process was chosen last; None where that serves one side alone."""
+        if self.facts.other_side is None:
+            return None
+        return self.weight if self.facts.side is Side.PREFILL else WHOLE - self.weight
 
     @property
     def has_place(self) -> bool:

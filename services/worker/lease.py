@@ -1,10 +1,10 @@
 """How does a worker get its lease, keep it, and learn which peers are gone?
 
 The keeper registers, renews at a third of the lease, and registers again when the bootstrap does not
-know it any more (it restarted) or has been silent. It renews whether or not the renewals before were
-answered: one that waits, here or there, keeps no other from being sent in time. A refusal is said once,
-clearly, and tried again with growing pauses: the worker keeps running to be fixed. Only one that was declared
-gone ends.
+know it any more (it restarted) or has been silent: by the weight that its process was chosen by last. It
+renews whether or not the renewals before were answered: one that waits, here or there, keeps no other from
+being sent in time. A refusal is said once, clearly, and tried again with growing pauses: the worker keeps
+running to be fixed. Only one that was declared gone ends.
 """
 
 import asyncio
@@ -73,7 +73,8 @@ class LeaseKeeper:
         with it of what the worker holds. `turns`: how many of the worker's have ended; None for what takes
         none."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
-        self._registration = registration
+        self._registration = workers_pb2.RegisterRequest()
+        self._registration.CopyFrom(registration)
         self._incarnation = registration.worker.incarnation
         self._credential = registration.credential
         self._on_departed = on_departed
@@ -175,6 +176,8 @@ class LeaseKeeper:
         self._refusal = None
         self._pause_s = RETRY_MIN_S
         self.proven = not reply.unproven
+        if reply.HasField("prefill_weight"):
+            self._registration.other_side.prefill_weight = reply.prefill_weight
         departed = [Incarnation(each) for each in reply.departed]
         fresh = [each for each in departed if each not in self._departed]
         self._departed = set(departed)

@@ -1,5 +1,6 @@
 """What do clients see of processes that serve both sides?"""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,7 @@ import pytest
 
 from tests.cli.typed import baton
 from tests.http import web
+from tests.idle import POLL_S
 from tests.oracle import reference_greedy
 from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
@@ -21,6 +23,9 @@ OUTPUT: Final = 24
 COMPUTED: Final = "baton_prompts_computed_total"
 HANDED_OVER: Final = "handed_over"
 KEPT: Final = "same_process"
+RENEWALS: Final = "baton_lease_renewals_total"
+ALL_RENEWED: Final = 12
+"""Renewals behind which each of four sides has made one."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,30 @@ def test_weights_that_change_and_a_process_that_dies_cost_nobody_a_token(
     assert not rounds.wrong, rounds.wrong
     assert not rounds.refused
     assert computed(stack)[HANDED_OVER] > 0
+    stack.wait_idle(start)
+
+
+@pytest.mark.timeout(300)
+def test_a_bootstrap_that_starts_anew_hears_of_the_weights(stack: Stack) -> None:
+    start = stack.idle_gauges()
+    told = {"worker-0": 80, "worker-1": 0}
+    bootstrap = stack.services["bootstrap"]
+    for name, prefill in told.items():
+        weigh(stack, name, prefill)
+    known = bootstrap.total(RENEWALS)
+    while bootstrap.total(RENEWALS) < known + ALL_RENEWED:
+        time.sleep(POLL_S)
+    bootstrap.kill()
+    stack.restart("bootstrap")
+    stack.wait_ready(4)
+    workers = web().get(f"{stack.url}/ready", timeout=10).json()["workers"]
+    assert {(each["process"], each["side"]): each["weight"] for each in workers} == {
+        (name, side): weight
+        for name, prefill in told.items()
+        for side, weight in (("prefill", prefill), ("decode", 100 - prefill))
+    }
+    for name in told:
+        weigh(stack, name, 50)
     stack.wait_idle(start)
 
 

@@ -162,6 +162,13 @@ def test_what_one_side_was_told_before_the_other_came_is_of_both() -> None:
     assert [stack.worker(each.incarnation).weight for each in A] == [80, 20]
 
 
+def test_both_sides_tell_the_same_weight_which_a_worker_of_one_has_none_of() -> None:
+    stack = registry_of(*A, P1)
+    stack.weigh("both-0", 80)
+    told = [stack.worker(each.incarnation).prefill_weight for each in (*A, P1)]
+    assert told == [80, 80, None]
+
+
 def test_a_weight_is_of_a_process_of_both_sides_alone() -> None:
     stack = registry_of(*A, P1)
     for name in (P1.name, "both-0-decode", ""):

@@ -32,10 +32,14 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     """Renewals wait for it in a queue."""
     turns_ms: list[int] = field(default_factory=list)
     """What renewals said of the worker's turn."""
+    weight: int | None = None
+    """By which the worker's process is chosen."""
+    registered: list[workers_pb2.RegisterRequest] = field(default_factory=list)
 
     async def Register(self, request: Any, context: Any) -> workers_pb2.RegisterReply:  # noqa: N802
         async with errors_as_status(context):
             self.calls.append("register")
+            self.registered.append(request)
             if self.refusals:
                 raise self.refusals.pop(0)
         self.known = True
@@ -50,7 +54,9 @@ class ScriptedRegistry(workers_pb2_grpc.WorkerRegistryServicer):
                 await self.held_up.wait()
             if not self.known:
                 raise UnknownWorker("who?")
-        return workers_pb2.RenewReply(lease_ms=150, departed=departed, unproven=self.unproven)
+        return workers_pb2.RenewReply(
+            lease_ms=150, departed=departed, unproven=self.unproven, prefill_weight=self.weight
+        )
 
     async def Drain(self, request: Any, context: Any) -> workers_pb2.DrainReply:  # noqa: N802
         self.calls.append("drain")
@@ -74,13 +80,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Bench:
-    def __init__(self, channel: grpc.aio.Channel, registry: ScriptedRegistry) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        registry: ScriptedRegistry,
+        other: workers_pb2.OtherSide | None = None,
+    ) -> None:
         self.registry = registry
         self.turns: Iterator[int] = itertools.count()
         self.departed: list[list[int]] = []
         self.renewals = 0
         self.failures = 0
-        request = workers_pb2.RegisterRequest(worker=rooms_pb2.Peer(name="w", incarnation=5, address="a:1"))
+        peer = rooms_pb2.Peer(name="w", incarnation=5, address="a:1")
+        request = workers_pb2.RegisterRequest(worker=peer, other_side=other)
         self.keeper = LeaseKeeper(
             channel,
             request,
@@ -98,12 +110,14 @@ class Bench:
 
 
 @asynccontextmanager
-async def keeping(registry: ScriptedRegistry) -> AsyncIterator[Bench]:
+async def keeping(
+    registry: ScriptedRegistry, other: workers_pb2.OtherSide | None = None
+) -> AsyncIterator[Bench]:
     def add(server: grpc.aio.Server) -> None:
         workers_pb2_grpc.add_WorkerRegistryServicer_to_server(registry, server)
 
     async with serving(add) as address, channel_to(address) as channel:
-        bench = Bench(channel, registry)
+        bench = Bench(channel, registry, other)
         bench.running = task = asyncio.ensure_future(bench.keeper.run())
         try:
             yield bench
@@ -126,6 +140,25 @@ async def test_a_bootstrap_that_does_not_know_it_gets_a_new_registration() -> No
         at.registry.known = False
         await until(lambda: at.registry.calls.count("register") == 2)
         await until(lambda: at.keeper.problem is None)
+
+
+@pytest.mark.parametrize("weight", [0, 90])
+async def test_it_registers_anew_by_the_weight_that_it_was_chosen_by(weight: int) -> None:
+    other = workers_pb2.OtherSide(incarnation=6, process="both", prefill_weight=50)
+    async with keeping(ScriptedRegistry(weight=weight), other) as at:
+        await until(lambda: at.renewals >= 1)
+        at.registry.known = False
+        await until(lambda: len(at.registry.registered) == 2)
+    assert [each.other_side.prefill_weight for each in at.registry.registered] == [50, weight]
+    assert other.prefill_weight == 50, "what its settings say is theirs"
+
+
+async def test_a_worker_of_one_side_registers_anew_as_it_is() -> None:
+    async with keeping(ScriptedRegistry()) as at:
+        await until(lambda: at.renewals >= 1)
+        at.registry.known = False
+        await until(lambda: len(at.registry.registered) == 2)
+    assert not at.registry.registered[-1].HasField("other_side")
 
 
 async def test_each_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from services.wire.baton.v1 import rooms_pb2 as baton_dot_v1_dot_rooms__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/workers.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\"X\n\x08Topology\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\x03 \x01(\r\")\n\x07KvPlane\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65lements\x18\x02 \x01(\r\"}\n\x07KvGroup\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x0e\n\x06layers\x18\x04 \x03(\r\x12\r\n\x05heads\x18\x05 \x03(\r\x12!\n\x06planes\x18\x06 \x03(\x0b\x32\x11.baton.v1.KvPlane\"l\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x10\n\x08quantize\x18\x08 \x01(\t\x12!\n\x06groups\x18\t \x03(\x0b\x32\x11.baton.v1.KvGroupJ\x04\x08\x02\x10\x07\"\xea\x02\n\x0fRegisterRequest\x12\x1e\n\x06worker\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1c\n\x04side\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Side\x12$\n\x08topology\x18\x03 \x01(\x0b\x32\x12.baton.v1.Topology\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x05 \x01(\t\x12\x12\n\ntokens_max\x18\x06 \x01(\x04\x12\x11\n\trooms_max\x18\x07 \x01(\r\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x13\n\x0bkv_checksum\x18\t \x01(\t\x12\x16\n\x0ekeeps_prefixes\x18\n \x01(\x08\x12\x12\n\ncredential\x18\x0b \x01(\x0c\x12\x0f\n\x07turn_ms\x18\x0c \x01(\r\x12\x10\n\x08\x63omputes\x18\r \x01(\x08\x12\'\n\nother_side\x18\x0e \x01(\x0b\x32\x13.baton.v1.OtherSide\"I\n\tOtherSide\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x16\n\x0eprefill_weight\x18\x03 \x01(\r\"!\n\rRegisterReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"\x94\x01\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12&\n\x06\x63\x65nsus\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerCensus\x12\x12\n\ncredential\x18\x03 \x01(\x0c\x12\x0f\n\x07turn_ms\x18\x04 \x01(\r\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\"\xb0\x03\n\x0cWorkerCensus\x12\x32\n\x06queues\x18\x01 \x03(\x0b\x32\".baton.v1.WorkerCensus.QueuesEntry\x12\x30\n\x05rooms\x18\x02 \x03(\x0b\x32!.baton.v1.WorkerCensus.RoomsEntry\x12\x30\n\x05pages\x18\x03 \x03(\x0b\x32!.baton.v1.WorkerCensus.PagesEntry\x12\x30\n\x05slots\x18\x04 \x03(\x0b\x32!.baton.v1.WorkerCensus.SlotsEntry\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x1a-\n\x0bQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nRoomsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"B\n\nRenewReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x10\n\x08\x64\x65parted\x18\x02 \x03(\x06\x12\x10\n\x08unproven\x18\x03 \x01(\x08\"G\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x12\n\ncredential\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62roken\x18\x03 \x01(\x08\"\x1b\n\nDrainReply\x12\r\n\x05rooms\x18\x01 \x01(\r\"7\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x12\n\ncredential\x18\x02 \x01(\x0c\"\x0c\n\nLeaveReply\".\n\x11ReportExitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x11\n\x0fReportExitReply\";\n\x10SetWeightRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x16\n\x0eprefill_weight\x18\x02 \x01(\r\"\x10\n\x0eSetWeightReply\"\x13\n\x11WhoIsThereRequest\"&\n\x0fWhoIsThereReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x32\xfe\x02\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x19.baton.v1.RegisterRequest\x1a\x17.baton.v1.RegisterReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x35\n\x05Leave\x12\x16.baton.v1.LeaveRequest\x1a\x14.baton.v1.LeaveReply\x12\x44\n\nReportExit\x12\x1b.baton.v1.ReportExitRequest\x1a\x19.baton.v1.ReportExitReply\x12\x41\n\tSetWeight\x12\x1a.baton.v1.SetWeightRequest\x1a\x18.baton.v1.SetWeightReply2W\n\x0fPresenceService\x12\x44\n\nWhoIsThere\x12\x1b.baton.v1.WhoIsThereRequest\x1a\x19.baton.v1.WhoIsThereReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/workers.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/rooms.proto\"X\n\x08Topology\x12\x17\n\x0ftensor_parallel\x18\x01 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x02 \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\x03 \x01(\r\")\n\x07KvPlane\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65lements\x18\x02 \x01(\r\"}\n\x07KvGroup\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x03 \x01(\r\x12\x0e\n\x06layers\x18\x04 \x03(\r\x12\r\n\x05heads\x18\x05 \x03(\r\x12!\n\x06planes\x18\x06 \x03(\x0b\x32\x11.baton.v1.KvPlane\"l\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x10\n\x08quantize\x18\x08 \x01(\t\x12!\n\x06groups\x18\t \x03(\x0b\x32\x11.baton.v1.KvGroupJ\x04\x08\x02\x10\x07\"\xea\x02\n\x0fRegisterRequest\x12\x1e\n\x06worker\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Peer\x12\x1c\n\x04side\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Side\x12$\n\x08topology\x18\x03 \x01(\x0b\x32\x12.baton.v1.Topology\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0e\n\x06schema\x18\x05 \x01(\t\x12\x12\n\ntokens_max\x18\x06 \x01(\x04\x12\x11\n\trooms_max\x18\x07 \x01(\r\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x13\n\x0bkv_checksum\x18\t \x01(\t\x12\x16\n\x0ekeeps_prefixes\x18\n \x01(\x08\x12\x12\n\ncredential\x18\x0b \x01(\x0c\x12\x0f\n\x07turn_ms\x18\x0c \x01(\r\x12\x10\n\x08\x63omputes\x18\r \x01(\x08\x12\'\n\nother_side\x18\x0e \x01(\x0b\x32\x13.baton.v1.OtherSide\"I\n\tOtherSide\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0f\n\x07process\x18\x02 \x01(\t\x12\x16\n\x0eprefill_weight\x18\x03 \x01(\r\"!\n\rRegisterReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\"\x94\x01\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12&\n\x06\x63\x65nsus\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerCensus\x12\x12\n\ncredential\x18\x03 \x01(\x0c\x12\x0f\n\x07turn_ms\x18\x04 \x01(\r\x12\"\n\x04load\x18\x05 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\"\xb0\x03\n\x0cWorkerCensus\x12\x32\n\x06queues\x18\x01 \x03(\x0b\x32\".baton.v1.WorkerCensus.QueuesEntry\x12\x30\n\x05rooms\x18\x02 \x03(\x0b\x32!.baton.v1.WorkerCensus.RoomsEntry\x12\x30\n\x05pages\x18\x03 \x03(\x0b\x32!.baton.v1.WorkerCensus.PagesEntry\x12\x30\n\x05slots\x18\x04 \x03(\x0b\x32!.baton.v1.WorkerCensus.SlotsEntry\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x1a-\n\x0bQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nRoomsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nPagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nSlotsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"r\n\nRenewReply\x12\x10\n\x08lease_ms\x18\x01 \x01(\r\x12\x10\n\x08\x64\x65parted\x18\x02 \x03(\x06\x12\x10\n\x08unproven\x18\x03 \x01(\x08\x12\x1b\n\x0eprefill_weight\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_prefill_weight\"G\n\x0c\x44rainRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x12\n\ncredential\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62roken\x18\x03 \x01(\x08\"\x1b\n\nDrainReply\x12\r\n\x05rooms\x18\x01 \x01(\r\"7\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x12\n\ncredential\x18\x02 \x01(\x0c\"\x0c\n\nLeaveReply\".\n\x11ReportExitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"\x11\n\x0fReportExitReply\";\n\x10SetWeightRequest\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x16\n\x0eprefill_weight\x18\x02 \x01(\r\"\x10\n\x0eSetWeightReply\"\x13\n\x11WhoIsThereRequest\"&\n\x0fWhoIsThereReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x32\xfe\x02\n\x0eWorkerRegistry\x12>\n\x08Register\x12\x19.baton.v1.RegisterRequest\x1a\x17.baton.v1.RegisterReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply\x12\x35\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x14.baton.v1.DrainReply\x12\x35\n\x05Leave\x12\x16.baton.v1.LeaveRequest\x1a\x14.baton.v1.LeaveReply\x12\x44\n\nReportExit\x12\x1b.baton.v1.ReportExitRequest\x1a\x19.baton.v1.ReportExitReply\x12\x41\n\tSetWeight\x12\x1a.baton.v1.SetWeightRequest\x1a\x18.baton.v1.SetWeightReply2W\n\x0fPresenceService\x12\x44\n\nWhoIsThere\x12\x1b.baton.v1.WhoIsThereRequest\x1a\x19.baton.v1.WhoIsThereReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -67,29 +67,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_start=1443
   _globals['_WORKERCENSUS_SLOTSENTRY']._serialized_end=1487
   _globals['_RENEWREPLY']._serialized_start=1489
-  _globals['_RENEWREPLY']._serialized_end=1555
-  _globals['_DRAINREQUEST']._serialized_start=1557
-  _globals['_DRAINREQUEST']._serialized_end=1628
-  _globals['_DRAINREPLY']._serialized_start=1630
-  _globals['_DRAINREPLY']._serialized_end=1657
-  _globals['_LEAVEREQUEST']._serialized_start=1659
-  _globals['_LEAVEREQUEST']._serialized_end=1714
-  _globals['_LEAVEREPLY']._serialized_start=1716
-  _globals['_LEAVEREPLY']._serialized_end=1728
-  _globals['_REPORTEXITREQUEST']._serialized_start=1730
-  _globals['_REPORTEXITREQUEST']._serialized_end=1776
-  _globals['_REPORTEXITREPLY']._serialized_start=1778
-  _globals['_REPORTEXITREPLY']._serialized_end=1795
-  _globals['_SETWEIGHTREQUEST']._serialized_start=1797
-  _globals['_SETWEIGHTREQUEST']._serialized_end=1856
-  _globals['_SETWEIGHTREPLY']._serialized_start=1858
-  _globals['_SETWEIGHTREPLY']._serialized_end=1874
-  _globals['_WHOISTHEREREQUEST']._serialized_start=1876
-  _globals['_WHOISTHEREREQUEST']._serialized_end=1895
-  _globals['_WHOISTHEREREPLY']._serialized_start=1897
-  _globals['_WHOISTHEREREPLY']._serialized_end=1935
-  _globals['_WORKERREGISTRY']._serialized_start=1938
-  _globals['_WORKERREGISTRY']._serialized_end=2320
-  _globals['_PRESENCESERVICE']._serialized_start=2322
-  _globals['_PRESENCESERVICE']._serialized_end=2409
+  _globals['_RENEWREPLY']._serialized_end=1603
+  _globals['_DRAINREQUEST']._serialized_start=1605
+  _globals['_DRAINREQUEST']._serialized_end=1676
+  _globals['_DRAINREPLY']._serialized_start=1678
+  _globals['_DRAINREPLY']._serialized_end=1705
+  _globals['_LEAVEREQUEST']._serialized_start=1707
+  _globals['_LEAVEREQUEST']._serialized_end=1762
+  _globals['_LEAVEREPLY']._serialized_start=1764
+  _globals['_LEAVEREPLY']._serialized_end=1776
+  _globals['_REPORTEXITREQUEST']._serialized_start=1778
+  _globals['_REPORTEXITREQUEST']._serialized_end=1824
+  _globals['_REPORTEXITREPLY']._serialized_start=1826
+  _globals['_REPORTEXITREPLY']._serialized_end=1843
+  _globals['_SETWEIGHTREQUEST']._serialized_start=1845
+  _globals['_SETWEIGHTREQUEST']._serialized_end=1904
+  _globals['_SETWEIGHTREPLY']._serialized_start=1906
+  _globals['_SETWEIGHTREPLY']._serialized_end=1922
+  _globals['_WHOISTHEREREQUEST']._serialized_start=1924
+  _globals['_WHOISTHEREREQUEST']._serialized_end=1943
+  _globals['_WHOISTHEREREPLY']._serialized_start=1945
+  _globals['_WHOISTHEREREPLY']._serialized_end=1983
+  _globals['_WORKERREGISTRY']._serialized_start=1986
+  _globals['_WORKERREGISTRY']._serialized_end=2368
+  _globals['_PRESENCESERVICE']._serialized_start=2370
+  _globals['_PRESENCESERVICE']._serialized_end=2457
 # @@protoc_insertion_point(module_scope)

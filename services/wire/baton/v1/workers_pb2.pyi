@@ -242,7 +242,7 @@ class OtherSide(_message.Message):
     """What both sides are called together."""
     prefill_weight: _builtins.int
     """0 to 100: how much of its time the process is meant to have for prefill, until SetWeight says otherwise.
-    What SetWeight says is forgotten when the process, or the bootstrap, starts anew.
+    What SetWeight says is forgotten when the process starts anew.
     """
     def __init__(
         self,
@@ -448,9 +448,14 @@ class RenewReply(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     DEPARTED_FIELD_NUMBER: _builtins.int
     UNPROVEN_FIELD_NUMBER: _builtins.int
+    PREFILL_WEIGHT_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     unproven: _builtins.bool
     """No canary hand-over has passed through the worker yet: it gets no rooms."""
+    prefill_weight: _builtins.int
+    """Of a process that serves both sides: by which weight it is chosen. It registers with that from now on, so
+    that a bootstrap that starts anew hears of it.
+    """
     @_builtins.property
     def departed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Incarnations whose processes are known to be gone, the latest last; a bounded list."""
@@ -461,12 +466,15 @@ class RenewReply(_message.Message):
         lease_ms: _builtins.int = ...,
         departed: _abc.Iterable[_builtins.int] | None = ...,
         unproven: _builtins.bool = ...,
+        prefill_weight: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight", "prefill_weight", b"prefill_weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "lease_ms", b"lease_ms", "unproven", b"unproven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight", "departed", b"departed", "lease_ms", b"lease_ms", "prefill_weight", b"prefill_weight", "unproven", b"unproven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_weight: _TypeAlias = _typing.Literal["prefill_weight"]  # noqa: Y015
+    _WhichOneofArgType__prefill_weight: _TypeAlias = _typing.Literal["_prefill_weight", b"_prefill_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_weight) -> _WhichOneofReturnType__prefill_weight | None: ...
 
 Global___RenewReply: _TypeAlias = RenewReply  # noqa: Y015
 
