@@ -16,6 +16,7 @@ from tests.deploy.flags import settings
 from tests.watch.prometheus import promtool
 
 GROUPS = ("tp-group", "hpa")
+BOTH_SCALED = ("--set", "both.autoscaling.kind=keda")
 
 
 def _check_group(spec: Object) -> None:
@@ -77,8 +78,9 @@ def test_a_disaggregated_set_holds_both_sides_and_nothing_else_runs_them() -> No
 
 
 def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() -> None:
-    scaled = {each["metadata"]["name"]: each["spec"] for each in of_kind("cuda-rdma", "ScaledObject")}
-    assert set(scaled) == {"baton-prefill", "baton-decode"}
+    found = of_kind("cuda-rdma", "ScaledObject") + of_kind("both", "ScaledObject", *BOTH_SCALED)
+    scaled = {each["metadata"]["name"]: each["spec"] for each in found}
+    assert set(scaled) == {"baton-prefill", "baton-decode", "baton-both"}
     for name, spec in scaled.items():
         assert set(spec) == {
             "scaleTargetRef",
@@ -98,14 +100,15 @@ def test_keda_asks_each_side_for_its_own_queue_and_takes_no_answer_for_none() ->
             assert asked["ignoreNullValues"] == "false"
             assert f'{{namespace="baton", pod=~"{name}-.+"}}' in asked["query"]
     assert [trigger["name"] for trigger in scaled["baton-prefill"]["triggers"]] == ["waiting"]
-    assert [trigger["name"] for trigger in scaled["baton-decode"]["triggers"]] == ["waiting", "running"]
+    for name in ("baton-decode", "baton-both"):
+        assert [trigger["name"] for trigger in scaled[name]["triggers"]] == ["waiting", "running"]
 
 
 @pytest.mark.prometheus
 def test_what_keda_asks_is_what_prometheus_understands(tmp_path: Path) -> None:
     queries = [
         trigger["metadata"]["query"]
-        for each in of_kind("cuda-rdma", "ScaledObject")
+        for each in of_kind("cuda-rdma", "ScaledObject") + of_kind("both", "ScaledObject", *BOTH_SCALED)
         for trigger in each["spec"]["triggers"]
     ]
     rules = [{"record": f"asked:{place}", "expr": query} for place, query in enumerate(queries)]

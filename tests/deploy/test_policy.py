@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -299,12 +299,12 @@ def test_of_a_part_of_a_core_no_thread_is_made(cpu: str, threads: int, kind: str
     assert settings(of_two).threads == max(1, threads // 2)
 
 
-def _metrics_asked_for(case: str) -> set[str]:
+def _metrics_asked_for(case: str, *more: str) -> set[str]:
     asked: set[str] = set()
-    for each in of_kind(case, "ScaledObject"):
+    for each in of_kind(case, "ScaledObject", *more):
         for trigger in each["spec"]["triggers"]:
             asked |= set(re.findall(r"baton_\w+", trigger["metadata"]["query"]))
-    for each in of_kind(case, "HorizontalPodAutoscaler"):
+    for each in of_kind(case, "HorizontalPodAutoscaler", *more):
         asked |= {metric[metric["type"].lower()]["metric"]["name"] for metric in each["spec"]["metrics"]}
     return asked
 
@@ -319,15 +319,23 @@ def test_both_sides_of_a_worker_are_asked_for_their_metrics() -> None:
     )
 
 
-@pytest.mark.parametrize("case", ["cuda-rdma", "hpa"])
-def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
+SCALED: Final = [
+    ("cuda-rdma",),
+    ("hpa",),
+    *(("both", "--set", f"both.replicas=0,both.autoscaling.kind={kind}") for kind in ("keda", "hpa")),
+]
+"""Cases of which workers are scaled by themselves."""
+
+
+@pytest.mark.parametrize("case", SCALED, ids=" ".join)
+def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: tuple[str, ...]) -> None:
     registry = CollectorRegistry()
     PrefillMetrics(registry)
     prefill = {family.name for family in registry.collect() if family.type == "gauge"}
     registry = CollectorRegistry()
     DecodeMetrics(registry, max_running=1)
     decode = {family.name for family in registry.collect() if family.type == "gauge"}
-    asked = _metrics_asked_for(case)
+    asked = _metrics_asked_for(*case)
     assert asked == {
         "baton_prefill_waiting_queue_requests",
         "baton_decode_prealloc_queue_requests",
@@ -339,15 +347,17 @@ def test_what_a_side_is_scaled_by_is_what_its_workers_count(case: str) -> None:
     assert {name for name in asked if "decode" in name} <= decode
 
 
-@pytest.mark.parametrize("case", ["cuda-rdma", "hpa"])
-def test_an_autoscaler_scales_what_is_there_and_nobody_else_sets_its_size(case: str) -> None:
-    scalers = of_kind(case, "ScaledObject") + of_kind(case, "HorizontalPodAutoscaler")
-    assert len(scalers) == 2
+@pytest.mark.parametrize("case", SCALED, ids=" ".join)
+def test_an_autoscaler_scales_what_is_there_and_nobody_else_sets_its_size(case: tuple[str, ...]) -> None:
+    name, *more = case
+    scalers = of_kind(name, "ScaledObject", *more) + of_kind(name, "HorizontalPodAutoscaler", *more)
+    wanted = {"baton-both"} if name == "both" else {"baton-prefill", "baton-decode"}
+    assert {each["metadata"]["name"] for each in scalers} == wanted
     for scaler in scalers:
         target = scaler["spec"]["scaleTargetRef"]
         [found] = [
             each
-            for each in of_kind(case, target["kind"])
+            for each in of_kind(name, target["kind"], *more)
             if each["metadata"]["name"] == target["name"] and each["apiVersion"] == target["apiVersion"]
         ]
         assert "replicas" not in found["spec"]

@@ -109,9 +109,10 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"decode": {"replicas": 0}}, "decode.replicas and both.replicas are 0: nobody would decode"),
         ({"both": {"replicas": 1, "tp": 2}}, "both.tp, pp and pods: 2, 1 and 1, and a worker of both sides"),
         (
-            {"both": {"replicas": 1, "autoscaling": {"kind": "hpa"}}},
-            "both.autoscaling.kind is hpa, and workers of both sides are not autoscaled: set both.replicas",
+            {"both": {"autoscaling": {"kind": "hpa", "running": DECODE_BATCH}}},
+            f"both.autoscaling.running: {DECODE_BATCH} is never passed by a batch of {DECODE_BATCH} places",
         ),
+        ({"both": {"autoscaling": {"kind": "keda"}, "tp": 2}}, "both.tp, pp and pods: 2, 1 and 1"),
         (
             {"both": {"replicas": 1}, "security": {"apiKeys": "off", "tls": {"grpc": NAMED, "http": "off"}}},
             "security.tls.grpc.both must be said",

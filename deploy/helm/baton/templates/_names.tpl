@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ .component }}
 {{/* Which kinds of workers there are, as JSON. */}}
 {{- define "baton.workers" -}}
 {{- $kinds := list "prefill" "decode" -}}
-{{- if gt (int .Values.both.replicas) 0 -}}{{- $kinds = append $kinds "both" -}}{{- end -}}
+{{- if or (gt (int .Values.both.replicas) 0) (ne .Values.both.autoscaling.kind "none") -}}{{- $kinds = append $kinds "both" -}}{{- end -}}
 {{- toJson $kinds -}}
 {{- end -}}
 
