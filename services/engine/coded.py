@@ -15,7 +15,7 @@ from torch import nn
 from services.engine.codes import Codes, NotCoded, coded
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import Quantize
+from services.runtime.model_files import ModelKind, ModelSource, Quantize
 
 log = Log(__name__)
 
@@ -39,6 +39,14 @@ class Coding:
 
     def __str__(self) -> str:
         return f"--quantize {self.how.value}"
+
+
+def coding_of(how: Quantize, source: ModelSource, *, multiplied: bool) -> Coding | None:
+    """What `--quantize` asks for of the model at `source`. `multiplied`: by whoever computes with it; else it
+    computes with the numbers that codes stand for."""
+    if how is Quantize.NONE:
+        return None
+    return Coding(how, source.path if source.kind is ModelKind.GGUF else None, multiplied)
 
 
 def code(name: str, module: Any, coding: Coding) -> Mapping[nn.Linear, Codes]:

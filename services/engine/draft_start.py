@@ -4,36 +4,47 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from services.engine.coded import Coding, coding_of
 from services.engine.draft_model import DraftModel
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.memory import enough
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import prepare, resolve
+from services.runtime.model_files import ModelKind, ModelSource, Quantize, prepare, resolve
 from services.runtime.tokenizer_files import reference_tokenizer
 from services.runtime.worker_settings import DraftModelFiles, WorkerSettings
 
 log = Log(__name__)
 
 
-def find_draft_model(files: DraftModelFiles, directory: Path) -> Path:
-    """The directory to load the model of `files` from, which drafts for the one in `directory`. Converts a
-    GGUF file the first time. Raises StartupError: it is missing, or has another vocabulary."""
+class FoundModel(NamedTuple):
+    source: ModelSource
+    directory: Path
+    """To load it from."""
+
+
+def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
+    """The model of `files`, which drafts for the one in `directory`. Converts a GGUF file the first time.
+    Raises StartupError: it is missing, or has another vocabulary."""
     with _said_of(files):
-        drafts = prepare(resolve(files.model), lambda line: log.info("preparing the draft model", step=line))
+        source = resolve(files.model)
+        drafts = prepare(source, lambda line: log.info("preparing the draft model", step=line))
         check_vocabulary(drafts, directory)
-    return drafts
+    return FoundModel(source, drafts)
 
 
 def start_draft_model(
-    engine: TorchEngine, drafts: Path, files: DraftModelFiles, settings: WorkerSettings, threads: int
+    engine: TorchEngine, drafts: FoundModel, files: DraftModelFiles, settings: WorkerSettings, threads: int
 ) -> None:
-    """Load the model in `drafts` and let it draft for `engine`. On the rank that draws. Blocks for seconds.
-    Raises StartupError: a model that is not supported, or too little memory."""
+    """Load `drafts`, its weights as codes where the model's are, and let it draft for `engine`. On the rank
+    that draws. Blocks for seconds. Raises StartupError: a model that is not supported, or too little
+    memory."""
     with _said_of(files), enough("it"):
         beside = load_engine(
-            drafts,
+            drafts.directory,
+            coding=_coding(settings, drafts.source),
             dtype=settings.dtype,
             device=engine.cache.device,
             page_tokens=settings.page_tokens,
@@ -47,6 +58,14 @@ def start_draft_model(
         beside.warm_up()
     engine.draft_with(DraftModel(beside, engine.vocab_size))
     log.info("draft model ready", model=files.model, tokens=beside.cache.tokens, bytes=beside.cache.length)
+
+
+def _coding(settings: WorkerSettings, source: ModelSource) -> Coding | None:
+    """As the model's. Where its file's blocks are kept, a draft model that has no file is as it is."""
+    how = Quantize(settings.quantize)
+    if how is Quantize.KEEP and source.kind is not ModelKind.GGUF:
+        return None
+    return coding_of(how, source, multiplied=settings.multiplies_codes)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from services.engine.coded import Coding
+from services.engine.coded import coding_of
 from services.engine.device import find_device
 from services.engine.draft_start import find_draft_model, start_draft_model
 from services.engine.engine import TorchEngine, drawer_of, load_beside, load_engine
@@ -13,7 +13,7 @@ from services.engine.team import Team, alone
 from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.logging import Log
-from services.runtime.model_files import LoadFormat, ModelKind, ModelSource, Quantize, prepare, resolve
+from services.runtime.model_files import LoadFormat, Quantize, prepare, resolve
 from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
 from services.topology import Topology
@@ -119,11 +119,3 @@ def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, Tor
     prefill.cache.populate()
     prefill.warm_up()
     return prefill, decode
-
-
-def coding_of(how: Quantize, source: ModelSource, *, multiplied: bool) -> Coding | None:
-    """What `--quantize` asks for of the model at `source`. `multiplied`: by whoever computes with it; else it
-    computes with the numbers that codes stand for."""
-    if how is Quantize.NONE:
-        return None
-    return Coding(how, source.path if source.kind is ModelKind.GGUF else None, multiplied)

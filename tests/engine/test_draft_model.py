@@ -1,6 +1,7 @@
 """Does a smaller model draft what it would draw itself, within its memory, and change no answer?"""
 
 import json
+import logging
 import re
 import shutil
 from collections import abc
@@ -32,6 +33,10 @@ from tests.openai import tiny as tokenizers
 MAIN, SMALLER = "llama-gqa-untied", "llama-mha-tied"
 TOKENS, AHEAD = 30, 4
 LENGTHS = (1, 15, 30, 47)
+CODED = LlamaConfig(
+    **{**SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+)
+"""Of which weights are blocks of codes."""
 
 Load = Callable[..., TorchEngine]
 
@@ -394,6 +399,18 @@ def test_too_little_memory_for_drafts_is_said_of_their_setting(
     settings = DecodeSettings(model=str(model), device="cpu", speculate=f"model:{model}", draft_memory=1)
     with pytest.raises(StartupError, match=re.escape(f"--speculate model:{model}: ") + ".*--draft-memory"):
         start_engine(settings, 1)
+
+
+@pytest.mark.parametrize(("how", "coded"), [("none", 0), ("int8", 2)])
+def test_weights_of_both_are_codes_where_the_models_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, coded: int
+) -> None:
+    model = save(CODED, tmp_path / "model")
+    tokenizers.byte_level().save_pretrained(model)
+    settings = DecodeSettings(model=str(model), device="cpu", speculate=f"model:{model}", quantize=how)
+    caplog.set_level(logging.INFO)
+    start_engine(settings, 1)
+    assert [each.getMessage() for each in caplog.records].count("weights are kept as codes") == coded
 
 
 def test_what_is_wrong_with_a_draft_model_is_said_of_it(

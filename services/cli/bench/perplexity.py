@@ -35,8 +35,8 @@ def perplexity(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
     """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
+    from services.engine.coded import coding_of
     from services.engine.engine import load_engine
-    from services.engine.start import coding_of
     from services.openai.tokenizer import load_tokenizer
     from services.runtime.model_facts import read_model
     from services.runtime.model_files import prepare, resolve

@@ -85,8 +85,8 @@ def step(
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
     from services.decode.settings import DecodeSettings
+    from services.engine.coded import coding_of
     from services.engine.engine import load_engine
-    from services.engine.start import coding_of
     from services.runtime.model_files import prepare, resolve
 
     source = resolve(model, load_format)
