@@ -4,7 +4,7 @@ The key and the certificates are those that every client of the API takes: see `
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -105,3 +105,10 @@ def admin(url: str | None, known: frozenset[str]) -> Iterator[Admin]:
         headers=key_headers(),
     ) as http:
         yield Admin(http, base_of(settings.url))
+
+
+def workers_of(room: Mapping[str, Any], between: str) -> str:
+    """Where a room that the bootstrap tells of was served, with `between` its two workers."""
+    if room["prefill"]:
+        return f"{room['prefill']}{between}{room['decode']}"
+    return f"{room['decode']}{', both sides' if room.get('same_process') else ' alone'}"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bootstrap.story.parts import LineKind, State
-from services.cli.admin import NotTold, admin
+from services.cli.admin import NotTold, admin, workers_of
 
 BAR: Final = 32
 STATES: Final[Mapping[str, str]] = {
@@ -73,7 +73,7 @@ def _attempt(story: dict[str, Any], number: int, attempt: dict[str, Any]) -> Ite
     yield Text.assemble(
         f"\n{several} ",
         (attempt["room"], "bold"),
-        f" on {_workers(attempt)}, {ended}",
+        f" on {workers_of(attempt, ' and ')}, {ended}",
     )
     stages = [stage for stage in story["stages"] if stage["room"] == attempt["room"]]
     if stages:
@@ -81,11 +81,6 @@ def _attempt(story: dict[str, Any], number: int, attempt: dict[str, Any]) -> Ite
     yield Padding(_lines([line for line in story["lines"] if line["room"] == attempt["room"]]), (1, 0, 0, 2))
     if attempt["events_dropped"]:
         yield Text(f"  {attempt['events_dropped']} more lines were not kept.", style="dim")
-
-
-def _workers(attempt: dict[str, Any]) -> str:
-    prefill, decode = attempt["prefill"], attempt["decode"]
-    return f"{prefill} and {decode}" if prefill else f"{decode} alone"
 
 
 def _stages(stages: list[dict[str, Any]]) -> Table:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bootstrap.story.parts import State
-from services.cli.admin import Admin, NotTold, admin
+from services.cli.admin import Admin, NotTold, admin, workers_of
 from services.cli.keyboard import Keyboard
 from services.pages.pool import PageState
 from services.rooms.plurals import counted
@@ -198,8 +198,7 @@ def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
     table.add_column("total", justify="right", no_wrap=True)
     table.add_column("where" if wide else "cause", no_wrap=not wide, overflow="ellipsis")
     for each in requests:
-        workers = f"{each['prefill']} → {each['decode']}" if each["prefill"] else f"{each['decode']} alone"
-        where = f"{workers}  " if wide and each["decode"] else ""
+        where = f"{workers_of(each, ' → ')}  " if wide and each["decode"] else ""
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(each["begun_wall_ms"] / 1000)),
             Text(each["request_id"]),

@@ -208,13 +208,21 @@ def test_what_can_be_no_id_is_told_so(asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "where"), [("prefill-0", "on prefill-0 and decode-0"), ("", "on decode-0 alone")]
+    ("prefill", "same_process", "where"),
+    [
+        ("prefill-0", False, "on prefill-0 and decode-0"),
+        ("", False, "on decode-0 alone"),
+        ("", True, "on decode-0, both sides"),
+    ],
 )
-def test_a_room_says_on_which_workers_it_was_or_on_which_alone(prefill: str, where: str) -> None:
+def test_a_room_says_on_which_workers_it_was_or_on_which_alone(
+    prefill: str, same_process: bool, where: str
+) -> None:
     attempt = {
         "room": "7",
         "prefill": prefill,
         "decode": "decode-0",
+        "same_process": same_process,
         "phase": "retired",
         "cause": None,
         "events_dropped": 0,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from services.bootstrap.canary import REQUEST_ID
 from tests.cli.typed import baton
 from tests.http import web
 from tests.idle import POLL_S
@@ -60,6 +61,12 @@ def computed(stack: Stack) -> dict[str, float]:
     return {dict(labels)["why"]: count for (name, labels), count in samples if name == COMPUTED}
 
 
+def newest(stack: Stack) -> dict[str, Any]:
+    """The client's request that came last, as operators see it."""
+    listed: list[dict[str, Any]] = web().get(f"{stack.url}/requests", timeout=10).json()["requests"]
+    return next(each for each in listed if not each["request_id"].startswith(REQUEST_ID))
+
+
 def weigh(stack: Stack, name: str, prefill: int) -> None:
     said = baton("role", name, "--prefill", str(prefill), "--url", stack.url)
     assert (said.returncode, said.stdout) == (
@@ -94,12 +101,14 @@ def test_answers_are_the_references_in_one_process_and_handed_over_between_two(
     assert [greedy(stack, prompt) for prompt in prompts] == wanted
     kept = computed(stack)
     assert kept[KEPT] == before[KEPT] + len(prompts)
+    assert newest(stack)["same_process"] is True
     weigh(stack, "worker-0", 100)
     weigh(stack, "worker-1", 0)
     # Scores are prefill's, and what is cached by now need not be computed.
     assert [greedy(stack, prompt, cache_salt="another") for prompt in prompts] == wanted
     after = computed(stack)
     assert after[KEPT] == kept[KEPT], "one side of each process gets nothing"
+    assert newest(stack)["same_process"] is False
     assert sum(after.values()) == sum(kept.values()) + len(prompts)
     stack.wait_idle(start)
 

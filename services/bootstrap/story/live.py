@@ -38,6 +38,8 @@ class Summary:
     first_token_ms: int | None
     prefill: str
     decode: str
+    same_process: bool
+    """Its decode worker's process is its prefill worker, too."""
     reason: str
     cause: str
 
@@ -166,6 +168,7 @@ def _summary(chain: Chain, rooms: Rooms) -> Summary:
         first_token_ms=None if first is None else first - begun,
         prefill=last.names.get(Side.PREFILL, ""),
         decode=last.decode.name,
+        same_process=last.is_kept,
         reason="" if cause is None else cause.reason,
         cause="" if cause is None else cause.text,
     )
@@ -186,4 +189,4 @@ def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:
 def _roomless(
     request_id: str, state: State, begun_wall_ms: int, total_ms: int, reason: str, cause: str
 ) -> Summary:
-    return Summary(request_id, "", 0, state, begun_wall_ms, total_ms, None, "", "", reason, cause)
+    return Summary(request_id, "", 0, state, begun_wall_ms, total_ms, None, "", "", False, reason, cause)

@@ -140,6 +140,8 @@ class Attempt:
     phase: str
     prefill: str
     decode: str
+    same_process: bool
+    """Its decode worker's process is its prefill worker, too."""
     canary: bool
     retry_of: str | None
     from_ms: float

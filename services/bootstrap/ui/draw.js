@@ -76,6 +76,6 @@ export const legend = (parts) =>
 
 /** An id in one line, cut in its middle by the layout, whole in its title. */
 /** The two workers of a room, or its only one. */
-export const workersOf = (room) => (room.prefill ? `${room.prefill} → ${room.decode}` : `${room.decode} alone`);
+export const workersOf = (room) => (room.prefill ? `${room.prefill} → ${room.decode}` : `${room.decode}${room.same_process ? ", both sides" : " alone"}`);
 
 export const id = (text) => h("code", { class: "id", title: text }, text);
