@@ -250,7 +250,8 @@ async def test_a_worker_that_has_left_is_silent_and_does_not_mind_that_it_is_gon
         at.registry.refusals, at.registry.known = [DeclaredGone("it has left")], False
         assert at.running is not None
         await asyncio.wait_for(at.running, PATIENCE_S)
-        assert at.registry.calls[-1] == "leave"
+        behind = at.registry.calls[at.registry.calls.index("leave") + 1 :]
+        assert behind in ([], ["renew"]), "one may have been on its way"
 
 
 async def test_honest_health_a_renewal_says_for_how_long_a_turn_has_not_ended() -> None:
