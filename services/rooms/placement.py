@@ -256,8 +256,11 @@ class _Choice:
         """The least that it begins with."""
         self._is_weighed = False
         """Those whose weight is 0 are left out, since there are others."""
-        self.is_ready = any(self.ready())
-        self._is_weighed = any(worker.weight for worker in self.ready())
+        first = next(self.ready(), None)
+        self.is_ready = first is not None
+        self._is_weighed = first is not None and (
+            first.weight > 0 or any(each.weight for each in self.ready())
+        )
         if not self.is_ready and not any(self._able(workers.serving)):
             self._refuse()
 
@@ -299,7 +302,7 @@ class _Choice:
         before spares a worker as much. Those where it would wait come last, or not at all: one that was
         retracted would begin there as soon as what it had fits, without its margin."""
         workers = self._workers
-        roomiest = next(iter(workers.roomy), None)
+        roomiest = workers.roomy.first
         if roomiest is not None and roomiest.usage.left >= self._first:
             found: set[Incarnation] = set()
             for full, worker in self._by_share(workers.open, self._begins, waits=False):
@@ -328,7 +331,7 @@ class _Choice:
         heapify(looked)
         looked_max = len(looked) + LOOKS_MAX
         misfits_left = LOOKS_MAX
-        largest = max((worker.facts.tokens_max for worker in islice(self._workers.ready, 1)), default=0)
+        largest = self._workers.ready.tokens_max
         for worker in ranking:
             facts = worker.facts
             if facts.incarnation in seen or not self._can_be(worker):

@@ -401,7 +401,7 @@ class Registry:
         prefill, decode = (self._on[side] for side in (Side.PREFILL, Side.DECODE))
         if prefill.has_space and decode.has_space:
             return False
-        largest = next((worker.facts.tokens_max for worker in prefill.ready), 0)
+        largest = prefill.ready.tokens_max
         apart = self.pairs.broken_count() > 0
         alone = (each.facts for each in decode.with_space() if each.facts.computes)
         return not any(apart or facts.tokens_max > largest for facts in alone)
@@ -427,7 +427,7 @@ class Registry:
     @property
     def tokens_max_alone(self) -> int:
         """The same of decode workers that compute prompts, whatever is left for prefill's part."""
-        return next((worker.facts.tokens_max for worker in self._on[Side.DECODE].computing), 0)
+        return self._on[Side.DECODE].computing.tokens_max
 
     @property
     def decode_page_tokens(self) -> int:

@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 from services.ids import Incarnation
@@ -19,6 +20,7 @@ HOLDERS_MAX: Final = 32
 """A beginning that more workers of a side were sent distinguishes none of them."""
 
 Rank = tuple[float, ...]
+_worker_of: Final = itemgetter(2)
 
 
 class Ranking:
@@ -36,7 +38,16 @@ class Ranking:
         return worker.facts.incarnation in self._entries
 
     def __iter__(self) -> Iterator[Worker]:
-        return (worker for _, _, worker in self._order)
+        return map(_worker_of, self._order)
+
+    @property
+    def first(self) -> Worker | None:
+        return self._order[0][2] if self._order else None
+
+    @property
+    def tokens_max(self) -> int:
+        """KV positions that a request may take of the first; 0 without any."""
+        return self._order[0][2].facts.tokens_max if self._order else 0
 
     def put(self, worker: Worker, rank: Rank | None) -> None:
         """None: it is not among them."""
@@ -101,12 +112,12 @@ class SideWorkers:
     @property
     def tokens_max(self) -> int:
         """KV positions that a request may take, of the largest; 0 without any."""
-        return next((worker.facts.tokens_max for worker in self.known), 0)
+        return self.known.tokens_max
 
     @property
     def tokens_max_now(self) -> int:
         """The same of those that serve, or of all where none does."""
-        return next((worker.facts.tokens_max for worker in self.serving), self.tokens_max)
+        return self.serving.tokens_max or self.known.tokens_max
 
     def enter(self, worker: Worker) -> None:
         self.page_sizes[worker.facts.page_tokens] += 1
