@@ -256,11 +256,8 @@ class _Choice:
         """The least that it begins with."""
         self._is_weighed = False
         """Those whose weight is 0 are left out, since there are others."""
-        first = next(self.ready(), None)
-        self.is_ready = first is not None
-        self._is_weighed = first is not None and (
-            first.weight > 0 or any(each.weight for each in self.ready())
-        )
+        self._is_weighed = any(worker.weight for worker in self.ready())
+        self.is_ready = self._is_weighed or any(self.ready())
         if not self.is_ready and not any(self._able(workers.serving)):
             self._refuse()
 

@@ -47,7 +47,8 @@ class Ranking:
     @property
     def tokens_max(self) -> int:
         """KV positions that a request may take of the first; 0 without any."""
-        return self._order[0][2].facts.tokens_max if self._order else 0
+        first = self.first
+        return 0 if first is None else first.facts.tokens_max
 
     def put(self, worker: Worker, rank: Rank | None) -> None:
         """None: it is not among them."""
