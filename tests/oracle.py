@@ -27,12 +27,11 @@ def reference_behind(
     prompts: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
     max_tokens: int,
-    dtype: str = "float32",
 ) -> list[list[int]]:
-    """The same continuations, each as far as the output goes along with it, and a token more: so it is the
-    output exactly where that is the whole continuation. One pass takes a tenth of what `generate` takes."""
+    """The same continuations in float32, each as far as the output goes along with it, and a token more: so
+    it is the output exactly where that is the whole continuation. It takes one pass, and not one a token."""
     return [
-        list(_followed(model_dir, tuple(prompt), tuple(output), max_tokens, dtype))
+        list(_followed(model_dir, tuple(prompt), tuple(output), max_tokens))
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
 
@@ -62,15 +61,16 @@ def _continued(model_dir: Path, prompt: tuple[int, ...], max_tokens: int, dtype:
 
 @cache
 def _followed(
-    model_dir: Path, prompt: tuple[int, ...], output: tuple[int, ...], max_tokens: int, dtype: str
+    model_dir: Path, prompt: tuple[int, ...], output: tuple[int, ...], max_tokens: int
 ) -> tuple[int, ...]:
     with torch.inference_mode():
         ids = torch.tensor([[*prompt, *output]])
-        logits = _model(model_dir, dtype)(input_ids=ids, logits_to_keep=len(output) + 1).logits[0]
+        logits = _model(model_dir, "float32")(input_ids=ids, logits_to_keep=len(output) + 1).logits[0]
     answer: list[int] = []
-    for place, token in enumerate(logits.argmax(dim=-1).tolist()[:max_tokens]):
+    likeliest: list[int] = logits.argmax(dim=-1).tolist()
+    for token, given in list(zip(likeliest, (*output, None), strict=True))[:max_tokens]:
         answer.append(token)
-        if token in _ends(model_dir) or [token] != list(output[place : place + 1]):
+        if token in _ends(model_dir) or token != given:
             break
     return tuple(answer)
 
