@@ -27,6 +27,7 @@ from services.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.reasons import LOST, REASONS
+from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
@@ -350,9 +351,17 @@ class RoomBackend:
         self._context_tokens = context_tokens
         self._timeout_s = timeout_s
         self._bounds = bounds
+        self._limits = Limits(context_tokens, 0, 0)
+        self._as_of = -1
+        """Of the registry's changes."""
 
     def limits(self) -> Limits:
         registry = self._rooms.registry
+        if registry.changes != self._as_of:
+            self._as_of, self._limits = registry.changes, self._reckoned(registry)
+        return self._limits
+
+    def _reckoned(self, registry: Registry) -> Limits:
         return Limits(
             self._context_tokens,
             registry.tokens_max(Side.PREFILL),
@@ -365,8 +374,8 @@ class RoomBackend:
 
     async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
         since_ms = self._rooms.clock.now_ms()
-        registry = self._rooms.registry
-        most = max(registry.tokens_max(Side.PREFILL), registry.tokens_max_alone)
+        limits = self.limits()
+        most = max(limits.prompt_tokens, limits.alone_tokens)
         request = replace(request, arrived_ms=self._rooms.clock.wall_ms(), carried_tokens_max=most)
         try:
             entry = await self._rooms.admission.admit(

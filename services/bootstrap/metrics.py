@@ -163,7 +163,7 @@ class BootstrapMetrics:
             registry=registry,
         )
 
-        self._prompts = Counter(
+        prompts = Counter(
             "baton_prompts_computed_total",
             "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
             " is (handed_over), or decode, which had it sooner, whose process is the prefill worker, too"
@@ -171,21 +171,19 @@ class BootstrapMetrics:
             ["why"],
             registry=registry,
         )
-        self._prompt_tokens = Counter(
+        prompt_tokens = Counter(
             "baton_prompt_tokens_computed_total",
             "Tokens of clients' prompts that were not cached where they were computed, by the side that did.",
             ["side"],
             registry=registry,
         )
-        for side in Side:
-            self._prompt_tokens.labels(side.value)
-        for each in ComputedBy:
-            self._prompts.labels(each.value)
+        self._prompts = {each: prompts.labels(each.value) for each in ComputedBy}
+        self._prompt_tokens = {side: prompt_tokens.labels(side.value) for side in Side}
 
     def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
         """By that side, of a client's room."""
-        self._prompts.labels(why.value).inc()
-        self._prompt_tokens.labels(side.value).inc(tokens)
+        self._prompts[why].inc()
+        self._prompt_tokens[side].inc(tokens)
 
     def room_ended_early(self, cause: Cause, *, canary: bool) -> None:
         if not REASONS[cause.reason].is_attempt and not canary:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from itertools import groupby, islice
-from operator import attrgetter
+from itertools import islice
 from typing import Final
 
 import grpc
@@ -200,9 +199,11 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                     self._check_opener(context, RoomId(report.room), report.key)
             if reporter and not request.rank and request.HasField("load"):
                 self._rooms.hear_load(reporter, load_from_wire(request.load))
-            by_room = attrgetter("room")  # whose lines lie between those of others, and keep their order
-            for room, reports in groupby(sorted(request.reports, key=by_room), by_room):
-                self._report(reporter, request.rank, RoomId(room), reports)
+            by_room: dict[RoomId, list[rooms_pb2.RoomReport]] = {}
+            for report in request.reports:  # of a room, between those of others, in their order
+                by_room.setdefault(RoomId(report.room), []).append(report)
+            for room, reports in by_room.items():
+                self._report(reporter, request.rank, room, reports)
         return rooms_pb2.ReportRoomsReply()
 
     async def CancelRoom(

@@ -8,7 +8,6 @@ compute, and a wrong key: by the key, or by the address of a caller without one.
 
 import base64
 import binascii
-import ipaddress
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -19,6 +18,7 @@ from starlette.types import Scope
 from services.openai.errors import RATE_LIMIT, ApiError
 from services.openai.headers import header
 from services.openai.rate_limit import RateLimit
+from services.runtime.addresses import IPV4_BYTES, MAPPED, packed
 from services.runtime.api_keys import ApiKeys
 
 PROBES: Final = frozenset({"/health", "/ready"})
@@ -127,10 +127,9 @@ def _address(scope: Scope) -> bytes:
     """Where the request came from, as one caller."""
     client = scope.get("client")
     host = client[0] if client else ""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    address = packed(host.partition("%")[0])
+    if address is None:
         return host.encode("utf-8", "surrogatepass")
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return address.packed[: NETWORK_BITS // 8]
-    return address.packed
+    if len(address) == IPV4_BYTES or address.startswith(MAPPED):
+        return address
+    return address[: NETWORK_BITS // 8]

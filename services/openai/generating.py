@@ -5,7 +5,6 @@ look is a rendering's.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from services.openai.edge import exchange_of
 from services.openai.hearing import heard
 from services.openai.intake import (
     Asked,
+    Bounds,
     admit,
     answers_drawn,
     asked_in_chat,
@@ -65,6 +65,7 @@ class Generating:
         self._metrics = metrics
         self._settings = settings
         self._structures = Structures(model, ask, metrics)
+        self._bounds = Bounds(settings.clip_max_tokens, settings.max_logprobs, settings.min_priority)
 
     async def chat(
         self, request: Request, body: ChatRequest, render: Render, *, clips: bool = False
@@ -74,7 +75,7 @@ class Generating:
         model = self._model
         check_model(body.model, model)
         exchange_of(request).name(request_id_of(body))
-        asked = replace(asked_in_chat(body), clips=clips)
+        asked = asked_in_chat(body, clips=clips)
         check_tools(body.tools, body.tool_choice)
         tools = offered(body)
         fit = body.truncate_prompt_tokens is None
@@ -124,11 +125,7 @@ class Generating:
     ) -> Response:
         """`given`: the prompts as they were sent, where that is what they are."""
         model, exchange, limits = self._model, exchange_of(request), self._backend.limits()
-        clips = asked.clips or self._settings.clip_max_tokens
         settings = self._settings
-        asked = replace(
-            asked, clips=clips, logprobs_max=settings.max_logprobs, priority_min=settings.min_priority
-        )
         admitted = admit(
             body,
             asked,
@@ -138,6 +135,7 @@ class Generating:
             exchange.request_id,
             exchange.trace,
             grammar,
+            bounds=self._bounds,
             salt=salt_of(body.cache_salt, caller_in(request.scope) if settings.isolate_keys else b""),
             tenant=tenant_of(request.scope, settings.tenant_header),
         )

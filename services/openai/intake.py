@@ -65,14 +65,25 @@ class Asked:
     top_logprobs_param: str
     clips: bool = False
     """More tokens than there is room for are as many as there is room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of what any request of a deployment may ask for."""
+
+    clips: bool = False
+    """As of `Asked`, whatever the kind."""
     logprobs_max: int = ALL
     """Most alternatives told of a token."""
     priority_min: int = 0
     """The lowest class that may be asked for."""
 
 
-def asked_in_chat(body: ChatRequest) -> Asked:
-    """Raises ApiError where two fields contradict each other."""
+UNBOUND: Final = Bounds()
+
+
+def asked_in_chat(body: ChatRequest, *, clips: bool = False) -> Asked:
+    """`clips`: as of what it returns. Raises ApiError where two fields contradict each other."""
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
     both = body.max_tokens, body.max_completion_tokens
@@ -90,6 +101,7 @@ def asked_in_chat(body: ChatRequest) -> Asked:
         default_tokens=None,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         top_logprobs_param="top_logprobs",
+        clips=clips,
     )
 
 
@@ -123,6 +135,7 @@ def admit(
     *,
     salt: int,
     tenant: bytes = b"",
+    bounds: Bounds = UNBOUND,
 ) -> list[Request]:
     """One request per prompt, in order, with ids of their own, and with seeds of their own where the caller
     gave none: a draw depends on seed and position alone, and equal prompts may have other answers. Choice i
@@ -132,8 +145,8 @@ def admit(
     """
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
-    if body.priority < asked.priority_min:
-        why = f"'priority' is {body.priority}; the lowest that is taken here is {asked.priority_min}."
+    if body.priority < bounds.priority_min:
+        why = f"'priority' is {body.priority}; the lowest that is taken here is {bounds.priority_min}."
         raise invalid("priority", why)
     check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
     check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
@@ -142,18 +155,19 @@ def admit(
         raise invalid("logprob_token_ids", "'logprob_token_ids' needs 'logprobs'.")
     top, param = scored(body)
     if top is not None:
-        top = alternatives(top, param, model.vocabulary, asked.logprobs_max)
+        top = alternatives(top, param, model.vocabulary, bounds.logprobs_max)
         check_scores(prompts, answers_drawn(body), top, param)
     stops = tuple(id_ for id_ in dict.fromkeys(body.stop_token_ids) if _may_come(id_, body))
     endless = body.ignore_eos or not any(_may_come(id_, body) for id_ in model.eos_token_ids)
     choices = _choices(body, len(prompts))
-    sampling = _sampling(body, asked, model)
+    sampling = _sampling(body, asked, model, bounds)
+    clips = asked.clips or bounds.clips
     requests = []
     for place, prompt in enumerate(prompts):
         param = asked.prompt_param if len(prompts) == 1 else f"{asked.prompt_param}[{place}]"
         check_ids(prompt, param, model.vocabulary)
         held = limits if top is None else replace(limits, alone_tokens=0)
-        max_tokens = _max_tokens(asked, param, len(prompt), choices, held)
+        max_tokens = _max_tokens(asked, param, len(prompt), choices, held, clips=clips)
         if body.min_tokens > max_tokens:
             raise invalid(
                 "min_tokens", f"'min_tokens' is more than the {counted(max_tokens, 'token')} that may come."
@@ -253,7 +267,7 @@ def check_model(name: str | None, model: ServedModel) -> None:
         raise unknown_model(name)
 
 
-def _sampling(body: GenerationRequest, asked: Asked, model: Defaults) -> Sampling:
+def _sampling(body: GenerationRequest, asked: Asked, model: Defaults, bounds: Bounds) -> Sampling:
     vocabulary, drawing = model.vocabulary, drawing_of(body, model.drawing)
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
@@ -269,16 +283,16 @@ def _sampling(body: GenerationRequest, asked: Asked, model: Defaults) -> Samplin
         frequency_penalty=body.frequency_penalty,
         seed=_any_seed() if body.seed is None else body.seed % SEEDS,
         logit_bias=tuple(sorted(bias.items())),
-        top_logprobs=_top_logprobs(body, asked, vocabulary),
+        top_logprobs=_top_logprobs(body, asked, vocabulary, bounds),
         logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids)),
     )
 
 
-def _top_logprobs(body: GenerationRequest, asked: Asked, vocabulary: int) -> int | None:
+def _top_logprobs(body: GenerationRequest, asked: Asked, vocabulary: int, bounds: Bounds) -> int | None:
     """Which answers are the best is judged by how likely their tokens were."""
     if asked.top_logprobs is None:
         return 0 if answers_drawn(body) > body.n else None
-    return alternatives(asked.top_logprobs, asked.top_logprobs_param, vocabulary, asked.logprobs_max)
+    return alternatives(asked.top_logprobs, asked.top_logprobs_param, vocabulary, bounds.logprobs_max)
 
 
 def _check_told(asked: Asked, sampling: Sampling, vocabulary: int, tokens: int) -> None:
@@ -293,7 +307,9 @@ def _any_seed() -> int:
     return secrets.randbits(64)
 
 
-def _max_tokens(asked: Asked, param: str, prompt_tokens: int, choices: _Choices, limits: Limits) -> int:
+def _max_tokens(
+    asked: Asked, param: str, prompt_tokens: int, choices: _Choices, limits: Limits, *, clips: bool
+) -> int:
     """How many output tokens may come in each choice: no memory is set aside for them. Where the caller sets
     no end, no more than a worker holds that is there now, if one holds the prompt. Raises ApiError if the
     prompt or that many tokens do not fit."""
@@ -305,7 +321,7 @@ def _max_tokens(asked: Asked, param: str, prompt_tokens: int, choices: _Choices,
         now = _room_of_each(prompt_tokens, choices.drawn, limits.sequence_tokens_now, limits)
         fits = min(each, now) if now >= 1 else each
         return fits if asked.default_tokens is None else min(fits, asked.default_tokens)
-    if asked.clips:
+    if clips:
         return min(asked.max_tokens, each)
     if asked.max_tokens > room:
         raise too_long(

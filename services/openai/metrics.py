@@ -81,15 +81,14 @@ class HttpMetrics:
         )
         for outcome in (READ, UNREAD):
             self._calls.labels(outcome)
-        self._choices = Counter(
+        choices = Counter(
             "baton_choices",
             "Answers that were drawn: given; left out, where more are drawn than are given; or unfinished,"
             " where the request failed, or its client left.",
             ["outcome"],
             registry=registry,
         )
-        for outcome in (GIVEN, LEFT_OUT, UNFINISHED):
-            self._choices.labels(outcome)
+        self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
         """A series is looked for once: the library's way to it is long."""
         self._first_token = Tally(
@@ -123,7 +122,7 @@ class HttpMetrics:
         left_out = 0 if given is None else max(finished - given, 0)
         for outcome, count in ((GIVEN, finished - left_out), (LEFT_OUT, left_out), (UNFINISHED, unfinished)):
             if count:
-                self._choices.labels(outcome).inc(count)
+                self._choices[outcome].inc(count)
 
     def count_calls(self, read: int, unread: int) -> None:
         """Of one request's answers."""

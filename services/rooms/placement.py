@@ -254,10 +254,13 @@ class _Choice:
         page_tokens = min(workers.page_sizes, default=1)
         self._first = need.prompt_tokens if side is Side.PREFILL else need.first_on_decode(page_tokens)
         """The least that it begins with."""
-        self._is_weighed = False
-        """Those whose weight is 0 are left out, since there are others."""
-        self._is_weighed = any(worker.weight for worker in self.ready())
-        self.is_ready = self._is_weighed or any(self.ready())
+        self.is_ready = self._is_weighed = False
+        """`_is_weighed`: those whose weight is 0 are left out, since there are others."""
+        for worker in self.ready():
+            self.is_ready = True
+            if worker.weight:
+                self._is_weighed = True
+                break
         if not self.is_ready and not any(self._able(workers.serving)):
             self._refuse()
 
@@ -338,9 +341,10 @@ class _Choice:
                 if not misfits_left:
                     break
                 continue
-            least = waits, worker.share + self._first / largest, self._first, facts.name
-            while looked and (looked[0][0] <= least or len(looked) == looked_max):
-                yield heappop(looked)
+            if looked:
+                least = waits, worker.share + self._first / largest, self._first, facts.name
+                while looked and (looked[0][0] <= least or len(looked) == looked_max):
+                    yield heappop(looked)
             heappush(looked, self._look(worker, waits=waits))
         while looked:
             yield heappop(looked)

@@ -419,6 +419,11 @@ class Registry:
         this is equal."""
         return tuple((workers.changes, self.expects(side, now_ms)) for side, workers in self._on.items())
 
+    @property
+    def changes(self) -> int:
+        """How often a worker came or left, or changed its state: what they can hold depends on that alone."""
+        return sum(workers.changes for workers in self._on.values())
+
     def tokens_max(self, side: Side) -> int:
         """KV positions that a request may ever take on a side, of the workers that are there; 0 without
         any."""

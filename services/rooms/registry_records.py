@@ -178,7 +178,7 @@ class Worker:
         """What a room that is placed on it now stands behind. Of a prefill worker that says so: tokens that
         are to be computed. A room that is computed, and whose pages decode does not take yet, delays nobody
         there. Of any other, its `tokens`."""
-        return self.tokens if self.queue.load is None else self.queue.tokens
+        return self.usage.tokens if self.queue.load is None else self.queue.tokens
 
     @property
     def share(self) -> float:
@@ -188,11 +188,10 @@ class Worker:
 
     def share_with(self, tokens: int) -> float:
         """The same, with so many more of them."""
-        return (self._own_share(tokens) + self._twins_share) * (WHOLE / max(self.weight, 1))
-
-    @property
-    def _twins_share(self) -> float:
-        return 0.0 if self.twin is None else self.twin._own_share(0)
+        share = self._own_share(tokens)
+        if self.twin is not None:
+            share += self.twin._own_share(0)
+        return share * (WHOLE / max(self.weight, 1))
 
     def _own_share(self, more: int) -> float:
         return (self.tokens_ahead + more) / max(self.facts.tokens_max, 1)

@@ -184,11 +184,13 @@ class SideWorkers:
     def _settle(self) -> None:
         for worker in self._moved.values():
             usage, has_place = worker.usage, worker.has_place
-            by_share, left = (worker.share, -worker.facts.tokens_max), usage.left
+            left = usage.left
             begins = has_place and left > 0 and usage.has_row
+            waits = has_place and usage.may_wait
+            by_share = (worker.share, -worker.facts.tokens_max) if begins or waits else None
             self._open.put(worker, by_share if begins else None)
             self._roomy.put(worker, (-left,) if begins else None)
-            self._short.put(worker, by_share if has_place and usage.may_wait else None)
+            self._short.put(worker, by_share if waits else None)
         self._moved.clear()
 
     def _forget(self, worker: Worker, blocks: Iterable[Block]) -> None:

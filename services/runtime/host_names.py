@@ -5,13 +5,13 @@ is then a part of that page's site, which reads all that it is answered. The nam
 gives it away. An address cannot be made to point anywhere, and `localhost` is not looked up by browsers.
 """
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from typing import Final
 
 import httptools
 
+from services.runtime.addresses import packed
 from services.runtime.http_refusal import NO_HTTP, ONE_HOST, HttpRefusal
 
 AUTHORITY: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{0,5})?")
@@ -52,11 +52,7 @@ class HostNames:
         plain = _plain(name)
         if plain == LOOPBACK or plain.endswith(f".{LOOPBACK}") or plain in self._allowed:
             return True
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
+        return packed(name.strip("[]")) is not None
 
 
 def _plain(name: str) -> str:

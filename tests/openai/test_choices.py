@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -332,7 +331,7 @@ def test_a_completion_without_an_end_is_as_long_as_so_many_may_be() -> None:
 
 def test_answers_longer_than_there_is_space_for_are_as_long_as_there_is() -> None:
     body = ChatRequest(**chat(n=8, max_tokens=400))
-    asked = replace(asked_in_chat(body), clips=True)
+    asked = asked_in_chat(body, clips=True)
     request, *_ = admit(body, asked, [[1] * 100], tiny.model(), LIMITS, "r", salt=0)
     assert request.max_tokens == fitting(100, 8, LIMITS)
 
