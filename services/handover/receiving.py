@@ -30,7 +30,8 @@ from services.pages.checksum import KvChecksum, told
 from services.pages.errors import RecordCorrupt, RecordForeign, added
 from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.record import MetadataRecord, announced, read_slot, touched
+from services.pages.record import MetadataRecord, announced, read_slot
+from services.pages.slots import Slot
 from services.rooms.choice_pages import ChoicePages
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, PeerFault, Reason, Refusal
@@ -190,21 +191,20 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     # ---- what is known on this rank alone
 
-    def awaited(self) -> Iterator[tuple[R, memoryview]]:
+    def awaited(self) -> Iterator[tuple[R, Slot]]:
         """Rooms whose pages are on their way and whose seal was not seen, with their slots."""
-        holdings = self.holdings
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING and room.record is None:
-                yield room, holdings.slots.view(holdings.get(room.id).slot)
+                yield room, self.holdings.get(room.id).slot
 
     def touched(self) -> list[R]:
         """Rooms whose seal may be there: `poll` says whether it is."""
-        return [room for room, slot in self.awaited() if touched(slot)]
+        return [room for room, slot in self.awaited() if self.holdings.slots.is_touched(slot)]
 
     def near(self, now_s: float) -> bool:
         """A room has its record, and has not had it for long: its seal is near."""
         for room, slot in self.awaited():
-            if room.near_until_s is None and announced(slot):
+            if room.near_until_s is None and announced(self.holdings.slots.view(slot)):
                 room.near_until_s = now_s + self._near_s
             if room.near_until_s is not None and now_s < room.near_until_s:
                 return True

@@ -48,7 +48,7 @@ _CRC: Final = struct.Struct("<I")
 _SEAL: Final = struct.Struct("<QQQ")
 _CHECKED_BYTES: Final = 228
 
-_BLANK_SEAL: Final = bytes(SEAL_BYTES)
+BLANK_SEAL: Final = bytes(SEAL_BYTES)
 _BLANK_MAGIC: Final = bytes(4)
 SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}-{GROUPS_MAX}"
 """Compared at registration and at connect: two workers that differ here cannot hand over."""
@@ -103,11 +103,6 @@ class MetadataRecord:
 def seal_bytes(room: RoomId, generation: Generation) -> bytes:
     """The SEAL_BYTES that go to SEAL_OFFSET of the slot, last."""
     return _SEAL.pack(room, generation, _check(room, generation))
-
-
-def touched(slot: memoryview) -> bool:
-    """Something was written where the seal goes: `read_slot` says what."""
-    return slot[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] != _BLANK_SEAL
 
 
 def announced(slot: memoryview) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.ids import Generation
 from services.pages.errors import IllegalPageMove, OutOfPages
 from services.pages.pool import PAGE_MOVES, PageState
-from services.pages.record import SLOT_BYTES
+from services.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,12 @@ class SlotPool:
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
+
+    def is_touched(self, slot: Slot) -> bool:
+        """Something was written where its seal goes: `read_slot` says what."""
+        self._check_tenant(slot)
+        start = slot.index * SLOT_BYTES + SEAL_OFFSET
+        return self._memory[start : start + SEAL_BYTES] != BLANK_SEAL
 
     def moved(self, memory: memoryview) -> None:
         """The same bytes lie there from now on."""
