@@ -14,7 +14,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
 from services.rooms.reasons import REASONS
-from services.rooms.registry_records import RoomEntry, RoomPhase
+from services.rooms.registry_records import RoomPhase
 from services.rooms.request import CHOICES_MAX
 from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -243,7 +243,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         sides = set() if side is None else {side}
         for report in reports:
             with suppress(UnknownRoom):
-                sides.update(_sides_of(self._rooms.registry.get(RoomId(report.room)), reporter))
+                sides.update(self._rooms.registry.get(RoomId(report.room)).sides_of(reporter))
         return sides
 
     def _report(
@@ -255,7 +255,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             entry = self._rooms.registry.get(room)
         except UnknownRoom:
             return
-        sides = _sides_of(entry, reporter)
+        sides = entry.sides_of(reporter)
         if reporter and not sides:
             return
         # Who says it is known: a line cannot be put into another's mouth.
@@ -279,8 +279,3 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             if report.retired:
                 for side in sides:
                     self._rooms.side_retired(room, side)
-
-
-def _sides_of(entry: RoomEntry, worker: Incarnation) -> tuple[Side, ...]:
-    """What a worker is in a room."""
-    return tuple(side for side in entry.sides if entry.worker(side).incarnation == worker)

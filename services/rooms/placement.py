@@ -19,7 +19,7 @@ where caches are of several sizes, only LOOKS_MAX with the smallest share used a
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Final, NoReturn, TypeAlias
 
@@ -324,11 +324,12 @@ class _Choice:
         Looks at those that were sent more of the beginning than the others, and then at others for as long as
         one of these may come next, at LOOKS_MAX at a time. It leaves off after as many that it does not fit.
         """
-        holders = self._workers.sent_before(self._need.blocks)
-        seen = {worker.facts.incarnation for worker in holders}
-        able = (each for each in holders if each in ranking and self._can_be(each) and fits(each))
-        looked = [self._look(each, waits=waits) for each in able]
-        heapify(looked)
+        looked: list[tuple[Fullness, Worker]] = []
+        seen: set[Incarnation] = set()
+        for worker in self._workers.sent_before(self._need.blocks):
+            seen.add(worker.facts.incarnation)
+            if worker in ranking and self._can_be(worker) and fits(worker):
+                heappush(looked, self._look(worker, waits=waits))
         looked_max = len(looked) + LOOKS_MAX
         misfits_left = LOOKS_MAX
         largest = self._workers.ready.tokens_max

@@ -295,6 +295,13 @@ class RoomEntry:
         else:
             self.lines.append(line)
 
+    def sides_of(self, incarnation: Incarnation) -> tuple[Side, ...]:
+        """What a worker is in it."""
+        sides = _ALONE if self.decode.incarnation == incarnation else ()
+        if self.prefill is not None and self.prefill.incarnation == incarnation:
+            return (Side.PREFILL, *sides)
+        return sides
+
     def worker(self, side: Side) -> WorkerFacts:
         """Of one of its `sides`."""
         if side is Side.DECODE:
