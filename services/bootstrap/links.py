@@ -189,7 +189,9 @@ class WorkerStream:
     # ---- inside
 
     def _start(self) -> None:
-        self._news.set()
+        # Not before the loop's next round: what this one's rooms have to say travels together, and the gRPC
+        # library's threads do not ask for the interpreter while they say it.
+        asyncio.get_running_loop().call_soon(self._news.set)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
 
