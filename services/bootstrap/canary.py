@@ -4,8 +4,7 @@ A worker gets rooms only after a small request of our own went through it end to
 canary also pays the first use of everything: connections, registered memory, kernels. A decode worker that
 computes prompts, and that no prefill worker comes for, proves that it serves alone.
 
-It is a request like a client's: made by the same intake, with the model's own defaults
-(`canary-is-a-request`). A model whose defaults no worker takes is refused before the first one joins.
+It is a request like a client's (`services.bootstrap.canary_request`).
 """
 
 import asyncio
@@ -16,20 +15,14 @@ from typing import Final
 from services.bootstrap.attempts import RoomBackend
 from services.bootstrap.rooms import Rooms
 from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, Limits, RoomFailed
-from services.openai.errors import ApiError
-from services.openai.intake import Defaults, admit, asked_in_completion
-from services.openai.schemas import CompletionRequest
+from services.openai.backend import Hangup, RoomFailed
 from services.rooms.pairs import PairId
 from services.rooms.phases import Side
 from services.rooms.placement import Need, Pair
 from services.rooms.plurals import counted
 from services.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
 from services.rooms.request import Request
-from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.wire.conversions import Malformed, request_from_wire, request_to_wire
-from services.wire.model_bounds import ModelBounds
 
 log = Log(__name__)
 
@@ -147,7 +140,7 @@ class Canary:
     async def _try(self, pair: Pair) -> str | None:
         need = Need(PROMPT_TOKENS, CANARY_TOKENS)
         entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
-        request = replace(self._request, prompt=_prompt(entry.id))
+        request = replace(self._request, prompt=canary_prompt(entry.id))
         workers = [worker for worker in pair if worker is not None]
         names = " and ".join(worker.facts.name for worker in workers)
         stream = self._backend.follow(entry, request)
@@ -172,27 +165,7 @@ class Canary:
         return None
 
 
-def canary_request(model: Defaults, context_tokens: int) -> Request:
-    """What a client would ask of `model` with as few words: all that it does not say is the model's default.
-    Raises StartupError where intake or the wire does not take it, as they would not take any client's."""
-    prompt = list(_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
-    body = CompletionRequest(
-        model=model.name, prompt=[prompt], max_tokens=OUTPUT_TOKENS, ignore_eos=True, seed=0
-    )
-    try:
-        (request,) = admit(
-            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
-        )
-        ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
-    except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds
-        raise StartupError(
-            f"the model {model.name} cannot be served: the request that makes a worker ready, with the "
-            f"model's own defaults, is refused: {error}"
-        ) from error
-    return request
-
-
-def _prompt(room: RoomId) -> tuple[int, ...]:
+def canary_prompt(room: RoomId) -> tuple[int, ...]:
     """Tokens that every vocabulary has, and no worker a prefix of: what is cached proves no hand-over."""
     return tuple(1 + (room >> 3 * place & 7) for place in range(PROMPT_TOKENS))
 

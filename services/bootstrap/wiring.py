@@ -11,7 +11,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary, canary_request
+from services.bootstrap.canary import Canary
+from services.bootstrap.canary_request import canary_request
 from services.bootstrap.doors import Serving, open_doors
 from services.bootstrap.hearing import Hearing
 from services.bootstrap.http import admin_router, probe_router

@@ -10,7 +10,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RequestStream, RoomBackend
-from services.bootstrap.canary import canary_request
+from services.bootstrap.canary_request import canary_request
 from services.bootstrap.follower import RoomStream
 from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms

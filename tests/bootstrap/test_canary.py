@@ -7,7 +7,8 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
-from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, _prompt, canary_request
+from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canary_prompt
+from services.bootstrap.canary_request import canary_request
 from services.bootstrap.http import probe_router
 from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
@@ -56,13 +57,13 @@ async def test_a_hand_over_of_a_few_tokens_makes_both_ready() -> None:
         assert at.entry(1).canary
         at.retired(1)
         await at.at_rest()
-        assert at.prefill.asked == [replace(CANARY, prompt=_prompt(RoomId(1)))]
+        assert at.prefill.asked == [replace(CANARY, prompt=canary_prompt(RoomId(1)))]
         task.cancel()
 
 
 def test_honest_health_no_canary_asks_what_was_asked_before() -> None:
     """A worker that holds the prompt would answer without the hand-over that is to be proven."""
-    prompts = {_prompt(RoomId(room))[:4] for room in range(2**61, 2**61 + 4096)}
+    prompts = {canary_prompt(RoomId(room))[:4] for room in range(2**61, 2**61 + 4096)}
     assert len(prompts) == 4096
     assert {token for prompt in prompts for token in prompt} == set(range(1, 9))
 

@@ -8,7 +8,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary, canary_request
+from services.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
 from services.bootstrap.hearing import Hearing
 from services.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from services.bootstrap.rooms import Rooms
@@ -17,6 +17,7 @@ from services.ids import Incarnation, RoomId
 from services.rooms.errors import Cause, Reason
 from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomPhase
+from services.rooms.request import Request
 from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from services.wire.channel import Channels
@@ -24,7 +25,7 @@ from services.wire.presence import PresenceAsker
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock
-from tests.sim.engine import CONTEXT, WHOLE, SimulatedDefaults
+from tests.sim.engine import CONTEXT, WHOLE
 from tests.sim.loop import SimulatedProcess
 from tests.sim.rank import World
 from tests.sim.worker import BOOTSTRAP
@@ -32,6 +33,8 @@ from tests.sim.worker import BOOTSTRAP
 LEASE_MS: Final = 1_000
 QUEUE_MS: Final = 8_000
 REQUEST_S: Final = 20.0
+CANARY: Final = Request(REQUEST_ID, canary_prompt(RoomId(0)), OUTPUT_TOKENS, ignore_eos=True)
+"""What the product makes for a model that recommends nothing (asked in `test_sim.py`), without its API."""
 LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 
@@ -88,7 +91,7 @@ class SimulatedBootstrap:
         queued = self.rooms.admission.queued_by_class, self.rooms.admission.queued_by_side
         self.metrics.register(RegistryCollector(self.registry, *queued))
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
-        self.canary = Canary(self.rooms, self.backend, canary_request(SimulatedDefaults(), CONTEXT))
+        self.canary = Canary(self.rooms, self.backend, CANARY)
         self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
         self._hearing = Hearing(
             lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), lambda: self.server.accepted, self.clock

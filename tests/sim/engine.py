@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from hashlib import shake_128
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from services.engine.interface import Row, SumPart, Taken, take
-from services.openai.schemas import Drawing
 from services.pages.checksum import key, lane, mix, multiplier
 from services.pages.layout import GroupHead, KvLayout
 from services.rooms.request import Request, Token
@@ -28,15 +27,6 @@ CONTEXT: Final = 512
 REPEATS: Final = VOCABULARY - 1
 FEW: Final = 3
 """Tokens of an answer that goes round."""
-
-
-class SimulatedDefaults(NamedTuple):
-    """What a model brings to its requests."""
-
-    name: str = "toy"
-    eos_token_ids: tuple[int, ...] = ()
-    vocabulary: int = VOCABULARY
-    drawing: Drawing = Drawing()
 
 
 PAGE_TOKENS: Final = 4

@@ -4,9 +4,15 @@ the mutants say: tests/mutants.)"""
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
+from services.bootstrap.canary_request import canary_request
+from services.openai.schemas import Drawing
+from tests.sim.bootstrap import CANARY
+from tests.sim.engine import CONTEXT, VOCABULARY
 from tests.sim.profile import NAMES
 from tests.sim.run import run
 
@@ -49,6 +55,21 @@ def test_where_caches_are_small_rooms_are_retracted_and_every_request_has_its_an
     assert not report.faults
     assert report.outcomes["answered"] == 2 * ROOMS
     assert report.deeds["retraction"] >= ROOMS // 3
+
+
+class Defaults(NamedTuple):
+    """What a model brings to its requests that recommends nothing."""
+
+    name: str = "toy"
+    eos_token_ids: tuple[int, ...] = ()
+    vocabulary: int = VOCABULARY
+    drawing: Drawing = Drawing()
+
+
+def test_the_simulated_canary_is_what_the_product_asks() -> None:
+    made = canary_request(Defaults(), CONTEXT)
+    assert replace(made, prompt=CANARY.prompt) == CANARY
+    assert len(made.prompt) == len(CANARY.prompt)
 
 
 def test_one_seed_is_one_run_in_every_process_whatever_its_hashes() -> None:

@@ -1,0 +1,36 @@
+"""What does the bootstrap ask of each worker that joins?
+
+What a client would: it is made by the same intake, with the model's own defaults (`canary-is-a-request`). A
+model whose defaults no worker takes is refused before the first one joins.
+"""
+
+from services.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
+from services.ids import RoomId
+from services.openai.backend import Limits
+from services.openai.errors import ApiError
+from services.openai.intake import Defaults, admit, asked_in_completion
+from services.openai.schemas import CompletionRequest
+from services.rooms.request import Request
+from services.runtime.errors import StartupError
+from services.wire.conversions import Malformed, request_from_wire, request_to_wire
+from services.wire.model_bounds import ModelBounds
+
+
+def canary_request(model: Defaults, context_tokens: int) -> Request:
+    """What a client would ask of `model` with as few words: all that it does not say is the model's default.
+    Raises StartupError where intake or the wire does not take it, as they would not take any client's."""
+    prompt = list(canary_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
+    body = CompletionRequest(
+        model=model.name, prompt=[prompt], max_tokens=OUTPUT_TOKENS, ignore_eos=True, seed=0
+    )
+    try:
+        (request,) = admit(
+            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
+        )
+        ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
+    except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds
+        raise StartupError(
+            f"the model {model.name} cannot be served: the request that makes a worker ready, with the "
+            f"model's own defaults, is refused: {error}"
+        ) from error
+    return request
