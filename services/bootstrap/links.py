@@ -189,8 +189,8 @@ class WorkerStream:
     # ---- inside
 
     def _start(self) -> None:
-        # Not before the loop's next round: what this one's rooms have to say travels together, and the gRPC
-        # library's threads do not ask for the interpreter while they say it.
+        # In the loop's next round: what the rooms of this one have to say travels together then, and gRPC's
+        # threads, which a message wakes, do not ask for the interpreter in the midst of it.
         asyncio.get_running_loop().call_soon(self._news.set)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
