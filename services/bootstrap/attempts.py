@@ -27,7 +27,6 @@ from services.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from services.rooms.phases import Side
 from services.rooms.placement import Need
 from services.rooms.reasons import LOST, REASONS
-from services.rooms.registry import Registry
 from services.rooms.registry_records import RoomEntry
 from services.rooms.request import Request
 from services.rooms.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
@@ -356,12 +355,13 @@ class RoomBackend:
         """Of the registry's changes."""
 
     def limits(self) -> Limits:
-        registry = self._rooms.registry
-        if registry.changes != self._as_of:
-            self._as_of, self._limits = registry.changes, self._reckoned(registry)
+        changes = self._rooms.registry.changes
+        if changes != self._as_of:
+            self._as_of, self._limits = changes, self._reckoned()
         return self._limits
 
-    def _reckoned(self, registry: Registry) -> Limits:
+    def _reckoned(self) -> Limits:
+        registry = self._rooms.registry
         return Limits(
             self._context_tokens,
             registry.tokens_max(Side.PREFILL),

@@ -178,7 +178,7 @@ class Worker:
         """What a room that is placed on it now stands behind. Of a prefill worker that says so: tokens that
         are to be computed. A room that is computed, and whose pages decode does not take yet, delays nobody
         there. Of any other, its `tokens`."""
-        return self.usage.tokens if self.queue.load is None else self.queue.tokens
+        return self.tokens if self.queue.load is None else self.queue.tokens
 
     @property
     def share(self) -> float:

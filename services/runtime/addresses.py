@@ -10,8 +10,8 @@ MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 def packed(text: str) -> bytes | None:
-    """Its 4 or 16 bytes; None for what is no address. Of every request it is asked twice: by the C library
-    that takes a tenth of what `ipaddress` takes, and both take the same for an address."""
+    """Its 4 or 16 bytes; None for what is no address. It is asked twice of every request: the C library takes
+    a tenth of the time of `ipaddress`, of IPv6 a seventh, and the same texts for an address."""
     for family in FAMILIES:
         try:
             return socket.inet_pton(family, text)

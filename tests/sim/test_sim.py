@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
 from services.bootstrap.canary_request import canary_request
-from services.openai.schemas import Drawing
+from tests.bootstrap.scripted import ScriptedDefaults
 from tests.sim.bootstrap import CANARY
 from tests.sim.engine import CONTEXT, VOCABULARY
 from tests.sim.profile import NAMES
@@ -57,17 +56,8 @@ def test_where_caches_are_small_rooms_are_retracted_and_every_request_has_its_an
     assert report.deeds["retraction"] >= ROOMS // 3
 
 
-class Defaults(NamedTuple):
-    """What a model brings to its requests that recommends nothing."""
-
-    name: str = "toy"
-    eos_token_ids: tuple[int, ...] = ()
-    vocabulary: int = VOCABULARY
-    drawing: Drawing = Drawing()
-
-
 def test_the_simulated_canary_is_what_the_product_asks() -> None:
-    made = canary_request(Defaults(), CONTEXT)
+    made = canary_request(ScriptedDefaults(eos_token_ids=(), vocabulary=VOCABULARY), CONTEXT)
     assert replace(made, prompt=CANARY.prompt) == CANARY
     assert len(made.prompt) == len(CANARY.prompt)
 
