@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -111,6 +112,9 @@ def test_two_systems_are_set_side_by_side_and_both_are_ended(tmp_path: Path) -> 
     result = compare(str(toml(tmp_path, *ports)), "--out", str(out), SLOW_MS="60")
     assert result.returncode == 0, result.stderr
     assert not servers_on(*ports)
+    said = re.findall(r"round (\d)/3, (quick|slow)[^:]*: 16/6, 1 at", result.stderr)
+    orders = [("quick", "slow"), ("slow", "quick"), ("quick", "slow")]
+    assert said == [(str(number), name) for number, order in enumerate(orders, 1) for name in order]
     body = json.loads(result.stdout)
     assert body == json.loads((out / "compare-pair.json").read_text())
     assert body["systems"] == ["quick <1>", "slow"]

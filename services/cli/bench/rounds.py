@@ -26,7 +26,8 @@ SAID: Final = (Measure("ttft_ms.p50", "TTFT", "ms"), Measure("tpot_ms.p50", "TPO
 def measure_in_turns(systems: Sequence[System], loads: Sequence[PlannedLoad], say: Say) -> Measured:
     """Start all, one after the other, and measure; end all, whatever happens. Raises StartupError.
 
-    Between its turns a system is stopped where it is, and takes no core.
+    Between its turns a system is stopped where it is, and takes no core. Each round begins with another
+    one, so that none is always measured first.
     """
     measured: dict[str, dict[Level, list[Summary]]] = {
         each.spec.name: {level: [] for load in loads for level in load.spec.levels} for each in systems
@@ -40,7 +41,8 @@ def measure_in_turns(systems: Sequence[System], loads: Sequence[PlannedLoad], sa
             uvloop.run(_widest(system, loads))
             system.rest()
         for number in range(rounds):
-            for system in systems:
+            first = number % len(systems)
+            for system in (*systems[first:], *systems[:first]):
                 system.go_on()
                 for load in loads:
                     if number >= load.spec.rounds:
