@@ -7,7 +7,6 @@ from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
 from services.rooms.errors import Refusal
-from services.rooms.step_cost import Costs
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
 from services.worker.callers import Callers
@@ -19,7 +18,7 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
     def __init__(
         self, core: Receiving[DecodeRoom], callers: Callers[Any], parts: RankParts, drafting: Drafting
     ) -> None:
-        super().__init__(core, callers, parts)
+        super().__init__(core, callers, parts, drafting.cost)
         self._drafting = drafting
 
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
@@ -32,8 +31,6 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
                 self._core.quiet(RoomId(command.quiet.room), Generation(command.quiet.generation))
             case "end_choice":
                 self._cut(command.end_choice)
-            case "step_costs":
-                self._drafting.told = Costs(command.step_costs.position, command.step_costs.draft)
             case "compute_here":
                 told = command.compute_here
                 self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.near_tokens, told.why)

@@ -12,7 +12,7 @@ from services.decode.drafter import Drafter
 from services.decode.room import Choice
 from services.engine.interface import DraftPages
 from services.rooms.drafting import Drafts, DraftSource, allot
-from services.rooms.step_cost import BEFORE, StepCost
+from services.rooms.step_cost import StepCost
 
 READ_MAX: Final = 16_384
 """Tokens of all sequences that are read beside a step: some milliseconds."""
@@ -29,10 +29,8 @@ class Drafting:
         the rank that has it."""
         self.on = bool(longest or ahead)
         """Something is drafted."""
-        self.told = BEFORE
-        """What a position and a draft take: agreed."""
         self.cost = StepCost()
-        """By this rank's own steps."""
+        """Of a position and of a draft."""
         self._longest = longest
         self._ahead = ahead
         self._pages = pages
@@ -54,7 +52,7 @@ class Drafting:
             places.append(place)
             promises.append(Drafts(drafter.acceptance, available, available if forced else 0))
         positions = beside + sum(part.positions for part in step)
-        counts = allot(promises, len(step), positions, self.told.position)
+        counts = allot(promises, len(step), positions, self.cost.told.position)
         for place, count in zip(places, counts, strict=True):
             drafted[place] = drafted[place][:count]
         if self._ahead:
@@ -63,7 +61,7 @@ class Drafting:
 
     def stepped(self, step: Sequence[ChoiceStep], ms: float) -> None:
         """It took so long, and nothing came of it yet."""
-        if not self.on or not step or any(part.choice.forks for part in step):
+        if not step or any(part.choice.forks for part in step):
             return
         proposals = [each for part in step if (each := part.choice.sequence.proposal) is not None]
         spent_us = max((each.spent_us for each in proposals), default=0)
@@ -95,7 +93,7 @@ class Drafting:
         """Of the draft model, for the step behind this one."""
         drafters = [each for part in step if (each := part.choice.drafter) is not None]
         promises = [Drafts(each.acceptance, each.ahead) for each in drafters]
-        cost = self.told.position + self.told.draft
+        cost = self.cost.told.position + self.cost.told.draft
         for drafter, count in zip(drafters, allot(promises, len(step), positions, cost), strict=True):
             if drafter.proposal is not None:
                 drafter.proposal.wanted = count

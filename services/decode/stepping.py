@@ -34,7 +34,7 @@ class DecodeStepping(Stepping[StepOf]):
         local_gap_ms: int,
     ) -> None:
         """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
-        super().__init__(receiving, parts, metrics)
+        super().__init__(receiving, parts, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptPace(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
         """As this rank sees it."""
@@ -78,7 +78,7 @@ class DecodeStepping(Stepping[StepOf]):
             budget = receiving.beside_tokens
         elif any(room.is_held_up for room in receiving.roster):
             budget = receiving.near_tokens
-        return next_parts(rooms, budget, sent=False)
+        return next_parts(rooms, budget, sent=False, fixed_tokens=self.cost.told.fixed_tokens)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
         """`drafts`: as many of them as there are pages to spare for."""

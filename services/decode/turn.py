@@ -103,10 +103,6 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     def take_commands(self) -> bytes:
         if self._receiving.revocation_due(self._parts.clock.now_ms(), shut_out=self._peers.shut_out):
             self._parts.mailbox.put(group_pb2.Command(revoke=True))
-        cost = self._drafting.cost.news()
-        if cost is not None:
-            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft)
-            self._parts.mailbox.put(group_pb2.Command(step_costs=told))
         for decided in self._claims.due():
             self._parts.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()

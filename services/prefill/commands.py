@@ -8,6 +8,7 @@ from services.prefill.room import PrefillRoom
 from services.prefill.routes import Routes
 from services.rooms.errors import NotConnected
 from services.rooms.evidence import Granted
+from services.rooms.step_cost import StepCost
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import room_from_wire, tables_from_wire
 from services.worker.callers import Callers
@@ -21,10 +22,11 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
         sending: Sending[PrefillRoom],
         callers: Callers[inference_pb2.RunRoomReply],
         parts: RankParts,
+        cost: StepCost,
         early: EarlyGrants,
         routes: Routes,
     ) -> None:
-        super().__init__(sending, callers, parts)
+        super().__init__(sending, callers, parts, cost)
         self._early = early
         self._routes = routes
 

@@ -7,6 +7,7 @@ from services.handover.sending import Sending
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
 from services.rooms.plurals import counted
+from services.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
 from services.rooms.timeline import Moment
 from services.rooms.token_rate import TokenRate
 from services.wire.baton.v1 import inference_pb2
@@ -34,7 +35,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
     ) -> None:
         """`chunk_tokens`: most that a step computes, of which `neighbour` may leave less. `scored_tokens`:
         most of them of prompts that are scored."""
-        super().__init__(sending, parts, metrics)
+        super().__init__(sending, parts, metrics, StepCost(PROMPTS, PROMPTS_ALIKE))
         self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
         self._sending = sending
         self._metrics = metrics
@@ -48,7 +49,9 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         """The next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._neighbour.chunk_tokens(self._chunk_tokens)
-        parts = next_parts(computable, self._left, self._scored_tokens)
+        parts = next_parts(
+            computable, self._left, self._scored_tokens, fixed_tokens=self.cost.told.fixed_tokens
+        )
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
@@ -63,6 +66,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         self.rate.stepped(computed, self.running_us, now_ms, most=self._left)
         if computed:
             self._neighbour.stepped(computed, self.computing_us / 1000)
+            self.cost.note(computed, self.computing_us / 1000)
         for part, taken in zip(step, drawn, strict=True):
             if isinstance(taken, Undrawn):
                 self._fail(part, taken)

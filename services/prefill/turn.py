@@ -82,7 +82,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._sending = sending
         self._routes = routes
         self._transfer = transfer
-        self._commands = PrefillCommands(sending, self.callers, parts, self.early, routes)
+        self._commands = PrefillCommands(sending, self.callers, parts, computing.cost, self.early, routes)
         self._pushes = RoomTransfers(sending, parts, metrics, transfer, window_bytes, checksum)
         self._connecting: list[Answer] = []
         """To whoever asked for the turn's connections."""

@@ -15,15 +15,24 @@ class Costs(NamedTuple):
     draft: int
     """Of a token that a draft model says, beside its position."""
 
+    @property
+    def fixed_tokens(self) -> int:
+        """So many positions take as long as a step of none."""
+        return 1000 // self.position
+
 
 BEFORE: Final = Costs(150, 150)
 """Until it was measured: what CPUs and small models show."""
-SENT_STEPS: Final = 32
+PROMPTS: Final = Costs(1, 1)
+"""The same of steps that compute prompts: nothing is spared by small ones."""
+PROMPTS_ALIKE: Final = 0.125
+"""Of their mean. Steps of prompts that differ by less are alike: their times tell of all but lengths."""
+SENT_STEPS: Final = 16
 """Between two times that it is told."""
 SHARE_MIN: Final = 0.02
 """Of the last step, in all that is remembered."""
 OUTLIER: Final = 3
-"""Times the mean: whatever held a step up for longer, it was not its positions."""
+"""Times what it takes by the line: whatever held a step up for longer, it was not its positions."""
 MOST: Final = 10_000
 
 
@@ -31,9 +40,13 @@ class StepCost:
     """A straight line through the leader's steps, of which the last ones weigh most. Where all were alike it
     is held to what was believed before."""
 
-    def __init__(self) -> None:
-        self.told = BEFORE
-        """To all ranks."""
+    def __init__(self, before: Costs = BEFORE, alike: float = 0.0) -> None:
+        """`before`: what is believed until it was measured. `alike`: steps that differ in positions by less
+        of their mean say nothing."""
+        self.told = before
+        """Agreed: what all ranks go by."""
+        self._sent = before
+        self._alike = alike
         self._steps = 0
         self._positions = 0.0
         self._ms = 0.0
@@ -47,9 +60,10 @@ class StepCost:
         self._steps += 1
         self._since += 1
         share = max(1 / self._steps, SHARE_MIN)
+        wide = positions - self._positions
         if self._steps > 1:
-            ms = min(ms, OUTLIER * self._ms)
-        wide, long = positions - self._positions, ms - self._ms
+            ms = min(ms, OUTLIER * (self._ms + max(wide, 0) * self._each))
+        long = ms - self._ms
         self._positions += share * wide
         self._ms += share * long
         self._spread = (1 - share) * (self._spread + share * wide * wide)
@@ -62,14 +76,20 @@ class StepCost:
 
     @property
     def costs(self) -> Costs:
-        if not self._steps:
-            return self.told
-        believed = self.told.position / 1000
-        before = believed * self._ms / (1 + believed * self._positions)
-        each = (self._joint + before) / (self._spread + 1)
+        if not self._ms:
+            return self._sent
+        each = self._each
         rest = max(self._ms - each * self._positions, 0.05 * self._ms)
-        draft = self.told.draft if self._draft_ms is None else _share(self._draft_ms, rest)
+        draft = self._sent.draft if self._draft_ms is None else _share(self._draft_ms, rest)
         return Costs(_share(each, rest), draft)
+
+    @property
+    def _each(self) -> float:
+        """Milliseconds of one more position."""
+        believed = self._sent.position / 1000
+        before = believed * self._ms / (1 + believed * self._positions)
+        weight = max((self._alike * self._positions) ** 2, 1.0)
+        return max((self._joint + weight * before) / (self._spread + weight), 0.0)
 
     def news(self) -> Costs | None:
         """What all ranks are to go by from now on, where it is something else; said once."""
@@ -77,9 +97,9 @@ class StepCost:
             return None
         self._since = 0
         now = self.costs
-        if all(abs(one - other) * 8 < other for one, other in zip(now, self.told, strict=True)):
+        if all(abs(one - other) * 8 < other for one, other in zip(now, self._sent, strict=True)):
             return None
-        self.told = now
+        self._sent = now
         return now
 
 

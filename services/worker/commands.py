@@ -7,6 +7,7 @@ from services.handover.receiving import Receiving
 from services.handover.sending import Sending
 from services.ids import NO_PEER, Incarnation, RoomId
 from services.rooms.errors import PeerFault
+from services.rooms.step_cost import Costs, StepCost
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import (
     cause_from_wire,
@@ -24,10 +25,11 @@ Core = TypeVar("Core", bound=Sending[Any] | Receiving[Any])
 class RankCommands(ABC, Generic[Core]):
     """They open rooms and end none: that is voted."""
 
-    def __init__(self, core: Core, callers: Callers[Any], parts: RankParts) -> None:
+    def __init__(self, core: Core, callers: Callers[Any], parts: RankParts, cost: StepCost) -> None:
         self._core: Core = core
         self._callers: Callers[Any] = callers
         self._parts = parts
+        self._cost = cost
 
     def apply(self, command: group_pb2.Command) -> None:
         """Raises Refusal, PeerFault, Truncated and LayoutMismatch, for whoever asked."""
@@ -39,6 +41,8 @@ class RankCommands(ABC, Generic[Core]):
                 self._core.depart(Incarnation(command.departed))
             case "drain":
                 self._core.drain()
+            case "step_costs":
+                self._cost.told = Costs(command.step_costs.position, command.step_costs.draft)
             case what:
                 if not self._apply(what, command):
                     raise PeerFault(f"{what} is not a command for this worker")

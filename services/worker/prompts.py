@@ -5,6 +5,9 @@ room's turn comes; of the other half, those that need least are done, so that a 
 a very long one; what is left over goes to the oldest again. Prompts of one length are computed one after the
 other, since each is soonest done so.
 
+First tokens come when their step ends. So where a step of fewer tokens ends some prompt, it is no longer than
+is worth it to the others: see `_lot`.
+
 What the last step of a prompt computed is the one part of its KV that a sender does not write beside a step.
 So the last part of a sender's prompt of several steps is a small one.
 
@@ -13,6 +16,7 @@ Pure: the same tables give the same step on every rank.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Final, Generic, Protocol, TypeVar
 
 from services.engine.interface import Row
@@ -68,11 +72,17 @@ class PromptPart(Generic[P]):
 
 
 def next_parts(
-    rooms: Iterable[P], budget_tokens: int, scored_tokens: int = 0, *, sent: bool = True
+    rooms: Iterable[P],
+    budget_tokens: int,
+    scored_tokens: int = 0,
+    *,
+    sent: bool = True,
+    fixed_tokens: int | None = None,
 ) -> list[PromptPart[P]]:
     """Fill one step. `rooms`: that may be computed, oldest first. `scored_tokens`: most of the budget
     that goes to prompts that are scored, whose logits take memory; they share that in the same way. `sent`:
-    what is computed is to be written to a receiver."""
+    what is computed is to be written to a receiver. `fixed_tokens`: of a prompt, which take as long as a step
+    of none; None: it is not known, and the whole budget is used."""
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
         return []
@@ -83,11 +93,27 @@ def next_parts(
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
+    if fixed_tokens is not None:
+        waits = sum(room.request.prefill_tokens - room.computed for room in waiting)
+        budget_tokens = min(budget_tokens, _lot(left, waits, fixed_tokens))
     return [
         PromptPart(room, room.computed, room.computed + count)
         for room, count in zip(waiting, _shared(left, budget_tokens), strict=True)
         if count
     ]
+
+
+def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
+    """Tokens of a step by which those that wait have their first tokens soon, in the mean. `left`: what each
+    wants, the oldest first. `waits`: tokens of all.
+
+    In steps of s tokens each waits for s / 2 that its own step computes beside it, and for what is fixed of
+    half of the waits / s steps: least where s is the root of waits * fixed_tokens (Harris's economic order
+    quantity). Twice that costs these a quarter more of both, and those that come next half of what is fixed.
+    A step in which no prompt ends spares nobody anything: it is long enough for one.
+    """
+    ends = 2 * min((each for each in left if each), default=0)
+    return max(isqrt(4 * waits * fixed_tokens), min(ends, left[0]) if left[0] else ends)
 
 
 def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:

@@ -7,6 +7,7 @@ from services.engine.interface import NotHeld, Row, Taken
 from services.handover.side import HandOverSide
 from services.rooms.errors import Reason
 from services.rooms.room import Room
+from services.rooms.step_cost import StepCost
 from services.worker.metrics import WorkerMetrics
 from services.worker.parts import RankParts
 from services.worker.stepper import STEP_MS, StepFailed
@@ -25,9 +26,13 @@ P = TypeVar("P", bound=StepPart)
 class Stepping(Generic[P]):
     """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
 
-    def __init__(self, core: HandOverSide[Any, Any], parts: RankParts, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self, core: HandOverSide[Any, Any], parts: RankParts, metrics: WorkerMetrics, cost: StepCost
+    ) -> None:
         self.tokens = 0
         """Computed or drawn, since start."""
+        self.cost = cost
+        """Of what a step computes: measured here, and agreed."""
         self._core_side = core
         self._parts = parts
         self._worker_metrics = metrics

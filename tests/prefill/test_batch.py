@@ -133,3 +133,44 @@ def test_what_an_earlier_room_drew_is_not_scored() -> None:
     asked = toy.request("1", range(6), 9, output=(1, 2, 3), prompt_logprobs=0)
     (part,) = next_parts([made(asked)], 20, 20)
     assert (part.stop, part.scored) == (9, 5)
+
+
+FIXED = 13
+"""Tokens that take as long as what a step takes besides."""
+
+
+def lot(rooms: list[PrefillRoom], budget: int = 512, fixed: int = FIXED) -> Told:
+    parts = next_parts(rooms, budget, 1, fixed_tokens=fixed)
+    return [(each.room.id, each.start, each.stop, each.last) for each in parts]
+
+
+def test_a_step_is_no_longer_than_is_worth_it_to_those_that_wait() -> None:
+    eight = [room(name, 64) for name in range(1, 9)]
+    assert lot(eight) == [(1, 0, 64, True), (2, 0, 64, True), (3, 0, 35, False)], "twice the root of 512 * 13"
+    assert lot(eight, fixed=1000) == told(eight, 512), "where each step takes long, they share one"
+    assert lot([room(1, 300), room(2, 300)]) == [(1, 0, 300, True)]
+    assert lot([room(1, 500), room(2, 20)], fixed=0) == [(1, 0, 20, False), (2, 0, 20, True)]
+
+
+def test_where_no_prompt_would_end_a_step_is_as_long_as_it_may_be() -> None:
+    assert lot([room(1, 1500), room(2, 1500)]) == [(1, 0, 512, False)]
+    assert lot([room(1, 1500)], fixed=0) == [(1, 0, 512, False)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 80), st.integers(0, 80)), min_size=1, max_size=8),
+    st.integers(1, 60),
+    st.integers(0, 40),
+)
+def test_as_many_steps_end_a_prompt_as_if_each_were_as_long_as_it_may_be(
+    sizes: list[tuple[int, int]], budget: int, fixed: int
+) -> None:
+    rooms = [room(name, prompt, min(done, prompt)) for name, (prompt, done) in enumerate(sizes, 1)]
+    longest, chosen = told(rooms, budget), lot(rooms, budget, fixed)
+    taken, most = (sum(stop - start for _, start, stop, _ in each) for each in (chosen, longest))
+    assert taken <= most
+    if not any(last for *_, last in longest):
+        return
+    assert any(last for *_, last in chosen)
+    first = next(each for each in rooms if not each.complete)
+    assert chosen[0][2] - chosen[0][1] >= min(taken / 2, may_take(first, budget)), "half is the oldest's"

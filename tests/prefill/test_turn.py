@@ -516,3 +516,22 @@ def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: E
         perform(room, asked)
 
     monkeypatch.setattr(work, "perform", breaks)
+
+
+async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own() -> None:
+    """Of three prompts beside each other, all in one step where each step takes long; else one after the
+    other."""
+    for position, steps in ((1, 1), (10_000, 3)):
+        made = Pair(chunk_tokens=24)
+        bench = made.bench
+        await bench.enter(group_pb2.Command(step_costs=group_pb2.StepCosts(position=position, draft=1)))
+        bench.engine.hold()
+        for name in range(4):
+            await bench.run(toy.request(str(1 + name), PROMPT[:8]))
+            await bench.grant(1 + name, GRANTED[:2], slot=name)
+            await computing(bench)
+        await bench.turns(4)
+        bench.engine.go()
+        await settle(bench)
+        assert bench.engine.steps == 1 + steps
+        made.bench.close()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rooms.drafting import DRAFTS_MAX, PAUSE_MAX, PAUSE_MIN, POSITIONS_MAX, Acceptance, Drafts, allot
-from services.rooms.step_cost import BEFORE, SENT_STEPS, StepCost
+from services.rooms.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
 
 COST = 150
 
@@ -108,7 +108,9 @@ def test_a_line_through_the_steps_says_what_a_position_takes() -> None:
     steps = [(1 + step % 8, 10 + 2.0 * (1 + step % 8)) for step in range(200)]
     cost = _measured(*steps)
     assert 170 < cost.costs.position < 215, "2 of 10"
-    assert cost.news() == cost.told != BEFORE
+    costs = cost.costs
+    assert cost.news() == costs != BEFORE
+    assert cost.told == BEFORE, "until all ranks have heard it"
     assert cost.news() is None, "it is said once"
 
 
@@ -133,3 +135,27 @@ def test_what_a_draft_models_token_takes_is_told_beside_a_position() -> None:
     told = cost.news()
     assert told is not None
     assert told.draft > 2 * BEFORE.draft
+
+
+def _of_prompts(*steps: tuple[int, float]) -> StepCost:
+    """As the leader looks at it, after each step."""
+    cost = StepCost(PROMPTS, PROMPTS_ALIKE)
+    for positions, ms in steps:
+        cost.note(positions, ms)
+        cost.news()
+    return cost
+
+
+def test_steps_of_prompts_say_how_many_tokens_a_step_is_worth() -> None:
+    """Also where a long one follows many short ones: it takes long by its length."""
+    assert PROMPTS.fixed_tokens == 1000, "until it was measured steps are long"
+    mixed = [(64 + 64 * (step % 8), 14 + 1.07 * (64 + 64 * (step % 8))) for step in range(60)]
+    assert 10 < _of_prompts(*mixed).costs.fixed_tokens < 17
+    late = [(64, 14 + 1.07 * 64)] * 30 + [(512, 14 + 1.07 * 512)] * 4
+    assert 5 < _of_prompts(*late).costs.fixed_tokens < 50
+
+
+def test_steps_of_prompts_that_are_alike_say_nothing() -> None:
+    """What made one of 505 tokens longer than one of 500 was something else."""
+    alike = [(500 + step % 7, 20.0 + step % 5) for step in range(100)]
+    assert _of_prompts(*alike).costs.fixed_tokens > 400
