@@ -328,16 +328,17 @@ static void set_tiles(int64_t rows) {
     set_for = rows;
 }
 
-/* DEPTH_OF_TILE more of the depth. */
-#define MULTIPLY_TILES(blocks, a, stride, rows)                                                                       \
+/* DEPTH_OF_TILE more of the depth. Each tile is loaded just before it is multiplied; rows by `load`, which may leave the
+   caches to the blocks. */
+#define MULTIPLY_TILES(load, blocks, a, stride, rows)                                                                 \
     do {                                                                                                              \
+        load(4, a, (stride) * sizeof(number));                                                                        \
         _tile_loadd(6, blocks, 2 * BLOCK * sizeof(number));                                                           \
-        _tile_loadd(7, (blocks) + BLOCK, 2 * BLOCK * sizeof(number));                                                 \
-        _tile_loadd(4, a, (stride) * sizeof(number));                                                                 \
         _tile_dpbf16ps(0, 4, 6);                                                                                      \
+        _tile_loadd(7, (blocks) + BLOCK, 2 * BLOCK * sizeof(number));                                                 \
         _tile_dpbf16ps(1, 4, 7);                                                                                      \
         if (rows > SIDE_OF_TILE) {                                                                                    \
-            _tile_loadd(5, (a) + SIDE_OF_TILE * (stride), (stride) * sizeof(number));                                 \
+            load(5, (a) + SIDE_OF_TILE * (stride), (stride) * sizeof(number));                                        \
             _tile_dpbf16ps(2, 5, 6);                                                                                  \
             _tile_dpbf16ps(3, 5, 7);                                                                                  \
         }                                                                                                             \
@@ -363,7 +364,7 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
     }
     for (int64_t at = 0; at < whole; at += DEPTH_OF_TILE) {
         if (next) ask(next, at / DEPTH_OF_TILE, DEPTH_OF_TILE / 2 * pace);
-        MULTIPLY_TILES(blocks + at * BLOCK, a + at, stride, rows);
+        MULTIPLY_TILES(_tile_stream_loadd, blocks + at * BLOCK, a + at, stride, rows);
         finish_rows(before, at_once, finish, of);
     }
     finish_rows(before, ROWS, finish, of);
@@ -373,7 +374,7 @@ INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64
         for (int64_t row = 0; row < rows; row++)
             memcpy(last_a + row * DEPTH_OF_TILE, a + row * stride + whole, rest * sizeof *a);
         __asm__ volatile("" : : "r"(last_blocks), "r"(last_a) : "memory");      /* all of them is read */
-        MULTIPLY_TILES(last_blocks, last_a, DEPTH_OF_TILE, rows);
+        MULTIPLY_TILES(_tile_loadd, last_blocks, last_a, DEPTH_OF_TILE, rows);
     }
     _tile_stored(0, to, to_stride * sizeof *to);
     _tile_stored(1, to + LANES, to_stride * sizeof *to);

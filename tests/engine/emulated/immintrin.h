@@ -161,6 +161,7 @@ EMULATED void _tile_loadd(int tile, const void *at, int64_t stride) {
     for (int row = 0; row < tiles_are.rows[tile]; row++)
         __builtin_memcpy(tiles[tile][row], (const char *)at + row * stride, tiles_are.bytes[tile]);
 }
+EMULATED void _tile_stream_loadd(int tile, const void *at, int64_t stride) { _tile_loadd(tile, at, stride); }
 EMULATED void _tile_stored(int tile, void *at, int64_t stride) {
     must(tiles_are.rows[tile]);
     for (int row = 0; row < tiles_are.rows[tile]; row++)
