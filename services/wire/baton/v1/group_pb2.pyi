@@ -73,7 +73,7 @@ class Command(_message.Message):
 
     @_builtins.property
     def step_costs(self) -> Global___StepCosts:
-        """Of a decode worker: drafts are made and checked as far as they are worth that."""
+        """Drafts are made and checked as far as they are worth that, and prompts share steps."""
 
     def __init__(
         self,
