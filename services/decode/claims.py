@@ -21,8 +21,8 @@ TO_RUN: Final = UNDECIDED | {Phase.TRANSFERRING}
 """Phases of a room that is handed over, or may be."""
 TELL_MS: Final = 200
 """Between two times that all ranks are told how much of prompts a step computes."""
-NEAR_STEPS: Final = 2
-"""What is handed over is near for as long as so many large steps take, before it is expected."""
+NEARER: Final = 8
+"""Where a step is to compute less of prompts by this part, or more, all ranks are told at once."""
 LOOK_MS: Final = 50
 """Between two looks at a room: what is cached of its prompt is looked up each time."""
 
@@ -68,9 +68,9 @@ class Claims:
         receiving = self._receiving
         if not local:
             return
-        near = self._near_tokens(now_ms)
-        if near >= receiving.near_tokens:
-            same = (self._pace.beside_tokens, near) == (receiving.beside_tokens, receiving.near_tokens)
+        near, before = self._near_tokens(now_ms), receiving.near_tokens
+        if near >= before or (near > self._pace.beside_tokens and (before - near) * NEARER < before):
+            same = (self._pace.beside_tokens, near) == (receiving.beside_tokens, before)
             if same or now_ms < self._tell_again_ms:
                 return
         self._tell_again_ms = now_ms + TELL_MS
@@ -81,17 +81,10 @@ class Claims:
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _near_tokens(self, now_ms: int) -> int:
-        """How much of prompts a step computes while none runs: no more than beside those that run, where
-        somebody may before a large step has ended."""
+        """How much of prompts a step computes while none runs: it ends before somebody is expected to."""
         rooms = (room for room in self._receiving.roster if not room.local and room.phase in TO_RUN)
-        is_near = any(self._is_near(room, now_ms) for room in rooms)
-        return self._pace.beside_tokens if is_near else self._pace.alone_tokens
-
-    def _is_near(self, room: DecodeRoom, now_ms: int) -> bool:
-        step_ms = self._pace.alone_step_ms
-        if room.prefill_by_ms is None or step_ms is None:
-            return True
-        return room.prefill_by_ms - now_ms <= NEAR_STEPS * step_ms
+        expected_ms = (0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms for room in rooms)
+        return min(map(self._pace.tokens_within, expected_ms), default=self._pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """A scored prompt is prefill's (`scored-is-computed`)."""

@@ -73,11 +73,12 @@ class PromptPace:
             return self.alone_tokens
         return max(min(int(self.gap_ms / added_ms), self.alone_tokens), self.least_tokens)
 
-    @property
-    def alone_step_ms(self) -> float | None:
-        """Of a step that computes as much of prompts as any does; None where nothing is known of it."""
+    def tokens_within(self, ms: float) -> int:
+        """Of prompts, in a step that continues none and ends within so many milliseconds, or is as short as
+        one beside others."""
         each_ms = _first(self.alone_ms, self.token_ms)
-        return None if each_ms is None else self.alone_tokens * each_ms
+        fits = int(ms / each_ms) if each_ms else 0
+        return max(min(fits, self.alone_tokens), self.beside_tokens)
 
     def prompt_ms(self, tokens: int, beside_steps: int) -> float | None:
         """How long so many tokens of prompts take; None where nothing is known of it. `beside_steps`: how

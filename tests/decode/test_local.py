@@ -266,10 +266,10 @@ async def test_who_computes_without_prefill_computes_as_much_as_may_hold_up_thos
     bench.assert_empty()
 
 
-async def test_what_is_handed_over_is_held_up_by_small_parts_from_shortly_before_it_may_run(
+async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_is_expected(
     bench: DecodeBench,
 ) -> None:
-    """A prompt that is computed here goes on in large parts until then."""
+    """A prompt that is computed here goes on in large parts until then, and in small ones behind that."""
     pace, computing = bench.work._computing.pace, bench.work._computing
     pace.token_ms = pace.alone_ms = 25.0
     bench.engine.hold()
@@ -279,9 +279,11 @@ async def test_what_is_handed_over_is_held_up_by_small_parts_from_shortly_before
     await bench.stream(long(2, max_tokens=2), prefill=0)
     handed, small = bench.work.roster.get(RoomId(1)), pace.beside_tokens
     assert small < 30
-    for left_ms, expected in ((LATE_MS, 30), (2 * 256 * 25, small), (LATE_MS, 30)):
+    told = ((LATE_MS, 30), (25 * 22, 22), (25 * 19, 19), (25 * 18, 19), (25, small), (LATE_MS, 30))
+    for left_ms, expected in told:
         handed.prefill_by_ms = bench.clock.now_ms() + left_ms
-        bench.work._claims._tell_again_ms = 0
+        # What is more is told later, and what is less at once, if it is much less.
+        bench.work._claims._tell_again_ms = bench.clock.now_ms() + (0 if left_ms == LATE_MS else LATE_MS)
         await bench.turns(1)
         [part] = computing._prompts()
         assert part.stop - part.start == expected, left_ms
