@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.bootstrap import follower
 from services.bootstrap.asked import QueueFull, Retry
 from services.bootstrap.canary import Canary
 from services.ids import Incarnation, RoomId
@@ -432,8 +433,11 @@ async def test_a_worker_that_says_it_ends_gets_no_rooms_while_it_does() -> None:
         assert await reading == ([7, 8, 9], "length")
 
 
-async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one() -> None:
+async def test_another_process_at_a_workers_address_gets_no_rooms_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It says so at once, again and again: the request must not spend its rooms on that."""
+    monkeypatch.setattr(follower, "LINGER_S", 0.2)
     async with house(rooms_max=3) as at:
         at.prefill.scripts = [[WrongIncarnation("meant for incarnation 11, this is 12")], prefills()]
         at.decode.scripts, at.decode.script = [[accepted(D)]], decodes()

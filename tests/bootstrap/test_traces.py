@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.bootstrap import follower
 from services.openai.backend import Hangup
 from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
@@ -17,8 +18,9 @@ P, D = Side.PREFILL, Side.DECODE
 
 
 @pytest.fixture(params=[None, P, D], ids=["both at once", "prefill late", "decode late"])
-async def at(request: pytest.FixtureRequest) -> AsyncIterator[House]:
-    """One side may hear of a room after the other has ended it."""
+async def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    """One side may hear of a room after the other has ended it. No script answers a cancel."""
+    monkeypatch.setattr(follower, "LINGER_S", 0.2)
     async with house(rooms_max=2) as made:
         for worker in (made.prefill, made.decode):
             worker.late_s = 0.05 if worker.side is request.param else 0.0

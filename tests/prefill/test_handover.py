@@ -29,6 +29,8 @@ from tests.wire.servers import serving, until
 PROMPT = tuple(range(100, 110))
 GRANTED = (9, 2, 3)
 OTHER = Incarnation(33)
+HELD_STEPS = 5_000
+"""Of the fabric: no write lands before, but where a test says so."""
 
 
 class Ended(Exception):
@@ -83,7 +85,7 @@ class Served:
     """A prefill worker's turns, taken one at a time, behind its real services."""
 
     def __init__(self) -> None:
-        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=5_000))
+        self.fabric = MemoryFabric(FaultPlan(hold_share=1.0, hold_steps=HELD_STEPS))
         self.receiver = Receiver(self.fabric)
         self.bench = PrefillBench(self.fabric)
         self.channel: grpc.aio.Channel
@@ -103,7 +105,8 @@ class Served:
 
     def over(self) -> bool:
         """What is under way lands by and by, and no room is left."""
-        self.fabric.step()
+        for _ in range(HELD_STEPS // 20):
+            self.fabric.step()
         return not len(self.bench.work.roster)
 
     async def turns_until(self, holds: Callable[[], bool]) -> None:
