@@ -81,7 +81,7 @@ class Claims:
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _near_tokens(self, now_ms: int) -> int:
-        """How much of prompts a step computes while none runs: it ends before somebody is expected to."""
+        """How much of prompts a step computes while none runs: it ends about when somebody is expected to."""
         rooms = (room for room in self._receiving.roster if not room.local and room.phase in TO_RUN)
         expected_ms = (0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms for room in rooms)
         return min(map(self._pace.tokens_within, expected_ms), default=self._pace.alone_tokens)

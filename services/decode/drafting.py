@@ -61,7 +61,7 @@ class Drafting:
 
     def stepped(self, step: Sequence[ChoiceStep], ms: float) -> None:
         """It took so long, and nothing came of it yet."""
-        if not step or any(part.choice.forks for part in step):
+        if not self.on or not step or any(part.choice.forks for part in step):
             return
         proposals = [each for part in step if (each := part.choice.sequence.proposal) is not None]
         spent_us = max((each.spent_us for each in proposals), default=0)

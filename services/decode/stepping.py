@@ -78,7 +78,7 @@ class DecodeStepping(Stepping[StepOf]):
             budget = receiving.beside_tokens
         elif any(room.is_held_up for room in receiving.roster):
             budget = receiving.near_tokens
-        return next_parts(rooms, budget, sent=False, fixed_tokens=self.cost.told.fixed_tokens)
+        return next_parts(rooms, budget, sent=False)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
         """`drafts`: as many of them as there are pages to spare for."""

@@ -74,7 +74,7 @@ class PromptPace:
         return max(min(int(self.gap_ms / added_ms), self.alone_tokens), self.least_tokens)
 
     def tokens_within(self, ms: float) -> int:
-        """Of prompts, in a step that continues none and ends within so many milliseconds, or is as short as
+        """Of prompts, in a step that continues none and takes about so many milliseconds, or is as short as
         one beside others."""
         each_ms = _first(self.alone_ms, self.token_ms)
         fits = int(ms / each_ms) if each_ms else 0

@@ -18,7 +18,7 @@ class Costs(NamedTuple):
     @property
     def fixed_tokens(self) -> int:
         """So many positions take as long as a step of none."""
-        return 1000 // self.position
+        return 1000 // max(self.position, 1)
 
 
 BEFORE: Final = Costs(150, 150)

@@ -5,8 +5,8 @@ room's turn comes; of the other half, those that need least are done, so that a 
 a very long one; what is left over goes to the oldest again. Prompts of one length are computed one after the
 other, since each is soonest done so.
 
-First tokens come when their step ends. So where a step of fewer tokens ends some prompt, it is no longer than
-is worth it to the others: see `_lot`.
+First tokens come when their step ends. So a step that ends some prompt is no longer than is worth it to the
+others: see `_lot`.
 
 What the last step of a prompt computed is the one part of its KV that a sender does not write beside a step.
 So the last part of a sender's prompt of several steps is a small one.
@@ -17,6 +17,7 @@ Pure: the same tables give the same step on every rank.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from operator import eq
 from typing import Final, Generic, Protocol, TypeVar
 
 from services.engine.interface import Row
@@ -26,6 +27,8 @@ STEPS_MIN: Final = 4
 """Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""
 LAST_SHARE: Final = 4
 """Of the budget: a fourth."""
+LOT_MIN: Final = 64
+"""Tokens of a step that spares others a wait: of fewer none is known to be quicker."""
 
 
 class PromptRoom(Protocol):
@@ -93,12 +96,15 @@ def next_parts(
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
+    rest = [room.request.prefill_tokens - room.computed for room in waiting]
+    takes = _shared(left, budget_tokens)
     if fixed_tokens is not None:
-        waits = sum(room.request.prefill_tokens - room.computed for room in waiting)
-        budget_tokens = min(budget_tokens, _lot(left, waits, fixed_tokens))
+        shorter = _shared(left, min(_lot(left, sum(rest), fixed_tokens), budget_tokens))
+        if any(map(eq, shorter, rest)):
+            takes = shorter
     return [
         PromptPart(room, room.computed, room.computed + count)
-        for room, count in zip(waiting, _shared(left, budget_tokens), strict=True)
+        for room, count in zip(waiting, takes, strict=True)
         if count
     ]
 
@@ -110,10 +116,10 @@ def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
     In steps of s tokens each waits for s / 2 that its own step computes beside it, and for what is fixed of
     half of the waits / s steps: least where s is the root of waits * fixed_tokens (Harris's economic order
     quantity). Twice that costs these a quarter more of both, and those that come next half of what is fixed.
-    A step in which no prompt ends spares nobody anything: it is long enough for one.
+    It is long enough for one prompt.
     """
     ends = 2 * min((each for each in left if each), default=0)
-    return max(isqrt(4 * waits * fixed_tokens), min(ends, left[0]) if left[0] else ends)
+    return max(isqrt(4 * waits * fixed_tokens), LOT_MIN, min(ends, left[0]) if left[0] else ends)
 
 
 def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:

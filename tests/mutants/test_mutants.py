@@ -39,10 +39,8 @@ def _fast() -> list[Mutant]:
     fast: dict[str, Mutant] = {}
     for each in sorted(MUTANTS, key=lambda each: each.name not in PLAYED):
         kinds = {check.kind for check in each.checks}
-        if kinds == {"story"} or each.name in PLAYED:
-            fast[each.name] = each
-        elif kinds <= {"story", "model"}:
-            fast.setdefault(each.invariant, each)
+        if kinds <= {"story", "model"}:
+            fast.setdefault(each.name if "story" in kinds else each.invariant, each)
     return list(fast.values())
 
 

@@ -1,7 +1,7 @@
 """Which parts of which prompts go into a step?"""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.ids import Incarnation, RoomId
@@ -149,28 +149,41 @@ def test_a_step_is_no_longer_than_is_worth_it_to_those_that_wait() -> None:
     assert lot(eight) == [(1, 0, 64, True), (2, 0, 64, True), (3, 0, 35, False)], "twice the root of 512 * 13"
     assert lot(eight, fixed=1000) == told(eight, 512), "where each step takes long, they share one"
     assert lot([room(1, 300), room(2, 300)]) == [(1, 0, 300, True)]
-    assert lot([room(1, 500), room(2, 20)], fixed=0) == [(1, 0, 20, False), (2, 0, 20, True)]
+    assert lot([room(1, 500), room(2, 40)], fixed=0) == [(1, 0, 40, False), (2, 0, 40, True)]
+    assert lot([room(1, 2), room(2, 300)], fixed=0) == [(1, 0, 2, True), (2, 0, 62, False)], "no sliver"
 
 
 def test_where_no_prompt_would_end_a_step_is_as_long_as_it_may_be() -> None:
     assert lot([room(1, 1500), room(2, 1500)]) == [(1, 0, 512, False)]
     assert lot([room(1, 1500)], fixed=0) == [(1, 0, 512, False)]
+    ends_late = [room(1, 2000, computed=1700), room(2, 200)]
+    assert lot(ends_late) == told(ends_late, 512), "its last part is one of its own"
+    scored = [room(1, 300, top=0), *(room(name, 60) for name in range(2, 8))]
+    assert any(last for *_, last in lot(scored, fixed=1))
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 80), st.integers(0, 80)), min_size=1, max_size=8),
-    st.integers(1, 60),
+    st.lists(
+        st.tuples(st.integers(1, 400), st.integers(0, 400), st.sampled_from([None, None, 0])),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 200),
     st.integers(0, 40),
 )
-def test_as_many_steps_end_a_prompt_as_if_each_were_as_long_as_it_may_be(
-    sizes: list[tuple[int, int]], budget: int, fixed: int
+@example([(80, 68, None), (8, 0, None)], 20, 0)
+@example([(300, 0, 0), *[(60, 0, None)] * 6], 200, 1)
+def test_where_the_longest_step_ends_a_prompt_the_chosen_one_ends_one(
+    sizes: list[tuple[int, int, int | None]], budget: int, fixed: int
 ) -> None:
-    rooms = [room(name, prompt, min(done, prompt)) for name, (prompt, done) in enumerate(sizes, 1)]
+    rooms = [room(name, prompt, min(done, prompt), top) for name, (prompt, done, top) in enumerate(sizes, 1)]
     longest, chosen = told(rooms, budget), lot(rooms, budget, fixed)
     taken, most = (sum(stop - start for _, start, stop, _ in each) for each in (chosen, longest))
     assert taken <= most
-    if not any(last for *_, last in longest):
-        return
-    assert any(last for *_, last in chosen)
-    first = next(each for each in rooms if not each.complete)
-    assert chosen[0][2] - chosen[0][1] >= min(taken / 2, may_take(first, budget)), "half is the oldest's"
+    ended, ends = (sum(last for *_, last in each) for each in (longest, chosen))
+    assert bool(ends) == bool(ended)
+    if not ends:
+        assert chosen == longest
+    first = next((each for each in rooms if not each.complete), None)
+    if first is not None and first.request.prompt_logprobs is None:
+        assert chosen[0][2] - chosen[0][1] >= min(taken / 2, may_take(first, budget)), "half is the oldest's"

@@ -22,6 +22,7 @@ from services.rooms.evidence import Failed
 from services.rooms.phases import Effect, Phase, SenderEffect
 from services.rooms.request import Request
 from services.rooms.room import Room
+from services.rooms.step_cost import PROMPTS, SENT_STEPS
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.transfer_faults import NO_FAULTS, FaultPlan
 from services.wire.baton.v1 import group_pb2, rooms_pb2
@@ -518,9 +519,12 @@ def break_at(monkeypatch: pytest.MonkeyPatch, work: Any, room_id: int, effect: E
     monkeypatch.setattr(work, "perform", breaks)
 
 
-async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own() -> None:
+async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of three prompts beside each other, all in one step where each step takes long; else one after the
     other."""
+    monkeypatch.setattr("services.worker.prompts.LOT_MIN", 1)
     for position, steps in ((1, 1), (10_000, 3)):
         made = Pair(chunk_tokens=24)
         bench = made.bench
@@ -535,3 +539,21 @@ async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own
         await settle(bench)
         assert bench.engine.steps == 1 + steps
         made.bench.close()
+
+
+async def test_what_steps_take_is_measured_and_the_leader_tells_what_all_go_by(pair: Pair) -> None:
+    bench, cost = pair.bench, pair.bench.work._computing.cost
+    assert cost.told == PROMPTS
+    bench.engine.hold()
+    await bench.run(toy.request("1", PROMPT[:8]))
+    await bench.grant(1, GRANTED[:2])
+    await computing(bench)
+    bench.clock.advance(20)
+    bench.engine.go()
+    await settle(bench)
+    assert (cost._steps, cost._positions, cost._ms) == (1, 8, 20)
+    for step in range(SENT_STEPS):
+        cost.note(8 * (1 + step % 4), 12.0 + 8 * (1 + step % 4))
+    expected = cost.costs
+    await bench.turn()
+    assert cost.told == expected != PROMPTS

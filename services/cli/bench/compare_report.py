@@ -68,8 +68,8 @@ def _sentences(comparison: Comparison, told: dict[str, Any]) -> list[str]:
     on = told["machine"]
     how = (
         "In each round every system has its turn while the others are stopped, another one first each time. "
-        "Medians over the rounds; ratios are the median of the first one below by the other's, in brackets "
-        "the least and the greatest of single rounds. ITL is between chunks of one stream. Answered, refused "
+        f"Medians over the rounds; ratios are {comparison.systems[0].name}'s by the other's, in brackets the "
+        "least and the greatest of single rounds. ITL is between chunks of one stream. Answered, refused "
         "(429 or 503) and failed are of all rounds."
     )
     where = (

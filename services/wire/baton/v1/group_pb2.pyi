@@ -73,7 +73,7 @@ class Command(_message.Message):
 
     @_builtins.property
     def step_costs(self) -> Global___StepCosts:
-        """Drafts are made and checked as far as they are worth that, and prompts share steps."""
+        """Drafts are made and checked, and prompts share steps, as far as that is worth it."""
 
     def __init__(
         self,
