@@ -89,19 +89,15 @@ def next_parts(
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
         return []
-    left = [
-        _before_the_last(room, budget_tokens) if sent else room.request.prefill_tokens - room.computed
-        for room in waiting
-    ]
+    rest = [room.request.prefill_tokens - room.computed for room in waiting]
+    left = [_before_the_last(room, budget_tokens) for room in waiting] if sent else list(rest)
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
-    rest = [room.request.prefill_tokens - room.computed for room in waiting]
-    takes = _shared(left, budget_tokens)
-    if fixed_tokens is not None:
-        shorter = _shared(left, min(_lot(left, sum(rest), fixed_tokens), budget_tokens))
-        if any(map(eq, shorter, rest)):
-            takes = shorter
+    lot = budget_tokens if fixed_tokens is None else _lot(left, sum(rest), fixed_tokens)
+    takes = _shared(left, min(lot, budget_tokens))
+    if lot < budget_tokens and not any(map(eq, takes, rest)):
+        takes = _shared(left, budget_tokens)
     return [
         PromptPart(room, room.computed, room.computed + count)
         for room, count in zip(waiting, takes, strict=True)

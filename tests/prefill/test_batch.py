@@ -59,8 +59,9 @@ def test_what_is_left_before_a_small_last_part_is_no_sliver() -> None:
 Told = list[tuple[int, int, int, bool]]
 
 
-def told(rooms: list[PrefillRoom], budget: int, scored: int = 1) -> Told:
-    return [(each.room.id, each.start, each.stop, each.last) for each in next_parts(rooms, budget, scored)]
+def told(rooms: list[PrefillRoom], budget: int, scored: int = 1, fixed: int | None = None) -> Told:
+    parts = next_parts(rooms, budget, scored, fixed_tokens=fixed)
+    return [(each.room.id, each.start, each.stop, each.last) for each in parts]
 
 
 def test_several_prompts_share_a_step() -> None:
@@ -140,8 +141,7 @@ FIXED = 13
 
 
 def lot(rooms: list[PrefillRoom], budget: int = 512, fixed: int = FIXED) -> Told:
-    parts = next_parts(rooms, budget, 1, fixed_tokens=fixed)
-    return [(each.room.id, each.start, each.stop, each.last) for each in parts]
+    return told(rooms, budget, fixed=fixed)
 
 
 def test_a_step_is_no_longer_than_is_worth_it_to_those_that_wait() -> None:
