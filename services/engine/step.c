@@ -560,14 +560,15 @@ static void more_of_tile(const number *blocks, const number *a, int64_t stride, 
     tile_of(blocks, a, stride, BLOCK, rows, NULL, 0, more, *to, BLOCK, &nothing, NULL, NULL);
 }
 
-/* Of weights, which come from memory: tile `place` of `tiles`, each of which asks for its share of the next block. */
+/* Of weights, which come from memory: tile `place` of `tiles`. Several, which go over the same block, ask each for its
+   share of the next one; ahead of a single one the core reads by itself. */
 INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int64_t place, int64_t tiles, tile_sums to,
                         struct summed *before, finisher finish, const void *of) {
     const factor *const blocks = weight.blocks;
     const int64_t depth = fed.depth;
     const int64_t askers = least(tiles, ASKING);
-    const int64_t ahead = tiles > 1 ? depth * BLOCK + place * depth * BLOCK / askers : AHEAD / (int64_t)sizeof *blocks;
-    const char *const next = place < askers ? (const char *)(blocks + ahead) : NULL;
+    const int64_t ahead = depth * BLOCK + place * depth * BLOCK / askers;
+    const char *const next = tiles > 1 && place < askers ? (const char *)(blocks + ahead) : NULL;
     tile_of(blocks, fed.rows, depth, depth, rows, next, 4 * BLOCK / (int)askers, 0, *to, BLOCK, before, finish, of);
 }
 
