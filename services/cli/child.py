@@ -20,8 +20,8 @@ CRASH: Final = "Fatal Python error: "
 """How `faulthandler` begins to tell where a process was that a signal is about to end."""
 OUTPUT_TIMEOUT_S: Final = 2.0
 LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Memory in large pages: a step of a model took 0 to 18 % less time, a server's tokens as long as before
-(docs/benchmarks). Other systems do not look at it."""
+"""The C library's memory in large pages, too; weights and pages of KV ask for them by themselves
+(docs/engine.md). Other systems do not look at it."""
 
 Say = Callable[[str], None]
 Worth = Callable[[str], bool]

@@ -27,6 +27,7 @@ from services.engine.kv_cache import PagedKvCache
 from services.engine.linears import joined
 from services.engine.plan import integers
 from services.engine.sight import Reach
+from services.engine.weight_memory import WeightMemory
 from services.runtime.model_facts import POSITIONS_MAX
 
 STRIP: Final = 32
@@ -165,6 +166,7 @@ class CompiledModel:
         self._codes = codes
         self._held: list[torch.Tensor] = []
         """What `_layers` and `_model` point to."""
+        self._memory = WeightMemory()
         self._layers = (_Layer * len(anatomy.layers))()
         for place, parts in enumerate(anatomy.layers):
             self._layers[place] = self._layer(parts)
@@ -207,17 +209,16 @@ class CompiledModel:
         weight, bias = joined(parts)
         order = _paired(torch.arange(len(weight))[:, None], self._block)[:, 0] if paired else None
         at = None if bias is None else self._hold((bias if order is None else bias[order]).float())
+        sizes: tuple[int, ...] = ()
         if self._codes is None:
             blocks = _in_blocks((weight if order is None else weight[order]).to(self._weights), self._block)
-            told = _Weight(self._hold(blocks))
         else:
             codes = coded.joined([self._codes[each] for each in parts])
             codes = codes if order is None else codes.rows(order)
             blocks = coded.in_blocks(codes, self._block)
-            has_leasts = codes.least is not None
-            told = _Weight(self._hold(blocks), codes.bits, codes.group, codes.scale.itemsize, has_leasts)
+            sizes = (codes.bits, codes.group, codes.scale.itemsize, codes.least is not None)
         self.weight_bytes += blocks.nbytes
-        return told, at
+        return _Weight(self._hold(self._memory.put(blocks)), *sizes), at
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._hold(norm.weight.float())

@@ -1,0 +1,32 @@
+"""Where do weights lie that every step reads from end to end?
+
+Side by side, in memory that is asked for in large pages: a core reads these up to half as fast again as small
+ones (docs/benchmarks). The C library may ask for them, too, but not for what a thread allocates.
+"""
+
+from typing import Final
+
+import torch
+
+from services.runtime.host_memory import HostMemory
+
+AREA_BYTES: Final = 64 << 20
+"""Asked of the system at once, of which it gives what is written to."""
+LINE_BYTES: Final = 64
+"""Where a tensor may begin: at a line of the caches."""
+
+
+class WeightMemory:
+    """An area is given back when nothing refers to any tensor in it."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of it. Raises MemoryError if the system refuses an area."""
+        length = tensor.nbytes
+        span = -(-length // LINE_BYTES) * LINE_BYTES
+        if len(self._free) < span:
+            self._free = torch.frombuffer(HostMemory(max(span, AREA_BYTES)).view, dtype=torch.uint8)
+        place, self._free = self._free[:length], self._free[span:]
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
