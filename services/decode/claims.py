@@ -9,7 +9,7 @@ from typing import Final
 
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
-from services.rooms.local import PromptPace, computed_here
+from services.rooms.local import Beside, PromptPace, computed_here
 from services.rooms.phases import Phase
 from services.rooms.receiver import UNDECIDED
 from services.runtime.clock import Clock
@@ -46,21 +46,20 @@ class Claims:
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
-        # Those that are to be computed here before it run beside it, as those that are handed over.
-        runs = [room for room in self._receiving.roster if room.is_held_up]
-        beside_steps = max(map(_steps, [*runs, *local]), default=0)
+        beside = self._beside(local, now_ms)
         near = self._near_tokens(now_ms)
         for room in looked_at:
             room.look_again_ms = now_ms + LOOK_MS
             known, request = room.request.prefill_tokens, room.request
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
-            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside_steps)
-            beside_steps = max(beside_steps, _steps(room))
+            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside)
             if why is None:
                 continue
             ahead += missing
             _relieve(rooms, room)
+            local.append(room)
+            beside = self._beside(local, now_ms)
             yield self._told(room, near, str(why))
 
     def _pace_told(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
@@ -80,16 +79,32 @@ class Claims:
         beside = self._pace.beside_tokens
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
+    def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> Beside:
+        """What runs beside the next prompt that is computed here: those that are computed before it, too."""
+        runs = [*(room for room in self._receiving.roster if room.runs), *local]
+        joins = [room for room in self._receiving.roster if room.phase in TO_RUN and room not in local]
+        return Beside(
+            sum(len(room.outputs) for room in runs),
+            max(map(_steps, runs), default=0),
+            sorted(_left_ms(room, now_ms) for room in joins),
+            max(map(_steps, joins), default=0),
+        )
+
     def _near_tokens(self, now_ms: int) -> int:
         """How much of prompts a step computes while none runs: it ends about when somebody is expected to."""
         rooms = (room for room in self._receiving.roster if not room.local and room.phase in TO_RUN)
-        expected_ms = (0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms for room in rooms)
-        return min(map(self._pace.tokens_within, expected_ms), default=self._pace.alone_tokens)
+        within = (self._pace.tokens_within(_left_ms(room, now_ms)) for room in rooms)
+        return min(within, default=self._pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """A scored prompt is prefill's (`scored-is-computed`)."""
         told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return told and not room.local and room.cause is None and now_ms >= room.look_again_ms
+
+
+def _left_ms(room: DecodeRoom, now_ms: int) -> int:
+    """Until it is handed over, as far as that is known."""
+    return 0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms
 
 
 def _steps(room: DecodeRoom) -> int:

@@ -14,7 +14,7 @@ class DecodeNeighbour:
 
     def chunk_tokens(self, most: int) -> int:
         holds_up = any(room.is_held_up for room in self._roster)
-        return max(min(most, self._pace.beside_tokens), 1) if holds_up else most
+        return max(min(most, self._pace.tokens_within(self._pace.gap_ms)), 1) if holds_up else most
 
     def stepped(self, tokens: int, ms: float) -> None:
         """It tells of prompts here, too, how long they take."""

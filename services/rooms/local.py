@@ -8,9 +8,13 @@ well, while prefill workers have more to do than this one.
 The leader decides, by its own clock; all ranks hear it as a command. Pure.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
+
+from services.rooms.step_cost import StepCost
 
 WEIGHT: Final = 0.2
 """Of the last step, in what is known of steps."""
@@ -33,15 +37,17 @@ class PromptPace:
     """Of prompts, in a step that holds nobody up."""
     least_tokens: int
     """Of prompts, in any step that has some."""
-    step_ms: float = field(default=0.0, init=False)
-    """Of a step without a part of a prompt."""
+    steps: StepCost = field(default_factory=StepCost, init=False)
+    """Without parts of prompts, by how many sequences they continue."""
     token_ms: float | None = field(default=None, init=False)
-    """That a prompt's token adds to a step that continues sequences, once it did."""
+    """By which a part lengthens a step that continues sequences, for each of its tokens, once one did."""
+    part_ms: float | None = field(default=None, init=False)
+    """By which it does beyond what its tokens take alone: the KV before it is laid out anew for each part."""
     alone_ms: float | None = field(default=None, init=False)
     """That a prompt's token takes in a step that continues none, once it did."""
 
     _beside_ago: int = field(default=0, init=False)
-    """Steps since `token_ms` was measured."""
+    """Steps since `token_ms` and `part_ms` were measured."""
     _alone_ago: int = field(default=0, init=False)
     """The same of `alone_ms`."""
 
@@ -50,28 +56,41 @@ class PromptPace:
         self._beside_ago += 1
         self._alone_ago += 1
         if not prompt_tokens:
-            self.step_ms = _mixed(self.step_ms or None, ms)
+            self.steps.note(sequences, ms)
+            self.steps.news()
         elif sequences:
-            self.token_ms = _mixed(self.token_ms, max(ms - self.step_ms, 0.0) / prompt_tokens)
+            added_ms = max(ms - self.steps.ms(sequences), 0.0)
+            self.token_ms = _mixed(self.token_ms, added_ms / prompt_tokens)
+            if self.alone_ms is not None:
+                self.part_ms = _mixed(self.part_ms, max(added_ms - prompt_tokens * self.alone_ms, 0.0))
             self._beside_ago = 0
         else:
             self.alone_ms = _mixed(self.alone_ms, ms / prompt_tokens)
             self._alone_ago = 0
         # It may have been an odd one, by which none would be computed again.
         if self._beside_ago == KNOWN_STEPS:
-            self.token_ms = None
+            self.token_ms = self.part_ms = None
         if self._alone_ago == KNOWN_STEPS:
             self.alone_ms = None
 
     @property
+    def _beside_ms(self) -> tuple[float, float] | None:
+        """By which a part lengthens a step that continues sequences, and each of its tokens does; None where
+        nothing is known of it."""
+        if self.alone_ms is not None:
+            return self.gap_ms / 2 if self.part_ms is None else self.part_ms, self.alone_ms
+        return None if self.token_ms is None else (0.0, self.token_ms)
+
+    @property
     def beside_tokens(self) -> int:
         """Of prompts, in a step that holds others up."""
-        added_ms = _first(self.token_ms, self.alone_ms)
-        if added_ms is None:
+        beside = self._beside_ms
+        if beside is None:
             return max(min(TRIED_TOKENS, self.alone_tokens), self.least_tokens)
-        if added_ms <= 0:
+        part_ms, token_ms = beside
+        if token_ms <= 0:
             return self.alone_tokens
-        return max(min(int(self.gap_ms / added_ms), self.alone_tokens), self.least_tokens)
+        return max(min(int((self.gap_ms - part_ms) / token_ms), self.alone_tokens), self.least_tokens)
 
     def tokens_within(self, ms: float) -> int:
         """Of prompts, in a step that continues none and takes about so many milliseconds, or is as short as
@@ -80,17 +99,30 @@ class PromptPace:
         fits = int(ms / each_ms) if each_ms else 0
         return max(min(fits, self.alone_tokens), self.beside_tokens)
 
-    def prompt_ms(self, tokens: int, beside_steps: int) -> float | None:
-        """How long so many tokens of prompts take; None where nothing is known of it. `beside_steps`: how
-        many more steps sequences run, at most."""
+    def prompt_ms(self, tokens: int, sequences: int, beside_steps: int) -> float | None:
+        """How long so many tokens of prompts take; None where nothing is known of it. `sequences`: that run
+        beside. `beside_steps`: for how many more steps, at most."""
         each = self.beside_tokens
         steps = ceil(tokens / each)
-        added_ms, alone_ms = _first(self.token_ms, self.alone_ms), _first(self.alone_ms, self.token_ms)
-        if added_ms is None or alone_ms is None:
-            return steps * TRIED_STEPS * self.step_ms or None
-        steps = min(steps, beside_steps)
-        beside = min(steps * each, tokens)
-        return steps * self.step_ms + beside * added_ms + (tokens - beside) * alone_ms
+        beside, step_ms = self._beside_ms, self.steps.ms(sequences)
+        if beside is None:
+            return steps * TRIED_STEPS * step_ms or None
+        part_ms, token_ms = beside
+        return min(steps, beside_steps) * (step_ms + part_ms) + tokens * token_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What runs beside a prompt that is computed here."""
+
+    sequences: int
+    """Now, or when prompts are computed that come before it."""
+    steps: int
+    """For how many more steps they run, at most."""
+    joins_ms: Sequence[float]
+    """When others are handed over, from now on, ascending."""
+    joining_steps: int
+    """For how many steps these run, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +143,19 @@ class LocalRoom:
 
 
 def computed_here(
-    pace: PromptPace, missing: int, known: int, ahead: int, prefill_ms: float, beside_steps: int
+    pace: PromptPace, missing: int, known: int, ahead: int, prefill_ms: float, beside: Beside
 ) -> LocalRoom | None:
     """Of a room of `known` tokens; None: it is prefill's. `missing`: of these, in this worker's pages.
     `ahead`: tokens of other prompts that are to be computed here before it. `prefill_ms`: until prefill has
-    computed it, from now on. `beside_steps`: how many more steps sequences run here, at most. Where no step
-    was made yet, one is tried."""
+    computed it, from now on. Where no step was made yet, one is tried."""
     if not pace.gap_ms or prefill_ms <= 0:
         return None
-    here_ms = pace.prompt_ms(ahead + missing, beside_steps)
-    here_first = not (beside_steps or ahead) if here_ms is None else here_ms <= prefill_ms
+    tokens = ahead + missing
+    here_ms = pace.prompt_ms(tokens, beside.sequences, beside.steps)
+    joined = 0 if here_ms is None else bisect_right(beside.joins_ms, here_ms)
+    if joined:
+        here_ms = pace.prompt_ms(tokens, beside.sequences + joined, beside.steps + beside.joining_steps)
+    here_first = not (beside.steps or ahead) if here_ms is None else here_ms <= prefill_ms
     return LocalRoom(missing, known, here_ms, prefill_ms) if here_first else None
 
 

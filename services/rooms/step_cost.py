@@ -91,6 +91,12 @@ class StepCost:
         weight = max((self._alike * self._positions) ** 2, 1.0)
         return max((self._joint + weight * before) / (self._spread + weight), 0.0)
 
+    def ms(self, positions: int) -> float:
+        """Of a step of so many positions; 0 until one was measured."""
+        return (
+            max(self._ms + self._each * (positions - self._positions), 0.05 * self._ms) if self._ms else 0.0
+        )
+
     def news(self) -> Costs | None:
         """What all ranks are to go by from now on, where it is something else; said once."""
         if self._since < SENT_STEPS:

@@ -9,7 +9,7 @@ import pytest
 from services.ids import RoomId
 from services.pages.pool import PageState
 from services.rooms.errors import Refusal
-from services.rooms.local import KNOWN_STEPS, PromptPace
+from services.rooms.local import KNOWN_STEPS, Beside, PromptPace, computed_here
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -64,7 +64,8 @@ async def test_prompts_that_come_at_once_are_shared(
 ) -> None:
     """What is claimed of them it does not compute before the next."""
     bench.sender.may_connect.clear()
-    bench.work._computing.pace.token_ms, bench.work._computing.pace.step_ms = 1.0, 1.0
+    bench.work._computing.pace.stepped(0, 1, 1.0)
+    bench.work._computing.pace.token_ms = 1.0
     for room in (1, 2, 3, 4):
         wire = inference_pb2.StreamRoomRequest(
             room=room,
@@ -308,10 +309,10 @@ async def test_a_prompt_is_not_scored_without_prefill(bench: DecodeBench) -> Non
 def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
     pace = PromptPace(GAP_MS, 256, 16)
     pace.stepped(64, 0, 2_000)
-    assert pace.prompt_ms(512, 0) == 16_000
+    assert pace.prompt_ms(512, 0, 0) == 16_000
     for _ in range(KNOWN_STEPS):
         pace.stepped(0, 4, 40)
-    assert pace.prompt_ms(512, 1_000) == 8 * 2 * 40
+    assert pace.prompt_ms(512, 4, 1_000) == 8 * 2 * 40
 
 
 def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> None:
@@ -319,10 +320,60 @@ def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> No
     pace = PromptPace(20, 256, 16)
     pace.stepped(0, 4, 10)
     pace.stepped(16, 4, 34)  # 24 ms more than without
-    assert pace.prompt_ms(160, 5) == 5 * 10 + 160 * 1.5, "nothing else is known"
-    pace.stepped(200, 0, 200)
     assert pace.beside_tokens == 16
-    assert pace.prompt_ms(160, 1_000) == 10 * (10 + 24)
-    assert pace.prompt_ms(160, 5) == 5 * (10 + 24) + 80 * 1
-    assert pace.prompt_ms(160, 0) == 160
-    assert pace.prompt_ms(10, 5) == 10 + 10 * 1.5
+    assert pace.prompt_ms(160, 4, 5) == 5 * 10 + 160 * 1.5, "nothing else is known"
+    pace.stepped(200, 0, 200)
+    pace.stepped(16, 4, 34)
+    assert pace.part_ms == 24 - 16
+    assert pace.prompt_ms(160, 4, 1_000) == 10 * (10 + 24)
+    assert pace.prompt_ms(160, 4, 5) == 5 * (10 + 24) + 80 * 1
+    assert pace.prompt_ms(160, 4, 0) == 160
+    assert pace.prompt_ms(10, 4, 5) == 10 + 8 + 10 * 1
+
+
+def test_parts_do_not_shrink_with_what_each_of_them_costs() -> None:
+    """Of 20 ms 12 are a part's and 8 its tokens'. By the tokens' mean alone it would have ever fewer."""
+    pace = PromptPace(20, 256, 1)
+    pace.stepped(0, 4, 10)
+    pace.stepped(256, 0, 256)
+    for _ in range(100):
+        tokens = pace.beside_tokens
+        pace.stepped(tokens, 4, 10 + 12 + tokens)
+    assert tokens == pytest.approx(8, abs=1)
+
+
+def test_half_of_what_a_part_may_take_is_its_own_until_that_was_measured() -> None:
+    pace = PromptPace(20, 256, 1)
+    pace.stepped(256, 0, 256)
+    assert pace.beside_tokens == 10
+
+
+def measured() -> PromptPace:
+    """A step takes ten milliseconds and one for each sequence; a token of a prompt one, and its part none."""
+    pace = PromptPace(20, 256, 20)
+    pace.stepped(256, 0, 256)
+    for _ in range(50):
+        for sequences in (1, 5, 9):
+            pace.stepped(0, sequences, 10 + sequences)
+    pace.part_ms = 0.0
+    return pace
+
+
+def test_a_step_is_as_long_as_one_of_so_many_sequences() -> None:
+    pace = measured()
+    assert pace.prompt_ms(200, 1, 1_000) == pytest.approx(10 * 11 + 200, rel=0.01)
+    assert pace.prompt_ms(200, 9, 1_000) == pytest.approx(10 * 19 + 200, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("joins_ms", "here_ms"),
+    [([], 200), ([201], 200), ([0], 10 * 11 + 200), ([0, 100, 199, 201], 10 * 13 + 200)],
+)
+def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(joins_ms: list[float], here_ms: float) -> None:
+    """It is prefill's where it would have it sooner than in longer steps."""
+    pace = measured()
+    beside = Beside(0, 0, joins_ms, 1_000)
+    why = computed_here(pace, 200, 200, 0, 10_000, beside)
+    assert why is not None
+    assert why.here_ms == pytest.approx(here_ms, rel=0.01)
+    assert computed_here(pace, 200, 200, 0, here_ms - 5, beside) is None

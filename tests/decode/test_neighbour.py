@@ -25,7 +25,7 @@ async def test_whoever_runs_here_is_held_up_as_long_as_by_a_prompt_of_its_own_si
         bench.engine.hold()
         await running(bench, asked(1, 1))
         pace = bench.work._computing.pace
-        assert neighbour.chunk_tokens(CHUNK) == pace.beside_tokens == max(GAP_MS // 2, pace.least_tokens)
+        assert neighbour.chunk_tokens(CHUNK) == max(GAP_MS // 2, pace.least_tokens), "a step of its own"
         assert neighbour.chunk_tokens(1) == 1
         bench.engine.go()
         await bench.settle()
