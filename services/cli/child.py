@@ -20,7 +20,7 @@ CRASH: Final = "Fatal Python error: "
 """How `faulthandler` begins to tell where a process was that a signal is about to end."""
 OUTPUT_TIMEOUT_S: Final = 2.0
 LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""The C library's memory in large pages, too; weights and pages of KV ask for them by themselves
+"""The C library's memory in large pages, too; weights of the compiled step and pages of KV ask by themselves
 (docs/engine.md). Other systems do not look at it."""
 
 Say = Callable[[str], None]

@@ -9,7 +9,7 @@ from typing import Final
 
 from services.decode.room import DecodeRoom
 from services.handover.receiving import Receiving
-from services.rooms.local import Beside, PromptPace, computed_here
+from services.rooms.local import Beside, Joining, PromptPace, computed_here
 from services.rooms.phases import Phase
 from services.rooms.receiver import UNDECIDED
 from services.runtime.clock import Clock
@@ -28,8 +28,12 @@ LOOK_MS: Final = 50
 
 
 class Claims:
-    def __init__(self, receiving: Receiving[DecodeRoom], pace: PromptPace, clock: Clock) -> None:
+    def __init__(
+        self, receiving: Receiving[DecodeRoom], pace: PromptPace, max_running: int, clock: Clock
+    ) -> None:
+        """`max_running`: most sequences that a step continues."""
         self._receiving = receiving
+        self._max_running = max_running
         self._pace = pace
         self._clock = clock
         self._tell_again_ms = 0
@@ -80,14 +84,16 @@ class Claims:
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> Beside:
-        """What runs beside the next prompt that is computed here: those that are computed before it, too."""
-        runs = [*(room for room in self._receiving.roster if room.runs), *local]
-        joins = [room for room in self._receiving.roster if room.phase in TO_RUN and room not in local]
+        """`local`: rooms whose prompts are computed before it. They run beside it, too, as do those that run
+        now and those that are handed over meanwhile."""
+        rooms = [room for room in self._receiving.roster if room.cause is None]
+        runs = [*(room for room in rooms if room.runs), *local]
+        joins = [room for room in rooms if room.phase in TO_RUN and not room.local and room not in local]
         return Beside(
-            sum(len(room.outputs) for room in runs),
+            sum(len(room.ends.going_on) for room in runs),
             max(map(_steps, runs), default=0),
-            sorted(_left_ms(room, now_ms) for room in joins),
-            max(map(_steps, joins), default=0),
+            sorted(Joining(_left_ms(each, now_ms), each.request.choices, _steps(each)) for each in joins),
+            self._max_running,
         )
 
     def _near_tokens(self, now_ms: int) -> int:

@@ -92,7 +92,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._max_running = max_running
         self._landing = PageCheck(receiving, parts.stepper)
         self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
-        self._claims = Claims(receiving, computing.pace, parts.clock)
+        self._claims = Claims(receiving, computing.pace, max_running, parts.clock)
         self.neighbour = DecodeNeighbour(receiving.roster, computing.pace)
         """Of a prefill worker on the same thread."""
         self._untold = True

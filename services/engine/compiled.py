@@ -311,7 +311,7 @@ def _in_blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
     pair = 4 // weight.itemsize
     if outs % block:
         weight = torch.cat((weight, weight.new_zeros(-outs % block, depth)))
-    return weight.view(-1, block, depth // pair, pair).transpose(1, 2).contiguous()
+    return weight.view(-1, block, depth // pair, pair).transpose(1, 2)
 
 
 def _at(tensor: torch.Tensor) -> int:

@@ -121,7 +121,7 @@ enum {
     HEAD_STRIPS = 8,                /* that a head has at most */
     SIDE = 4,                       /* a page has a multiple of so many tokens */
     WEIGHED = ROWS == 32 ? 16 : 4,  /* queries of one token that values are weighed for at once */
-    MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights, */
+    MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights (not by AMX), */
     AHEAD = 8192,                   /* so many bytes ahead; */
     ASKING = ROWS == 32 ? 32 : 4,   /* of several, up to so many ask for the next block */
     ASKS_FOR_SUMS = ROWS < 32,      /* what a prompt's sums are written to is asked for */

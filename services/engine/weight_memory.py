@@ -23,10 +23,21 @@ class WeightMemory:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of it. Raises MemoryError if the system refuses an area."""
+        """A contiguous copy of it."""
         length = tensor.nbytes
         span = -(-length // LINE_BYTES) * LINE_BYTES
-        if len(self._free) < span:
-            self._free = torch.frombuffer(HostMemory(max(span, AREA_BYTES)).view, dtype=torch.uint8)
-        place, self._free = self._free[:length], self._free[span:]
+        if span > AREA_BYTES:
+            place = _area(span)[:length]
+        else:
+            if len(self._free) < span:
+                self._free = _area(AREA_BYTES)
+            place, self._free = self._free[:length], self._free[span:]
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _area(length: int) -> torch.Tensor:
+    """So many bytes; from the C library where the system refuses them by themselves."""
+    try:
+        return torch.frombuffer(HostMemory(length).view, dtype=torch.uint8)
+    except MemoryError:
+        return torch.empty(length, dtype=torch.uint8)

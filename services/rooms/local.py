@@ -8,11 +8,10 @@ well, while prefill workers have more to do than this one.
 The leader decides, by its own clock; all ranks hear it as a command. Pure.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.rooms.step_cost import StepCost
 
@@ -37,8 +36,10 @@ class PromptPace:
     """Of prompts, in a step that holds nobody up."""
     least_tokens: int
     """Of prompts, in any step that has some."""
-    steps: StepCost = field(default_factory=StepCost, init=False)
+    _steps: StepCost = field(default_factory=StepCost, init=False)
     """Without parts of prompts, by how many sequences they continue."""
+    _slower: float = field(default=1.0, init=False)
+    """Times what a step takes by these, the last ones took: KV grows longer."""
     token_ms: float | None = field(default=None, init=False)
     """By which a part lengthens a step that continues sequences, for each of its tokens, once one did."""
     part_ms: float | None = field(default=None, init=False)
@@ -47,24 +48,30 @@ class PromptPace:
     """That a prompt's token takes in a step that continues none, once it did."""
 
     _beside_ago: int = field(default=0, init=False)
-    """Steps since `token_ms` and `part_ms` were measured."""
+    """Steps since one had sequences and a part of a prompt."""
     _alone_ago: int = field(default=0, init=False)
-    """The same of `alone_ms`."""
+    """Steps since one had a part of a prompt alone."""
+
+    def step_ms(self, sequences: int) -> float:
+        """Of a step without a part of a prompt; 0 until one was measured."""
+        return self._slower * self._steps.ms(max(sequences, 1))
 
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
         """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
         self._beside_ago += 1
         self._alone_ago += 1
         if not prompt_tokens:
-            self.steps.note(sequences, ms)
-            self.steps.news()
+            self._steps.note(sequences, ms)
+            self._steps.believe()
+            if expected_ms := self._steps.ms(sequences):
+                self._slower = _mixed(self._slower, ms / expected_ms)
         elif sequences:
-            added_ms = max(ms - self.steps.ms(sequences), 0.0)
+            added_ms = max(ms - self.step_ms(sequences), 0.0)
             self.token_ms = _mixed(self.token_ms, added_ms / prompt_tokens)
             if self.alone_ms is not None:
                 self.part_ms = _mixed(self.part_ms, max(added_ms - prompt_tokens * self.alone_ms, 0.0))
             self._beside_ago = 0
-        else:
+        elif prompt_tokens >= TRIED_TOKENS:  # a smaller part takes as long as a step, whatever it has
             self.alone_ms = _mixed(self.alone_ms, ms / prompt_tokens)
             self._alone_ago = 0
         # It may have been an odd one, by which none would be computed again.
@@ -74,20 +81,21 @@ class PromptPace:
             self.alone_ms = None
 
     @property
-    def _beside_ms(self) -> tuple[float, float] | None:
+    def _part_and_token_ms(self) -> tuple[float, float] | None:
         """By which a part lengthens a step that continues sequences, and each of its tokens does; None where
-        nothing is known of it."""
-        if self.alone_ms is not None:
-            return self.gap_ms / 2 if self.part_ms is None else self.part_ms, self.alone_ms
-        return None if self.token_ms is None else (0.0, self.token_ms)
+        nothing is known of it. Half of a large part is believed to be its own until one was measured."""
+        if self.alone_ms is None:
+            return None if self.token_ms is None else (0.0, self.token_ms)
+        believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms) / 2
+        return believed_ms if self.part_ms is None else self.part_ms, self.alone_ms
 
     @property
     def beside_tokens(self) -> int:
         """Of prompts, in a step that holds others up."""
-        beside = self._beside_ms
-        if beside is None:
+        known = self._part_and_token_ms
+        if known is None:
             return max(min(TRIED_TOKENS, self.alone_tokens), self.least_tokens)
-        part_ms, token_ms = beside
+        part_ms, token_ms = known
         if token_ms <= 0:
             return self.alone_tokens
         return max(min(int((self.gap_ms - part_ms) / token_ms), self.alone_tokens), self.least_tokens)
@@ -95,20 +103,29 @@ class PromptPace:
     def tokens_within(self, ms: float) -> int:
         """Of prompts, in a step that continues none and takes about so many milliseconds, or is as short as
         one beside others."""
-        each_ms = _first(self.alone_ms, self.token_ms)
+        each_ms = self.token_ms if self.alone_ms is None else self.alone_ms
         fits = int(ms / each_ms) if each_ms else 0
         return max(min(fits, self.alone_tokens), self.beside_tokens)
 
     def prompt_ms(self, tokens: int, sequences: int, beside_steps: int) -> float | None:
         """How long so many tokens of prompts take; None where nothing is known of it. `sequences`: that run
         beside. `beside_steps`: for how many more steps, at most."""
-        each = self.beside_tokens
-        steps = ceil(tokens / each)
-        beside, step_ms = self._beside_ms, self.steps.ms(sequences)
-        if beside is None:
+        steps = ceil(tokens / self.beside_tokens)
+        known, step_ms = self._part_and_token_ms, self.step_ms(sequences)
+        if known is None:
             return steps * TRIED_STEPS * step_ms or None
-        part_ms, token_ms = beside
+        part_ms, token_ms = known
         return min(steps, beside_steps) * (step_ms + part_ms) + tokens * token_ms
+
+
+class Joining(NamedTuple):
+    """A room that is handed over, and runs beside what is computed here from then on."""
+
+    left_ms: float
+    """Until then."""
+    sequences: int
+    steps: int
+    """For how many steps it runs, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +136,21 @@ class Beside:
     """Now, or when prompts are computed that come before it."""
     steps: int
     """For how many more steps they run, at most."""
-    joins_ms: Sequence[float]
-    """When others are handed over, from now on, ascending."""
-    joining_steps: int
-    """For how many steps these run, at most."""
+    joins: Sequence[Joining]
+    """The next ones first."""
+    sequences_max: int
+    """Most that a step continues."""
+
+    def prompt_ms(self, pace: PromptPace, tokens: int, until_ms: float) -> float | None:
+        """See `PromptPace.prompt_ms`. It looks no further than `until_ms`."""
+        sequences, joining = self.sequences, 0
+        here_ms = pace.prompt_ms(tokens, sequences, self.steps)
+        for each in self.joins:
+            if here_ms is None or not each.left_ms < here_ms <= until_ms or sequences >= self.sequences_max:
+                break
+            sequences, joining = sequences + each.sequences, max(joining, each.steps)
+            here_ms = pace.prompt_ms(tokens, sequences, self.steps + joining)
+        return here_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +178,10 @@ def computed_here(
     computed it, from now on. Where no step was made yet, one is tried."""
     if not pace.gap_ms or prefill_ms <= 0:
         return None
-    tokens = ahead + missing
-    here_ms = pace.prompt_ms(tokens, beside.sequences, beside.steps)
-    joined = 0 if here_ms is None else bisect_right(beside.joins_ms, here_ms)
-    if joined:
-        here_ms = pace.prompt_ms(tokens, beside.sequences + joined, beside.steps + beside.joining_steps)
+    here_ms = beside.prompt_ms(pace, ahead + missing, prefill_ms)
     here_first = not (beside.steps or ahead) if here_ms is None else here_ms <= prefill_ms
     return LocalRoom(missing, known, here_ms, prefill_ms) if here_first else None
 
 
 def _mixed(before: float | None, now: float) -> float:
     return now if before is None else before + WEIGHT * (now - before)
-
-
-def _first(one: float | None, other: float | None) -> float | None:
-    """What is known of both, the one before the other."""
-    return other if one is None else one

@@ -1,7 +1,7 @@
 """What does one more position take of a step's time?
 
 Machines differ, and so do the ranks of a worker. So the numbers are agreed: the leader reads them off its own
-steps, and all ranks go by that.
+steps, and all ranks go by that. `StepCost.ms` is for the leader's own use.
 """
 
 from typing import Final, NamedTuple
@@ -93,9 +93,13 @@ class StepCost:
 
     def ms(self, positions: int) -> float:
         """Of a step of so many positions; 0 until one was measured."""
-        return (
-            max(self._ms + self._each * (positions - self._positions), 0.05 * self._ms) if self._ms else 0.0
-        )
+        if not self._ms:
+            return 0.0
+        return max(self._ms + self._each * (positions - self._positions), 0.05 * self._ms)
+
+    def believe(self) -> None:
+        """What was measured is what holds from now on where steps are alike. For who tells nobody."""
+        self.news()
 
     def news(self) -> Costs | None:
         """What all ranks are to go by from now on, where it is something else; said once."""

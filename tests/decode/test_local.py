@@ -9,7 +9,7 @@ import pytest
 from services.ids import RoomId
 from services.pages.pool import PageState
 from services.rooms.errors import Refusal
-from services.rooms.local import KNOWN_STEPS, Beside, PromptPace, computed_here
+from services.rooms.local import KNOWN_STEPS, Beside, Joining, PromptPace, computed_here
 from services.rooms.phases import Phase
 from services.rooms.request import Request
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -331,21 +331,37 @@ def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> No
     assert pace.prompt_ms(10, 4, 5) == 10 + 8 + 10 * 1
 
 
-def test_parts_do_not_shrink_with_what_each_of_them_costs() -> None:
-    """Of 20 ms 12 are a part's and 8 its tokens'. By the tokens' mean alone it would have ever fewer."""
+def test_what_a_part_costs_by_itself_is_told_from_what_its_tokens_do() -> None:
+    """Of 20 ms 12 are the part's: so a longer prompt takes many of them."""
     pace = PromptPace(20, 256, 1)
     pace.stepped(0, 4, 10)
     pace.stepped(256, 0, 256)
     for _ in range(100):
-        tokens = pace.beside_tokens
-        pace.stepped(tokens, 4, 10 + 12 + tokens)
-    assert tokens == pytest.approx(8, abs=1)
+        pace.stepped(pace.beside_tokens, 4, 10 + 12 + pace.beside_tokens)
+    assert pace.beside_tokens == 8
+    assert pace.part_ms == pytest.approx(12)
+    assert pace.prompt_ms(80, 4, 1_000) == pytest.approx(10 * (10 + 12 + 8))
 
 
-def test_half_of_what_a_part_may_take_is_its_own_until_that_was_measured() -> None:
-    pace = PromptPace(20, 256, 1)
+def test_a_small_part_alone_says_nothing_of_large_ones() -> None:
+    pace = PromptPace(50, 256, 16)
+    pace.stepped(1, 0, 18)
+    assert pace.alone_ms is None
     pace.stepped(256, 0, 256)
-    assert pace.beside_tokens == 10
+    pace.stepped(1, 0, 18)
+    assert pace.alone_ms == 1
+
+
+@pytest.mark.parametrize(("gap_ms", "beside"), [(20, 10), (1_000, 256)])
+def test_half_of_a_part_is_its_own_until_that_was_measured(gap_ms: int, beside: int) -> None:
+    """Of as large a one as there are: a longer gap makes no prompt dearer."""
+    pace = PromptPace(gap_ms, 256, 1)
+    pace.stepped(0, 1, 10)
+    pace.stepped(256, 0, 256)
+    assert pace.beside_tokens == beside
+    assert pace.prompt_ms(256, 1, 1_000) == pytest.approx(
+        256 + 256 // beside * (10 + min(gap_ms, 256) / 2), rel=0.1
+    )
 
 
 def measured() -> PromptPace:
@@ -365,15 +381,44 @@ def test_a_step_is_as_long_as_one_of_so_many_sequences() -> None:
     assert pace.prompt_ms(200, 9, 1_000) == pytest.approx(10 * 19 + 200, rel=0.01)
 
 
+def test_a_step_is_as_long_as_the_last_ones_were() -> None:
+    """KV grows longer: twenty steps say so."""
+    pace = measured()
+    for _ in range(20):
+        pace.stepped(0, 5, 30)
+    assert pace.step_ms(5) == pytest.approx(30, rel=0.05)
+
+
 @pytest.mark.parametrize(
-    ("joins_ms", "here_ms"),
-    [([], 200), ([201], 200), ([0], 10 * 11 + 200), ([0, 100, 199, 201], 10 * 13 + 200)],
+    ("left_ms", "here_ms"),
+    [
+        ([], 200),
+        ([201], 200),
+        ([0], 10 * 11 + 200),
+        ([0, 100, 199, 250, 1_000], 10 * 14 + 200),
+        ([0, 0, 0, 0, 0, 0, 0, 0], 10 * 15 + 200),
+    ],
+    ids=["nobody", "behind it", "at once", "one after the other", "more than a step continues"],
 )
-def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(joins_ms: list[float], here_ms: float) -> None:
+def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float], here_ms: float) -> None:
     """It is prefill's where it would have it sooner than in longer steps."""
     pace = measured()
-    beside = Beside(0, 0, joins_ms, 1_000)
+    beside = Beside(0, 0, [Joining(each, 1, 1_000) for each in left_ms], 5)
     why = computed_here(pace, 200, 200, 0, 10_000, beside)
     assert why is not None
-    assert why.here_ms == pytest.approx(here_ms, rel=0.01)
-    assert computed_here(pace, 200, 200, 0, here_ms - 5, beside) is None
+    assert why.here_ms == pytest.approx(here_ms, rel=0.02)
+    assert computed_here(pace, 200, 200, 0, here_ms * 0.97, beside) is None
+
+
+async def test_what_is_handed_over_soon_leaves_a_prompt_to_prefill(bench: DecodeBench) -> None:
+    """Alone it would be computed here in 30 ms; beside what comes in 5 it takes as many steps as parts."""
+    bench.work._computing.pace = bench.work._claims._pace = measured()
+    other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)), max_tokens=50)
+    await bench.stream(other, prefill_ms=5)
+    assert not (await bench.granted(1)).mine
+    await bench.stream(long(2, tokens=30), prefill_ms=35)
+    assert not (await bench.granted(2)).mine
+    bench.land(other)
+    bench.land(long(2, tokens=30))
+    await bench.settle()
+    bench.assert_empty()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.engine import weight_memory
 from services.engine.weight_memory import AREA_BYTES, LINE_BYTES, WeightMemory
 from tests.engine.kernels import Directory, load, needs_kernel
 
@@ -50,6 +51,27 @@ def test_what_is_longer_than_an_area_has_one_of_its_own() -> None:
 def test_an_area_outlives_the_memory_with_what_lies_in_it() -> None:
     kept = WeightMemory().put(torch.ones(7))
     assert kept.equal(torch.ones(7))
+
+
+def test_an_area_is_given_back_with_the_last_of_them() -> None:
+    memory = WeightMemory()
+    first, second = memory.put(torch.ones(7)), memory.put(torch.ones(7))
+    place = first.data_ptr()
+    del memory, first
+    assert flags(place)
+    del second
+    with pytest.raises(AssertionError, match="nothing is mapped"):
+        flags(place)
+
+
+def test_where_the_system_refuses_an_area_weights_lie_in_the_librarys_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(length: int) -> None:
+        raise MemoryError(f"{length} bytes")
+
+    monkeypatch.setattr(weight_memory, "HostMemory", refused)
+    assert WeightMemory().put(torch.ones(7)).equal(torch.ones(7))
 
 
 def test_the_system_is_asked_for_large_pages() -> None:
