@@ -83,10 +83,10 @@ class PromptPace:
     @property
     def _part_and_token_ms(self) -> tuple[float, float] | None:
         """By which a part lengthens a step that continues sequences, and each of its tokens does; None where
-        nothing is known of it. Half of a large part is believed to be its own until one was measured."""
+        nothing is known of it. Until a part was measured it is believed to take all that it may by itself."""
         if self.alone_ms is None:
             return None if self.token_ms is None else (0.0, self.token_ms)
-        believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms) / 2
+        believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms)
         return believed_ms if self.part_ms is None else self.part_ms, self.alone_ms
 
     @property

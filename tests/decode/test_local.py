@@ -352,16 +352,18 @@ def test_a_small_part_alone_says_nothing_of_large_ones() -> None:
     assert pace.alone_ms == 1
 
 
-@pytest.mark.parametrize(("gap_ms", "beside"), [(20, 10), (1_000, 256)])
-def test_half_of_a_part_is_its_own_until_that_was_measured(gap_ms: int, beside: int) -> None:
-    """Of as large a one as there are: a longer gap makes no prompt dearer."""
-    pace = PromptPace(gap_ms, 256, 1)
+@pytest.mark.parametrize(
+    ("gap_ms", "beside", "here_ms"), [(20, 16, 16 * (10 + 20) + 256), (1_000, 256, 10 + 256 + 256)]
+)
+def test_a_part_takes_all_that_it_may_by_itself_until_one_was_measured(
+    gap_ms: int, beside: int, here_ms: float
+) -> None:
+    """But no more than as many tokens as a step has: a longer gap makes no prompt dearer."""
+    pace = PromptPace(gap_ms, 256, 16)
     pace.stepped(0, 1, 10)
     pace.stepped(256, 0, 256)
     assert pace.beside_tokens == beside
-    assert pace.prompt_ms(256, 1, 1_000) == pytest.approx(
-        256 + 256 // beside * (10 + min(gap_ms, 256) / 2), rel=0.1
-    )
+    assert pace.prompt_ms(256, 1, 1_000) == pytest.approx(here_ms)
 
 
 def measured() -> PromptPace:
