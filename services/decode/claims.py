@@ -86,9 +86,8 @@ class Claims:
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> Beside:
         """`local`: rooms whose prompts are computed before it. They run beside it, too, as do those that run
         now and those that are handed over meanwhile."""
-        rooms = [room for room in self._receiving.roster if room.cause is None]
-        runs = [*(room for room in rooms if room.runs), *local]
-        joins = [room for room in rooms if room.phase in TO_RUN and not room.local and room not in local]
+        runs = [*(room for room in self._receiving.roster if room.runs and room.cause is None), *local]
+        joins = [room for room in self._handed_over() if room.cause is None and room not in local]
         return Beside(
             sum(len(room.ends.going_on) for room in runs),
             max(map(_steps, runs), default=0),
@@ -96,10 +95,13 @@ class Claims:
             self._max_running,
         )
 
+    def _handed_over(self) -> Iterator[DecodeRoom]:
+        """Rooms that are, or may be, and do not run yet."""
+        return (room for room in self._receiving.roster if room.phase in TO_RUN and not room.local)
+
     def _near_tokens(self, now_ms: int) -> int:
         """How much of prompts a step computes while none runs: it ends about when somebody is expected to."""
-        rooms = (room for room in self._receiving.roster if not room.local and room.phase in TO_RUN)
-        within = (self._pace.tokens_within(_left_ms(room, now_ms)) for room in rooms)
+        within = (self._pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
         return min(within, default=self._pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
