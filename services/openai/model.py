@@ -9,6 +9,7 @@ from services.openai.dialects import AUTO
 from services.openai.drawing import differing, recommended
 from services.openai.hearing import Forms, forms_of
 from services.openai.schemas import Drawing
+from services.openai.token_floor import TokenFloor
 from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
 from services.runtime.logging import Log
 from services.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
@@ -21,6 +22,8 @@ TEMPLATE: Final = "chat_template.jinja"
 TOOLS_KNOWN: Final = "the chat template knows tools"
 TOOLS_TOLD: Final = "the chat template knows no tools: they are told in the system message"
 TOOLS_REFUSED: Final = "the chat template knows no tools: requests with some are refused"
+LENGTH_KNOWN: Final = "texts too long for the context are refused by their length, before tokenising"
+LENGTH_UNKNOWN: Final = "texts too long for the context are refused by their tokens: their length bounds none"
 AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
 """Files in which a chat template may be beside other words."""
 
@@ -82,6 +85,7 @@ def load_served_model(
             first=lacking[0],
             vocabulary=facts.vocab_size,
         )
+    log_floor(tokenizer.floor)
     if differing(drawing):
         log.info(
             "tokens are drawn as the model recommends where a request does not say it; "
@@ -101,6 +105,14 @@ def load_served_model(
         forms=forms,
         aliases=aliases,
     )
+
+
+def log_floor(floor: TokenFloor) -> None:
+    """Log whether a text that cannot fit is refused before it is tokenised."""
+    if floor.unknown_because:
+        log.info(LENGTH_UNKNOWN, because=floor.unknown_because)
+    else:
+        log.info(LENGTH_KNOWN, bytes_per_token=floor.bytes_per_token)
 
 
 def _template_file(model_dir: Path) -> Path:

@@ -155,7 +155,8 @@ class Prompts:
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
         except TooManyTokens as error:
-            raise self._too_many(param, counted(error.tokens, "token")) from None
+            tokens = counted(error.tokens, "token")
+            raise self._too_many(param, tokens if error.counted_all else f"more than {tokens}") from None
 
     def _too_many(self, param: str, tokens: str) -> ApiError:
         context = self._backend.limits().context_tokens

@@ -19,6 +19,13 @@ from services.openai.token_floor import TokenFloor
 from services.runtime.model_facts import json_object
 from services.runtime.tokenizer_files import reference_tokenizer
 
+WHOLE_BYTES_MAX: Final = 128 * 2**10
+"""A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""
+PIECE_CHARS: Final = 32 * 2**10
+"""Length of the pieces in which the tokens of a longer text are counted first."""
+COUNT_MARGIN: Final = 2
+"""A text is refused by the count of its pieces from this many times the bound on. Cutting it changes the
+count near the cuts alone."""
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
@@ -33,9 +40,11 @@ class Codec(Protocol):
 class TooManyTokens(Exception):
     """A text has more tokens than are wanted."""
 
-    def __init__(self, tokens: int) -> None:
-        super().__init__(f"it has {tokens} tokens")
+    def __init__(self, tokens: int, *, counted_all: bool = True) -> None:
+        """`counted_all`: the text has `tokens`; else it has more."""
+        super().__init__(f"it has {tokens} tokens" if counted_all else f"it has more than {tokens} tokens")
         self.tokens = tokens
+        self.counted_all = counted_all
 
 
 def keep_torch_out() -> None:
@@ -63,6 +72,7 @@ class Tokenizer:
         self._added: dict[int, str] = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items()
         }
+        self._longest_added = max([0, *(len(each.encode()) for each in self._added.values())])
         self._added_ids = {text: id_ for id_, text in self._added.items()}
         self._special = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
@@ -85,11 +95,18 @@ class Tokenizer:
         """That `encode` makes of a text; by its length, which costs nearly nothing."""
         return self._floor.least(text)
 
+    @property
+    def floor(self) -> TokenFloor:
+        """What the length of a text says about its tokens."""
+        return self._floor
+
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """The token ids of `text`; markup of special tokens in it becomes those tokens.
 
         Raises TooManyTokens where there are more than `most`.
         """
+        if most is not None:
+            self._count_in_pieces(text, most)
         # The fast form leaves out where in the text each token came from, a quarter of the work.
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         count = len(encoded)
@@ -98,6 +115,24 @@ class Tokenizer:
             raise TooManyTokens(count)
         ids: list[int] = encoded.ids
         return ids
+
+    def _count_in_pieces(self, text: str, most: int) -> None:
+        """Raise TooManyTokens for a long text that has far more tokens than `most`, in one piece's memory.
+
+        Tokenising takes hundreds of bytes of memory a token, or some 70 a byte where there are few tokens.
+        """
+        limit = COUNT_MARGIN * most
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size <= max(WHOLE_BYTES_MAX, limit):
+            return
+        cut = 2 * self._longest_added  # an added token that a cut divides is spelled by others, at both ends
+        step, count = max(PIECE_CHARS, 8 * cut), 0
+        for start in range(0, len(text), step):
+            piece = text[start : start + step]
+            (encoded,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
+            count += max(0, len(encoded) - cut)
+            if count > limit:
+                raise TooManyTokens(most, counted_all=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""

@@ -3,17 +3,12 @@
 import asyncio
 import json
 import threading
-import unicodedata
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from services.openai import bodies, body, turns
 from services.openai.api_settings import ApiSettings
@@ -23,7 +18,6 @@ from services.openai.body import parse
 from services.openai.door import Door
 from services.openai.errors import ApiError
 from services.openai.schemas import CompletionRequest
-from services.openai.token_floor import SHRINKS, TokenFloor
 from services.openai.turns import LONG_BYTES, TextTurns
 from services.runtime.api_keys import ApiKeys
 from tests.openai import tiny
@@ -31,96 +25,6 @@ from tests.openai.scripted import ScriptedBackend
 from tests.patience import PATIENCE_S
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def byte_level() -> Any:
-    return Tokenizer.from_str(tiny.byte_level().backend_tokenizer.to_str())
-
-
-def backends() -> dict[str, Any]:
-    """Tokenizers of each kind that something is said of."""
-    spaced = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tiny.byte_level().backend_tokenizer.to_str())
-    )
-    spaced.add_tokens([AddedToken("<|wide|>", lstrip=True, rstrip=True, special=True)])
-    composed = byte_level()
-    composed.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    return {
-        "byte level": tiny.byte_level().backend_tokenizer,
-        "byte fallback": tiny.byte_fallback().backend_tokenizer,
-        "an added token that takes whitespace": spaced.backend_tokenizer,
-        "normalised": composed,
-    }
-
-
-BACKENDS: Final = backends()
-TEXTS: Final = st.lists(
-    st.one_of(
-        st.text(max_size=20),
-        st.sampled_from(
-            ["The quick brown fox", " " * 50, "\n\t ", "<|end|>", "  <|wide|> \u3000 ", "e\u0301" * 9]
-        ),
-        st.sampled_from(
-            ["\u1fbe\u0308\u0301", "\u212a", "𝟎" * 9, "한국" * 5, "▁▁▁", "<0x41>", "你", "\u00a0"]
-        ),
-    ),
-    max_size=12,
-).map("".join)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-@given(text=TEXTS)
-def test_no_text_has_fewer_tokens_than_its_length_tells(kind: str, text: str) -> None:
-    backend = BACKENDS[kind]
-    tokens = len(backend.encode(text, add_special_tokens=False))
-    assert TokenFloor(backend).least(text) <= tokens
-
-
-def test_the_floor_is_not_nothing_and_grows_with_the_text() -> None:
-    for kind, backend in BACKENDS.items():
-        floor = TokenFloor(backend)
-        assert floor.least("abc def " * 10_000) > 300, kind
-        assert floor.least("abc def " * 20_000) >= 2 * floor.least("abc def " * 10_000) - 1
-    assert TokenFloor(BACKENDS["an added token that takes whitespace"]).least(" \u3000\n" * 10_000) == 0
-
-
-def test_of_a_tokenizer_that_drops_or_joins_something_nothing_is_said() -> None:
-    words = {"<unk>": 0, "a": 1}
-    dropping = byte_level()
-    dropping.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    squeezing = byte_level()
-    squeezing.normalizer = normalizers.Strip()
-    for backend in (
-        Tokenizer(models.WordLevel(words, unk_token="<unk>")),
-        Tokenizer(models.BPE(words, [], unk_token="<unk>", fuse_unk=True)),
-        dropping,
-        squeezing,
-    ):
-        assert TokenFloor(backend).least("a b " * 100_000) == 0
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
-def test_no_normal_form_shrinks_a_text_more_than_is_said(form: Any) -> None:
-    """Over all characters: what becomes of one, and of the longest that can become a part of one."""
-    parts_form: Any = "NFKD" if "K" in form else "NFD"
-    every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    chars = [char for char in every if not unicodedata.is_normalized(parts_form, char)]
-    parts = {char: unicodedata.normalize(parts_form, char) for char in chars}
-    longest: dict[str, int] = {}
-    for char, part in parts.items():
-        if len(part) == 1:
-            longest[part] = max(longest.get(part, 0), len(char.encode()))
-    most = max(
-        *(size / len(part.encode()) for part, size in longest.items()),
-        *(
-            sum(longest.get(each, len(each.encode())) for each in parts[char]) / len(char.encode())
-            for char in chars
-            if unicodedata.normalize(form, char) == char
-        ),
-    )
-    assert 1 < most <= SHRINKS[form]
 
 
 @pytest.fixture
