@@ -68,6 +68,8 @@ class Doors:
     _tls: TlsFiles | None
     _origins: tuple[str, ...]
     """Whose pages may ask at the API's port."""
+    _keep_alive_s: float
+    """How long a connection may rest between two requests, seconds."""
 
     def close(self) -> None:
         """If they are not to be used after all."""
@@ -92,6 +94,7 @@ class Doors:
             hosts=self._hosts[which],
             connections=connections,
             answers_refusals=True,
+            keep_alive_s=self._keep_alive_s,
         )
 
 
@@ -112,7 +115,15 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
     # A web page has no key; where none is asked for, the address decides.
     hosts = (named or (None if keys is None else ANY_NAME), named)
-    return Doors(Door(keys, rate), len(sockets) > 1, tuple(sockets), hosts, tls, settings.cors_origins)
+    return Doors(
+        Door(keys, rate),
+        len(sockets) > 1,
+        tuple(sockets),
+        hosts,
+        tls,
+        settings.cors_origins,
+        settings.http_keep_alive_ms / 1000,
+    )
 
 
 def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:

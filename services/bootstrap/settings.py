@@ -168,6 +168,12 @@ class BootstrapSettings(ServiceSettings):
         " another's prompt begins.",
         SWITCH,
     )
+    http_keep_alive_ms: int = setting(
+        120_000,
+        "How long an HTTP connection may rest between two requests. Longer than what is in front of it keeps"
+        " its own: nginx 60 s, and most cloud balancers.",
+        DURATION_MS,
+    )
     http_tls_cert: str = setting(
         "", "Certificate (PEM) of the HTTP ports; with --http-tls-key (not given: plain HTTP).", TEXT
     )

@@ -10,6 +10,8 @@ class ApiSettings:
     body_bytes_max: int = 4 * 2**20
     body_timeout_s: float = 60.0
     """A request's body has to be there within this time."""
+    stream_silence_s: float = 8.0
+    """Longest time without a byte in a stream of events, once its request was read. 10 s are promised."""
     max_logprobs: int = 20
     """Most alternatives told of a token; -1: any number."""
     clip_max_tokens: bool = False

@@ -78,13 +78,17 @@ class Edge:
                 message = {**message, "headers": [*message.get("headers", ()), *_marks(exchange)]}
             await send(message)
 
+        exchange.send = send_marked
         try:
             await self._answer(exchange, acceptable, scope, receive, send_marked)
         finally:
+            if exchange.events is not None:
+                exchange.events.close()
             route = _route(scope)
             if exchange.status and not (route in PROBES and exchange.outcome_status in TOLD_TO_PROBES):
                 self.metrics.count_request(route, exchange.outcome_status)
             exchange.end(scope, route)
+            exchange.send = exchange.events = exchange.render_failure = None  # else each is a cycle
 
     async def _answer(
         self,
@@ -109,20 +113,36 @@ class Edge:
             else:
                 await self._app(scope, receive, send)
         except (ApiError, BackendError, HttpRefusal) as error:
-            if exchange.status:
+            if not await self._fail(exchange, as_api_error(error), scope, receive, send):
                 raise
-            exchange.failure = answer = as_api_error(error)
-            await exchange.answer(answer)(scope, receive, send)
         except ClientGone:
             exchange.status = exchange.status or CLIENT_GONE
         except Exception as error:
             log.error(  # noqa: TRY400
-                "a request hit a bug", error=error, **exchange.names, route=_route(scope)
+                "a reply broke off" if exchange.status else "a request hit a bug",
+                error=error,
+                **exchange.names,
+                route=_route(scope),
             )
-            exchange.failure = internal_error()
-            if exchange.status:
+            if not await self._fail(exchange, internal_error(), scope, receive, send):
                 raise  # the server closes the connection, so that the reply does not look complete
-            await exchange.answer(internal_error())(scope, receive, send)
+
+    async def _fail(
+        self, exchange: Exchange, failure: ApiError, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Answer with the failure's status, or with the last event of a stream that has begun.
+
+        Returns False if it is too late for both.
+        """
+        exchange.failure = failure
+        events, render = exchange.events, exchange.render_failure
+        if events is not None and render is not None and await events.settle():
+            await events.write(events.framing.events(render(failure)), last=True)
+            return True
+        if exchange.status:
+            return False
+        await exchange.answer(failure)(scope, receive, send)
+        return True
 
 
 async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,14 +6,15 @@ One line each. Of what was asked and answered it has numbers and words of closed
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import JSONResponse
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from services.openai.errors import ApiError
 from services.openai.headers import header
 from services.openai.manners import OPENAI, Manners
+from services.openai.sse import EventStream, Framing
 from services.rooms.trace import TraceContext, read_trace
 from services.runtime.http_refusal import NO_METHOD
 from services.runtime.logging import Log
@@ -47,6 +48,12 @@ class Exchange:
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
     """What the caller was told went wrong, by the status or by the last event."""
+    send: Send | None = None
+    """Sends the response."""
+    events: EventStream | None = None
+    """The response, if it is one of events."""
+    render_failure: Callable[[ApiError], list[dict[str, Any]]] | None = None
+    """Makes the last chunks of `events`, which tell what went wrong."""
     _span: Span | None = None
 
     @property
@@ -62,6 +69,18 @@ class Exchange:
     def answer(self, error: ApiError) -> JSONResponse:
         """What went wrong, as its caller reads it."""
         return self.manners.answer(error, self.request_id)
+
+    def begin_events(
+        self, framing: Framing, render_failure: Callable[[ApiError], list[dict[str, Any]]], silence_s: float
+    ) -> None:
+        """The response is a stream of events, which keeps itself alive from here on.
+
+        `silence_s`: longest time without a byte, seconds.
+        """
+        if self.send is None:
+            raise RuntimeError("an exchange sends nothing before it is served")
+        self.events = EventStream(self.send, framing, silence_s)
+        self.render_failure = render_failure
 
     def begin_span(self, tracer: Tracer, scope: Scope) -> None:
         """From here on the request is part of a trace, if there is a tracer."""

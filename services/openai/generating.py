@@ -44,7 +44,7 @@ from services.rooms.request import Request as Admitted
 from services.runtime.tracing import Attribute
 
 Render = Callable[[], Rendering]
-"""Of one reply. Called once it is known that there is going to be one."""
+"""Of one reply. Called once the request's own fields are found good."""
 
 
 class Generating:
@@ -79,12 +79,13 @@ class Generating:
         check_tools(body.tools, body.tool_choice)
         tools = offered(body)
         fit = body.truncate_prompt_tokens is None
+        rendering = self._begin(request, body, render)
         prompt = await self._prompts.of_messages(request, body, tools, fit=fit)
         prompt = truncated(prompt, body, asked, self._backend.limits())
         await self._prompts.check_messages(request, body, tools, prompt)
         grammar, calls, held = await self._structures.of_chat(request, body, prompt)
         told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls, held)
-        return await self._reply(request, body, asked, [prompt], render, grammar, told_apart)
+        return await self._reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 
     async def count(self, request: Request, body: ChatRequest) -> int:
         """The tokens of the prompt that `chat` would compute; it may be longer than any that fits. Raises as
@@ -98,6 +99,7 @@ class Generating:
         check_model(body.model, self._model)
         exchange_of(request).name(request_id_of(body))
         asked = asked_in_completion(body)
+        rendering = self._begin(request, body, render)
         grammar = await self._structures.grammar(request, body)
         tokens = await self._prompts.of_texts(
             request,
@@ -110,7 +112,15 @@ class Generating:
         self._prompts.check_texts(body.prompt, tokens, asked.prompt_param)
         whole = body.truncate_prompt_tokens is None
         given = body.prompt if whole else [None] * len(tokens)
-        return await self._reply(request, body, asked, tokens, render, grammar, given=given)
+        return await self._reply(request, body, asked, tokens, rendering, grammar, given=given)
+
+    def _begin(self, request: Request, body: GenerationRequest, render: Render) -> Rendering:
+        """Make the reply's rendering. A stream is kept alive from here on: what follows may take long."""
+        rendering = render()
+        if body.stream:
+            silence_s = self._settings.stream_silence_s
+            exchange_of(request).begin_events(rendering.framing, rendering.failure, silence_s)
+        return rendering
 
     async def _reply(
         self,
@@ -118,7 +128,7 @@ class Generating:
         body: GenerationRequest,
         asked: Asked,
         tokens: list[list[int]],
-        render: Render,
+        rendering: Rendering,
         grammar: Grammar | None,
         told_apart: Callable[[], Heard | None] = lambda: None,
         given: Sequence[str | list[int] | None] = (None,),
@@ -152,7 +162,7 @@ class Generating:
         answering = Answering(
             backend=self._backend,
             choices=choices,
-            rendering=render(),
+            rendering=rendering,
             metrics=self._metrics,
             exchange=exchange,
             transcript=Transcript(choices, model.tokenizer, exchange.names) if logs else None,

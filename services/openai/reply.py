@@ -1,7 +1,8 @@
 """How does an answer reach the client: at once as it grows, or whole, or as an error?
 
 Before the first byte every failure is an exception and becomes an error status. After it, the status is
-spent: the failure is the last event, and the stream does not end as whole ones do.
+spent: the failure is the last event, and the stream does not end as whole ones do. The first byte leaves with
+the first token, or once nothing was sent for a while.
 """
 
 import asyncio
@@ -14,19 +15,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.openai.answering import Emit, Usage, answer, by_request
-from services.openai.backend import Backend, BackendError
+from services.openai.backend import Backend
 from services.openai.best import best_of
 from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.errors import ApiError, from_backend, internal_error
 from services.openai.exchange import Exchange
-from services.openai.hangup import ClientGone, unless_gone
+from services.openai.hangup import unless_gone
 from services.openai.metrics import HttpMetrics
 from services.openai.rendering import Collected, Rendering
 from services.openai.sse import EventStream, TextEvent
 from services.openai.transcript import Transcript
-from services.runtime.logging import Log
-
-log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -117,14 +114,16 @@ class WholeReply(Response):
 
 
 class StreamedReply(Response):
-    """Server-sent events; the first leaves with the first token."""
+    """Server-sent events. What goes wrong is raised, and becomes a status or the last event (`edge.py`)."""
 
     def __init__(self, answering: Answering) -> None:
         super().__init__()
         self._answering = answering
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send)
+    async def __call__(self, scope: Scope, receive: Receive, _: Send) -> None:
+        stream = self._answering.exchange.events
+        if stream is None:
+            raise RuntimeError("a stream begins with its request")
         await unless_gone(scope, receive, self._write(stream))
 
     async def _write(self, stream: EventStream) -> None:
@@ -152,20 +151,5 @@ class StreamedReply(Response):
             if chunks:
                 await stream.write(events(chunks))
 
-        try:
-            usage = await asked.answer(emit)
-        except ClientGone:
-            raise
-        except Exception as error:
-            if not stream.started:
-                raise
-            asked.exchange.failure = failure = self._failure(error)
-            await stream.write(events(rendering.failure(failure)), last=True)
-        else:
-            await stream.write(events(rendering.closing(usage)) + rendering.framing.end, last=True)
-
-    def _failure(self, error: Exception) -> ApiError:
-        if isinstance(error, BackendError):
-            return from_backend(error)
-        log.error("a reply broke off", error=error, **self._answering.exchange.names)
-        return internal_error()
+        usage = await asked.answer(emit)
+        await stream.write(events(rendering.closing(usage)) + rendering.framing.end, last=True)

@@ -1,5 +1,11 @@
-"""How do server-sent events go out, one after the other?"""
+"""How do server-sent events go out, one after the other?
 
+Proxies and load balancers cut a connection on which nothing was sent for a while, 60 s in most of them. So a
+stream that waits sends its status, and then now and then what clients skip: a comment, or an event that means
+nothing.
+"""
+
+import asyncio
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +30,8 @@ class Framing:
     named: bool
     """An event has a name, which is its chunk's `type`."""
     end: bytes
+    keep_alive: bytes = b": keep-alive\n\n"
+    """What clients skip."""
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
         """ASCII only, because some clients split lines at U+2028 and its like."""
@@ -40,19 +48,72 @@ NAMED: Final = Framing(named=True, end=b"")
 
 
 class EventStream:
-    """The events of one response. Written to by one task at a time."""
+    """The events of one response. One task at a time writes them, and another sends keep-alives."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, framing: Framing, silence_s: float) -> None:
+        """`silence_s`: longest time without a byte, seconds. It counts from here on."""
         self._send = send
+        self.framing = framing
+        self._silence_s = silence_s
+        self._loop = asyncio.get_running_loop()
+        self._sent_s = self._loop.time()
+        self._is_writing = False
+        self._keeping_alive: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._look)
         self.started = False
         """Whether the status went out, and with it the chance of an error status."""
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
         """Send whole events at once; with `last`, end the response."""
+        if self._keeping_alive is not None:
+            await self._keeping_alive
+        if last:
+            self.close()
+        self._is_writing = True
+        try:
+            await self._send_body(body, last=last)
+        finally:
+            self._is_writing = False
+
+    async def settle(self) -> bool:
+        """Send no more keep-alives. Returns whether the status went out."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._keeping_alive is not None:
+            await self._keeping_alive
+        return self.started
+
+    def close(self) -> None:
+        """Nothing is sent from here on but what `write` is called with. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._keeping_alive is not None:
+            self._keeping_alive.cancel()
+
+    async def _send_body(self, body: bytes, *, last: bool = False) -> None:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        self._sent_s = self._loop.time()
+
+    def _look(self) -> None:
+        """Send a keep-alive if it is due. A client that takes nothing of what is being sent gets none."""
+        left_s = self._silence_s if self._is_writing else self._sent_s + self._silence_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+            return
+        self._keeping_alive = self._loop.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        try:
+            await self._send_body(self.framing.keep_alive)
+        finally:
+            self._keeping_alive = None
+        if self._timer is not None:
+            self._timer = self._loop.call_later(self._silence_s, self._look)
 
 
 class TextEvent:

@@ -21,9 +21,9 @@ from services.runtime.listen import port_of
 from services.runtime.tls_files import TlsFiles, renewing
 
 START_TIMEOUT_S: Final = 10.0
-KEEP_ALIVE_S: Final = 75
-"""How long a connection may rest between two requests. Longer than clients keep theirs (5 s is common): a
-server that hangs up first does so, now and then, on a request that is on its way."""
+KEEP_ALIVE_S: Final = 120.0
+"""How long a connection may rest between two requests. Longer than clients and proxies keep theirs (5 s and
+60 s are common): a server that hangs up first does so, now and then, on a request that is on its way."""
 STALLED_AT_END_S: Final = 5.0
 """How long a client may take nothing once the server stops."""
 PART_OF_GRACE: Final = 0.25
@@ -117,6 +117,7 @@ async def serve_http(
     hosts: HostNames | None = None,
     connections: Connections | None = None,
     answers_refusals: bool = False,
+    keep_alive_s: float = KEEP_ALIVE_S,
 ) -> HttpServer:
     """Serve `app` on a socket from `bind_port` (owned from here on), over `tls` if there is one. Returns once
     it accepts requests.
@@ -124,6 +125,7 @@ async def serve_http(
     `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them. `hosts`: by
     which names requests may call it; not given: any, but on an address that only this machine reaches, where
     whoever comes may be a web page. `answers_refusals`: the application knows of them (`http_refusal`).
+    `keep_alive_s`: how long a connection may rest between two requests, seconds.
     Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
@@ -139,7 +141,7 @@ async def serve_http(
         server_header=False,
         headers=list(HEADERS),
         timeout_graceful_shutdown=graceful_timeout_s,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # seconds of `call_later`
     )
     config.load()
     if tls is not None:

@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
+from services.bootstrap.settings import BootstrapSettings
 from services.runtime import http_server
 from services.runtime.http_head import BoundedHttp
-from services.runtime.http_server import serve_http
+from services.runtime.http_server import KEEP_ALIVE_S, serve_http
 from services.runtime.listen import bind_port
 from services.runtime.tls_files import TlsFiles
 
@@ -43,6 +44,24 @@ async def test_a_connection_that_rested_as_long_as_clients_keep_one_still_serves
     finally:
         writer.close()
         await server.stop()
+
+
+async def test_a_connection_rests_as_long_as_is_set() -> None:
+    server = await serve_http(FastAPI(), bind_port("127.0.0.1", 0, "--port"), 1, keep_alive_s=0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        async with asyncio.timeout(20):
+            writer.write(REQUEST)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+            await reader.read()
+    finally:
+        writer.close()
+        await server.stop()
+
+
+def test_a_connection_rests_longer_than_proxies_keep_theirs() -> None:
+    assert KEEP_ALIVE_S > 90
+    assert BootstrapSettings().http_keep_alive_ms == KEEP_ALIVE_S * 1000
 
 
 MUCH: Final = 16 * 2**20

@@ -16,9 +16,11 @@ from services.openai.messages.body import MessagesRequest
 from services.openai.messages.manners import told
 from services.openai.rendering import Collected
 from services.openai.speech import Said, Thought
-from services.openai.sse import NAMED
+from services.openai.sse import Framing
 from services.rooms.request import FinishReason
 
+FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
+"""Anthropic's own keep-alive is an event, which its clients skip wherever it stands."""
 UNSIGNED: Final = "unsigned"
 """The signature of each thought. Anthropic's tells that a thought was not tampered with; here whoever sends a
 conversation may write into it what it likes. Clients drop thoughts without any."""
@@ -29,7 +31,7 @@ Chunks = list[dict[str, Any]]
 class MessagesRendering:
     """`message` objects, and the events that make one."""
 
-    framing = NAMED
+    framing = FRAMING
 
     def __init__(self, body: MessagesRequest, request_id: str) -> None:
         self._body = body

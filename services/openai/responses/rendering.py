@@ -56,6 +56,9 @@ class ResponsesRendering:
         self._events = 0
 
     def opening(self, _: ChoiceAssembler) -> list[dict[str, Any]]:
+        return self._opened()
+
+    def _opened(self) -> list[dict[str, Any]]:
         begun = self._response(IN_PROGRESS)
         return self._numbered(
             {"type": f"response.{each}", "response": begun} for each in ("created", "in_progress")
@@ -93,13 +96,15 @@ class ResponsesRendering:
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
         """What is not whole is told as it was. The error is told twice: some clients wait for the one and
-        some for the other."""
+        some for the other. Before them comes what opens every stream: clients refuse one without it."""
+        opened = [] if self._events else self._opened()
         self._making.close(INCOMPLETE)
         told = {"code": error.code, "message": str(error), "param": error.param}
         code = "rate_limit_exceeded" if error.status == RATE_STATUS else "server_error"
         said = {"code": code, "message": str(error)}
         response = self._response(FAILED) | {"error": said, "store": False}
-        return self._numbered([{"type": "error", **told}, {"type": "response.failed", "response": response}])
+        ended: list[Event] = [{"type": "error", **told}, {"type": "response.failed", "response": response}]
+        return opened + self._numbered(ended)
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         (part,) = parts
