@@ -5,13 +5,15 @@ looks, and weights. What it makes of the rest would be another model.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, ReaderTensor, get_tensor_name_map
 
 from services.engine.gguf_file import strips_of
+from services.engine.gguf_settings import shown, unread_settings
 from services.engine.splits import BYTE_LEVEL, spaced, split_of
 
 THETA: Final = 10_000.0
@@ -19,6 +21,24 @@ THETA: Final = 10_000.0
 FREQUENCIES: Final = "rope_freqs"
 FACTORS: Final = ("rope_factors_long", "rope_factors_short")
 """With the one before: tensors that are no weights, but divide the frequencies of the rotations."""
+LENGTHS: Final = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+"""Factors of the length of what is rotated, which no configuration has."""
+YARN: Final = "yarn"
+YARN_SETTINGS: Final[Mapping[str, tuple[str, float]]] = {
+    "rope.scaling.original_context_length": ("original_max_position_embeddings", 0),
+    "rope.scaling.yarn_beta_fast": ("beta_fast", 32),
+    "rope.scaling.yarn_beta_slow": ("beta_slow", 1),
+}
+"""YaRN's settings: what a configuration calls each, and its value where there is none."""
+BASES: Final = ("rope.freq_base", "rope.global.freq_base")
+"""llama.cpp's key for the base of the rotations, and Ollama's."""
+LOCAL_BASES: Final = ("rope.freq_base_swa", "rope.local.freq_base")
+"""The same in layers with a window."""
+WINDOW: Final = "attention.sliding_window"
+DEFAULT_WINDOWS: Final[Mapping[str, int]] = {"gemma2": 4096}
+"""Windows that llama.cpp takes where a file has none, in tokens, by architecture."""
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
 LOWER_HALF: Final = 0xFFFF
 """Of a float32's bits."""
 ENDS: Final = ("eos", "eot", "eom")
@@ -62,6 +82,13 @@ class Header:
         """Every number of every tensor is one of bfloat16. Reads a tensor at a time."""
         return all(_is_narrow(each) for each in self._file.tensors)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the architecture, by key without its prefix."""
+        prefix = f"{self.architecture}."
+        keys = [key for key in self._file.fields if key.startswith(prefix)]
+        return {key.removeprefix(prefix): self._field(key) for key in keys}
+
     def _field(self, key: str) -> Any:
         field = self._file.fields.get(key)
         return None if field is None else field.contents()
@@ -77,33 +104,121 @@ def _is_narrow(tensor: ReaderTensor) -> bool:
 
 
 def lost_settings(header: Header, config: Any) -> list[str]:
-    """What the file says of its attention, and the library's `config` made of it does not: in a few words
-    each."""
-    says = header.says
+    """The keys of the file, with their values, that the library's `config` made of it does not have."""
+    return [
+        *_lost_scaling(header, config),
+        *_lost_positions(header, config),
+        *_lost_windows(header, config),
+        *unread_settings(header, config),
+    ]
+
+
+def write_positions(header: Header, config: Any) -> None:
+    """Write into `config` the rotations and windows that it can have and the library's reader passed over."""
+    says, turns = header.says, getattr(config, "rope_parameters", None) or {}
+    base, local = _base(header), _local_base(header)
+    scaling, factor = _scaling(header)
+    if FULL in turns and SLIDING in turns:
+        turns[FULL]["rope_theta"] = base
+        if local is not None:
+            turns[SLIDING]["rope_theta"] = local
+        if header.architecture == "gemma3" and scaling == "linear" and factor != 1:
+            turns[FULL] |= {"rope_type": scaling, "factor": factor}  # llama.cpp scales no others
+    elif "rope_theta" in turns:
+        turns["rope_theta"] = base
+    if config.model_type == "mistral" and not says(WINDOW):
+        config.sliding_window = None
+
+
+def _base(header: Header) -> float:
+    return next((float(found) for key in BASES if (found := header.says(key))), THETA)
+
+
+def _local_base(header: Header) -> float | None:
+    """The base of the rotations in layers with a window, where it is another."""
+    return next((float(found) for key in LOCAL_BASES if (found := header.says(key))), None)
+
+
+def _scaling(header: Header) -> tuple[str, float]:
+    kind = str(header.says("rope.scaling.type") or "linear")
+    return kind, float(header.says("rope.scaling.factor") or header.says("rope.scale_linear") or 1.0)
+
+
+def _lost_scaling(header: Header, config: Any) -> Iterator[str]:
     turns = _turns(config)
-    found = []
-    kind = str(says("rope.scaling.type") or "linear")
-    factor = float(says("rope.scaling.factor") or says("rope.scale_linear") or 1.0)
+    kind, factor = _scaling(header)
     scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
-    if scaled and not any(_is(each, kind, factor) for each in turns):
-        found.append(f"RoPE scaling ({kind}, factor {factor:g})")
+    matching = [each for each in turns if _is(each, kind, factor)]
+    if scaled and not matching:
+        keys = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
+        yield from (shown(header, key) for key in keys if key in header.settings)
     if header.scaled and not any(_is(each, "llama3") for each in turns):
-        found.append(f"RoPE scaling (Llama 3's, {FREQUENCIES})")
+        yield f"RoPE scaling (Llama 3's, {FREQUENCIES})"
     if any(name.startswith(FACTORS) for name in header.sizes) and not any(
         _is(each, "longrope") for each in turns
     ):
-        found.append("RoPE scaling (longrope)")
-    theta = float(says("rope.freq_base") or THETA)
-    if turns and not any(math.isclose(each.get("rope_theta") or 0, theta, rel_tol=1e-6) for each in turns):
-        found.append(f"a RoPE base of {theta:g}")
-    turned = says("rope.dimension_count")
-    if turned and turns and turned not in {_turned(config, each) for each in turns}:
-        found.append(f"rotations of {turned} numbers of a head")
-    window, context = says("attention.sliding_window"), says("context_length")
-    looks_back = isinstance(window, int) and 0 < window < (context or math.inf)
-    if looks_back and getattr(config, "sliding_window", None) != window:
-        found.append(f"sliding-window attention ({window} tokens)")
-    return found
+        yield "RoPE scaling (longrope)"
+    yield from (shown(header, key) for key in LENGTHS if header.says(key) not in (None, 0, 1))
+    if scaled and kind == YARN:
+        for key, (name, default) in YARN_SETTINGS.items():
+            value = header.says(key)
+            if value and any(not math.isclose(each.get(name) or default, value) for each in matching):
+                yield shown(header, key)
+
+
+def _lost_positions(header: Header, config: Any) -> Iterator[str]:
+    told = getattr(config, "rope_parameters", None) or {}
+    full, sliding = (told.get(each, told) for each in (FULL, SLIDING))
+    for keys, turns in ((BASES, full), (LOCAL_BASES, sliding)):
+        for key in keys:
+            base = header.says(key)
+            if base and ("rope_theta" in turns or key in LOCAL_BASES) and not _near(turns, base):
+                yield shown(header, key)
+    if "rope_theta" in full and not any(map(header.says, BASES)) and not _near(full, THETA):
+        yield f"a RoPE base of {THETA:g}, which is meant where none is given"
+    turned, local = header.says("rope.dimension_count"), header.says("rope.dimension_count_swa")
+    if turned and "rope_theta" in full and turned != _turned(config, full):
+        yield shown(header, "rope.dimension_count")
+    if local and ("rope_theta" not in sliding or local != _turned(config, sliding)):
+        yield shown(header, "rope.dimension_count_swa")
+
+
+def _near(turns: Mapping[str, Any], base: float) -> bool:
+    return math.isclose(turns.get("rope_theta") or 0, base, rel_tol=1e-6)
+
+
+def _lost_windows(header: Header, config: Any) -> Iterator[str]:
+    window, context = header.says(WINDOW), header.says("context_length")
+    if window is None:
+        window = DEFAULT_WINDOWS.get(header.architecture)
+    least = context or math.inf
+    looks_back = isinstance(window, int) and 0 < window < least
+    layers = _windowed_layers(config)
+    has = getattr(config, "sliding_window", None) if any(layers) else None
+    if looks_back and has != window:
+        yield shown(header, WINDOW)
+    elif not looks_back and has and has < least:
+        yield f"attention without a window, where {type(config).__name__} has one of {has} tokens"
+    pattern = header.says(f"{WINDOW}_pattern")
+    if looks_back and pattern is not None and _pattern(pattern, len(layers)) != layers:
+        yield shown(header, f"{WINDOW}_pattern")
+
+
+def _windowed_layers(config: Any) -> list[bool]:
+    count = int(config.num_hidden_layers)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        return [bool(windowed)] * count
+    return [kind == SLIDING for kind in kinds]
+
+
+def _pattern(value: Any, layers: int) -> list[bool]:
+    """Which layers have a window: each but every so many-th, or as listed."""
+    if isinstance(value, list):
+        return [bool(each) for each in value]
+    period = int(value)
+    return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
 def lost_of_tokenizer(header: Header) -> list[str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
+from services.runtime.errors import StartupError
+
 if TYPE_CHECKING:
     from services.engine.carried import Header
 
@@ -31,8 +33,8 @@ class ConversionRefused(Exception):
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises ConversionRefused, or what the library raises on a file that it cannot read or an architecture that
-    it does not know.
+    Raises ConversionRefused, UnsupportedModel, or what the library raises on a file that it cannot read or an
+    architecture that it does not know.
     """
     from services.engine.gguf_file import lent_to_the_library
 
@@ -45,8 +47,16 @@ def _convert(source: Path, target: Path, name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
-    from services.engine.carried import Header, lost_of_tokenizer, lost_settings, lost_weights
+    from services.engine.carried import (
+        Header,
+        lost_of_tokenizer,
+        lost_settings,
+        lost_weights,
+        write_positions,
+    )
     from services.engine.gguf_file import read
+    from services.engine.gguf_settings import write_settings
+    from services.engine.supported import refuse_by_configuration
 
     logging.disable_progress_bar()
     _say("reading the header")
@@ -55,6 +65,9 @@ def _convert(source: Path, target: Path, name: str) -> None:
     config = AutoConfig.from_pretrained(
         folder, gguf_file=file, local_files_only=True, trust_remote_code=False
     )
+    refuse_by_configuration(name, config)
+    write_settings(header, config)
+    write_positions(header, config)
     lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
     if lost:
         raise ConversionRefused(
@@ -161,7 +174,7 @@ def main(arguments: list[str]) -> int:
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:
         convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
-    except ConversionRefused as refused:
+    except (ConversionRefused, StartupError) as refused:
         print(refused, file=sys.stderr)  # noqa: T201
         return 1
     except Exception as error:

@@ -29,7 +29,7 @@ from services.runtime.model_facts import reading, sampled_digest
 
 TETHER: Final = "services.runtime.tether"
 CONVERTER: Final = "services.engine.convert"
-CONVERSION_FORMAT: Final = b"5"
+CONVERSION_FORMAT: Final = b"6"
 """Part of the fingerprint: to be changed when the converter writes something else."""
 CONVERSION_DEADLINE_S: Final = 1800.0
 LOCK_POLL_S: Final = 0.2

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
+from safetensors.torch import load_file
 
 from tests.engine import tiny
 
@@ -27,6 +28,8 @@ NAMES: Final = {
     "post_attention_layernorm": "ffn_norm",
     "model.layers": "blk",
 }
+LAYER_NORM: Final = frozenset({"bloom", "falcon", "gpt2", "nemotron", "stablelm", "starcoder2"})
+"""Architectures whose norms are no RMS norms."""
 Tensors = dict[str, torch.Tensor]
 Write = Callable[[GGUFWriter], None]
 
@@ -71,7 +74,7 @@ def write(
     writer.add_feed_forward_length(shape["intermediate_size"])
     writer.add_head_count(shape["num_attention_heads"])
     writer.add_head_count_kv(shape["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
+    (writer.add_layer_norm_eps if kind in LAYER_NORM else writer.add_layer_norm_rms_eps)(1e-6)
     writer.add_rope_dimension_count(turned)
     writer.add_rope_freq_base(theta)
     writer.add_vocab_size(tiny.VOCABULARY)
@@ -94,3 +97,14 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def tensors_of(directory: Path, kind: str, layers: int) -> Tensors:
+    """The weights of the tiny model in `directory` by GGUF's names for the architecture `kind`."""
+    architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == kind)
+    names = get_tensor_name_map(architecture, layers)
+    shift = 1.0 if kind.startswith("gemma") else 0.0
+    return {
+        str(names.get_name(name, (".weight", ".bias"))): weight + shift * name.endswith("norm.weight")
+        for name, weight in load_file(directory / "model.safetensors").items()
+    }
