@@ -2,13 +2,14 @@
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from services.openai.backend import Overloaded
+from services.openai.body_pool import BodyPool, PooledBody
 from services.openai.errors import ApiError, invalid
 from services.openai.field_faults import first_fault
 from services.openai.hangup import ClientGone
@@ -28,31 +29,71 @@ COMMAS_MAX: Final = 2**18
 M = TypeVar("M", bound=Shape)
 
 
-class Held:
-    """What of one body is counted."""
+class IncomingBody:
+    """A body's shares of two pools: of its first bytes, and of the rest."""
 
-    def __init__(self, take: Callable[[int], None], free: int) -> None:
-        """`take` may refuse more bytes, by raising. The first `free` bytes are not counted."""
-        self._take = take
-        self._free = free
-        self._bytes = 0
-        self.counted = 0
+    def __init__(self, caller: bytes, beginnings: BodyPool, rests: BodyPool, beginning_bytes: int) -> None:
+        """`beginning_bytes`: how many bytes count in `beginnings`."""
+        self._pools = beginnings, rests
+        self._shares = PooledBody(caller, self._drop), PooledBody(caller, self._drop)
+        self._beginning_bytes = beginning_bytes
+        self._deadline: asyncio.Timeout | None = None
+        self.size = 0
+        self.is_whole = False
+
+    @property
+    def was_dropped(self) -> bool:
+        """Whether the body had to make room for others."""
+        return any(share.dropped for share in self._shares)
+
+    def begin(self, deadline: asyncio.Timeout) -> None:
+        """`deadline`: of the reading, which ends at once if the body has to make room."""
+        self._deadline = deadline
 
     def grow(self, more: int) -> None:
-        self._bytes += more
-        uncounted = max(self._bytes - self._free, 0) - self.counted
-        if uncounted > 0:
-            self._take(uncounted)
-            self.counted += uncounted
+        """Count `more` bytes. Raises Overloaded."""
+        if self.was_dropped:
+            raise self.overloaded()
+        first = min(more, max(self._beginning_bytes - self.size, 0))
+        self.size += more
+        for pool, share, part in zip(self._pools, self._shares, (first, more - first), strict=True):
+            if part:
+                pool.take(share, part)
+
+    def finish(self) -> None:
+        """The body is whole."""
+        self.is_whole = True
+        for pool, share in zip(self._pools, self._shares, strict=True):
+            pool.finish(share)
+
+    def release(self) -> None:
+        """Its texts are no longer needed."""
+        for pool, share in zip(self._pools, self._shares, strict=True):
+            pool.release(share)
+
+    def overloaded(self) -> Overloaded:
+        """Why a body was dropped."""
+        return self._pools[0].overloaded()
+
+    def _drop(self) -> None:
+        self.release()
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
 async def read_body(
-    request: Request, shape: type[M], held: Held, *, limit: int, timeout_s: float, commas_max: int
+    request: Request,
+    shape: type[M],
+    incoming: IncomingBody,
+    *,
+    limit: int,
+    timeout_s: float,
+    commas_max: int,
 ) -> M:
-    """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`; `held` is told of each.
+    """The request's body as `shape`. At most `limit` bytes, sent within `timeout_s`; `incoming` counts them.
 
     Raises ApiError that names the field at fault, ClientGone if the connection closed before the end, and
-    what `held` raises.
+    Overloaded.
     """
     media_type = (header(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -66,9 +107,12 @@ async def read_body(
             headers={"Accept-Encoding": "identity"},
         )
     try:
-        async with asyncio.timeout(timeout_s):
-            raw = await _read(request, held, limit)
+        async with asyncio.timeout(timeout_s) as deadline:
+            incoming.begin(deadline)
+            raw = await _read(request, incoming, limit)
     except TimeoutError:
+        if incoming.was_dropped:
+            raise incoming.overloaded() from None
         raise ApiError(
             408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
         ) from None
@@ -100,7 +144,7 @@ def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
         raise first_fault(faults, given, fields_of(shape), shape.unserved) from None
 
 
-async def _read(request: Request, held: Held, limit: int) -> bytes:
+async def _read(request: Request, incoming: IncomingBody, limit: int) -> bytes:
     """Refuses as soon as it is known to be too much; the server below drops what still comes in, so that
     a client that first writes all of it gets to read the answer."""
     declared = header(request.scope, b"content-length") or ""
@@ -117,9 +161,10 @@ async def _read(request: Request, held: Held, limit: int) -> bytes:
         chunk = message.get("body", b"")
         if len(raw) + len(chunk) > limit:
             raise _too_large(limit)
-        held.grow(len(chunk))
+        incoming.grow(len(chunk))
         raw += chunk
         more = message.get("more_body", False)
+    incoming.finish()
     return bytes(raw)
 
 

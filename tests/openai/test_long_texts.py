@@ -230,7 +230,7 @@ async def keyed(
     """Of whom each caller may have 4,000 bytes beyond what is free."""
     monkeypatch.setattr(bodies, "AT_ONCE_BYTES", 8000)
     monkeypatch.setattr(bodies, "BODIES_AT_LEAST", 0)
-    settings = ApiSettings(body_bytes_max=bodies.FREE_BYTES + 1000)
+    settings = ApiSettings(body_bytes_max=bodies.BEGINNING_BYTES + 1000)
     door = Door(ApiKeys([KEY, OTHER], None))
     app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
@@ -241,7 +241,7 @@ async def test_large_bodies_are_bounded_together_and_by_caller_and_small_ones_ne
     keyed: httpx.AsyncClient,
 ) -> None:
     go_on = asyncio.Event()
-    much = b'{"model": "' + tiny.MODEL.encode() + b'", "prompt": "' + b"x" * bodies.FREE_BYTES
+    much = b'{"model": "' + tiny.MODEL.encode() + b'", "prompt": "' + b"x" * bodies.BEGINNING_BYTES
 
     async def slowly() -> AsyncIterator[bytes]:
         yield much + b"y" * 800
