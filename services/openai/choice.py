@@ -49,6 +49,20 @@ class Grown(NamedTuple):
 Told = Said | Thought | Called | Begun | Grown
 
 
+def whole_calls(parts: Sequence[Told]) -> list[Told]:
+    """The parts, in which a call that came piece by piece is one."""
+    whole: list[Told] = []
+    for part in parts:
+        match part, whole[-1] if whole else None:
+            case Begun(place, id_, name), _:
+                whole.append(Called(place, id_, name, ""))
+            case Grown(place, more), Called(open_, id_, name, arguments) if place == open_:
+                whole[-1] = Called(place, id_, name, arguments + more)
+            case _:
+                whole.append(part)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """How an answer's text is told apart."""

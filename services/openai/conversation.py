@@ -3,10 +3,10 @@
 Each field's own shape is judged before (`schemas`); here is what one says of another.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.openai.call_arguments import arguments_object
 from services.openai.chat_template import THOUGHT
 from services.openai.errors import ApiError, invalid, shown
 from services.openai.schemas import (
@@ -17,6 +17,7 @@ from services.openai.schemas import (
     NamedTool,
     Tool,
     ToolCall,
+    thought_of,
 )
 from services.openai.speech import Schemas
 
@@ -38,7 +39,7 @@ def check_turns(messages: Sequence[Message]) -> None:
         if thought is not None and message.role != "assistant":
             name = "reasoning" if message.reasoning_content is None else "reasoning_content"
             raise invalid(f"{here}.{name}", f"'{here}.{name}': only the assistant thinks.")
-        if message.content is None and not message.tool_calls and thought is None:
+        if message.content is None and message.role != "assistant":
             raise _missing(f"{here}.content")
 
 
@@ -101,10 +102,6 @@ def words_of(body: Conversation) -> dict[str, Any]:
     return words | body.chat_template_kwargs
 
 
-def thought_of(message: Message) -> str | None:
-    return message.reasoning_content if message.reasoning is None else message.reasoning
-
-
 def offered(body: ChatRequest) -> Sequence[Tool]:
     """The tools that may be called."""
     choice = body.tool_choice
@@ -125,9 +122,42 @@ def schemas_of(tools: Sequence[Tool]) -> Schemas:
     return {tool.function.name: tool.function.parameters or {} for tool in tools}
 
 
+def joined_turns(messages: Sequence[Message]) -> list[Message]:
+    """The messages, in which reasoning, text and calls that came one by one are one turn of the assistant's.
+
+    An answer of the Responses API is several items. Many chat templates take no two turns of one role.
+    """
+    turns: list[Message] = []
+    for message in messages:
+        if turns and _goes_on(turns[-1], message):
+            turns[-1] = _together(turns[-1], message)
+        else:
+            turns.append(message)
+    return turns
+
+
+def _goes_on(turn: Message, message: Message) -> bool:
+    """Whether `message` is the rest of an answer that began with `turn`."""
+    if not turn.role == message.role == "assistant" or thought_of(message) is not None:
+        return False
+    if turn.tool_calls:
+        return bool(message.tool_calls) and not message.content
+    return not turn.content if message.content else bool(message.tool_calls)
+
+
+def _together(turn: Message, message: Message) -> Message:
+    return turn.model_copy(
+        update={
+            "content": message.content or turn.content,
+            "tool_calls": [*turn.tool_calls, *message.tool_calls],
+        }
+    )
+
+
 def plain(message: Message) -> dict[str, Any]:
     """As a chat template takes it."""
-    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content or None if message.tool_calls else message.content
+    told: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         told["name"] = message.name
     if message.tool_calls:
@@ -142,7 +172,7 @@ def plain(message: Message) -> dict[str, Any]:
 def _plain_call(call: ToolCall) -> Mapping[str, Any]:
     """The arguments as a text and as an object: a template is given the one that it knows."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
-    object_ = json.loads(call.function.arguments)
+    object_ = arguments_object(call.function.arguments)
     return {"id": call.id, "type": call.type, "function": function, "object": object_}
 
 

@@ -127,7 +127,7 @@ def heard(
         schemas_of(tools),
         thinking=where is Opening.WITHIN,
         held=held,
-        grows=body.stream and not cut_short,
+        grows=not cut_short,
     )
     marks = _among(tokenizer, dialect)
     if by_template and forms.template is not None:

@@ -15,17 +15,24 @@ from services.openai.chat_template import ChatRefused, ChatTemplate, ChatTemplat
 from services.openai.conversation import (
     check_end,
     check_turns,
+    joined_turns,
     plain,
     plain_tools,
     texts_of,
-    thought_of,
     words_of,
 )
 from services.openai.door import caller_in
 from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
 from services.openai.hangup import unless_gone
 from services.openai.model import ServedModel
-from services.openai.schemas import CompletionRequest, Conversation, GenerationRequest, Message, Tool
+from services.openai.schemas import (
+    CompletionRequest,
+    Conversation,
+    GenerationRequest,
+    Message,
+    Tool,
+    thought_of,
+)
 from services.openai.tokenizer import TooManyTokens
 from services.openai.turns import LONG_BYTES, TextTurns
 from services.rooms.plurals import counted
@@ -71,7 +78,7 @@ class Prompts:
             raise invalid("documents", why, "unsupported_value")
         if tools and not (self._forms.tells_tools or chat.knows_tools):
             raise invalid("tools", "'tools': the model's chat template knows no tools.", "unsupported_value")
-        told: list[Mapping[str, Any]] = [plain(message) for message in messages]
+        told: list[Mapping[str, Any]] = [plain(message) for message in joined_turns(messages)]
         offered = plain_tools(tools)
 
         def ids_of(text: str) -> list[int]:

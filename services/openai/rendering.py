@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.openai.answering import Usage, counted
-from services.openai.choice import Called, ChoiceAssembler, Delta, Told
+from services.openai.choice import Called, ChoiceAssembler, Delta, Told, whole_calls
 from services.openai.errors import ApiError
 from services.openai.schemas import StreamOptions
 from services.openai.speech import Said, Thought
@@ -57,7 +57,7 @@ class Collected:
 
     @property
     def called(self) -> list[Called]:
-        return [part for part in self.parts or () if isinstance(part, Called)]
+        return [part for part in whole_calls(self.parts or ()) if isinstance(part, Called)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from services.openai.answer_history import TEXT_PARTS, chat_message, text_part
+from services.openai.call_arguments import arguments_text
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
 from services.openai.unsupported import OF_OPENAI, Unserved
@@ -109,7 +111,7 @@ def _prompts(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """Of a message: a text, or a list of text parts → their texts."""
+    """Of a message: a text, or a list of text parts of any API → their texts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -118,13 +120,13 @@ def _content(value: Any) -> Any:
     for place, part in enumerate(value):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
-        if part["type"] != "text":
+        if part["type"] not in TEXT_PARTS:
             raise PydanticCustomError(
                 "content_part", f"part {place} has an unsupported type; only 'text' parts are taken"
             )
-        if not isinstance(part.get("text"), str):
+        if not isinstance(text := text_part(part), str):
             raise PydanticCustomError("content_part", f"part {place} has no text")
-        texts.append(part["text"])
+        texts.append(text)
     return texts
 
 
@@ -137,18 +139,13 @@ def _role(value: str) -> str:
 
 
 def call_arguments(value: Any) -> Any:
-    """Of a call: JSON in a text, as OpenAI has it, or an object → the text."""
-    if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, str):
+    """Of a call: JSON in a text, as OpenAI has it, also one that was cut off, or an object → the text."""
+    if not isinstance(value, str | dict):
         raise PydanticCustomError("arguments_type", "it has to be a text that holds a JSON object")
     try:
-        told = from_json(value.strip() or "{}", allow_inf_nan=False)
+        return arguments_text(value)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise PydanticCustomError("arguments", "it is no JSON object")
-    return value.strip() or "{}"
+        raise PydanticCustomError("arguments", "it is no JSON object") from None
 
 
 def _bounded(tool: "Tool") -> "Tool":
@@ -451,7 +448,19 @@ class Tool(Shape):
         return self.model_copy(update={"function": function, "strict": None})
 
 
-Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
+def thought_of(message: Message) -> str | None:
+    """The reasoning of an assistant's message, by whichever of its names."""
+    return message.reasoning_content if message.reasoning is None else message.reasoning
+
+
+def read_message(value: Any) -> Any:
+    """One element of a conversation of any API as a chat message."""
+    return chat_message(value, MESSAGE_FIELDS)
+
+
+MESSAGE_FIELDS: Final = frozenset(Message.model_fields)
+AnyMessage = Annotated[Message, BeforeValidator(read_message)]
+Messages = Annotated[list[AnyMessage], FailFast(), BeforeValidator(_few_messages), Field(min_length=1)]
 
 
 Tools = Annotated[list[Annotated[Tool, AfterValidator(_bounded)]], FailFast(), BeforeValidator(_few_tools)]

@@ -174,16 +174,18 @@ async def test_a_forced_call_comes_letter_by_letter_and_joins_to_the_whole_one(
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
 
 
-async def test_a_call_that_is_cut_off_says_so_in_a_stream_and_is_text_in_a_whole_answer() -> None:
+async def test_a_call_that_is_cut_off_is_the_same_in_a_stream_and_in_a_whole_answer() -> None:
     model = served(tiny.CHAT_TEMPLATE)
     wanted = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
     most = len(model.tokenizer.encode(wanted.partition("Rom")[0], add_special_tokens=False))
     whole = await Held(model, wanted).ask(**ASKED, max_tokens=most)
-    assert (whole["finish_reason"], "tool_calls" in whole["message"]) == ("length", False)
+    (call,) = whole["message"]["tool_calls"]
+    assert (whole["finish_reason"], call["function"]["name"]) == ("length", "weather")
     chunks = await Held(model, wanted).events(CHAT, chat(**ASKED, max_tokens=most))
     pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert pieces[0]["function"]["name"] == "weather"
-    assert "".join(each["function"]["arguments"] for each in pieces).startswith('{"city": "')
+    assert call["function"]["arguments"].startswith('{"city": "')
+    assert "".join(each["function"]["arguments"] for each in pieces) == call["function"]["arguments"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 

@@ -190,7 +190,7 @@ async def test_what_agents_send_besides_is_taken(http: httpx.AsyncClient, backen
         ({"sytem": "S"}, "Unrecognized request argument supplied: sytem; did you mean 'system'?"),
         ({"mcp_servers": [{}]}, "'mcp_servers' is not supported, except as []."),
         (
-            {"messages": [{"role": "tool", "content": "a"}]},
+            {"messages": [{"role": "wizard", "content": "a"}]},
             "Invalid value for 'messages[0].role': it has to be",
         ),
         (

@@ -40,7 +40,7 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": [{**USER, "statos": "completed"}]}, "input[0].statos", "unknown_parameter"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type", None),
     ({"input": [{"type": 5}]}, "input[0].type", None),
-    ({"input": [USER, {**CALLED, "arguments": "{"}]}, "input[1].arguments", None),
+    ({"input": [USER, {**CALLED, "arguments": "{]"}]}, "input[1].arguments", None),
     ({"input": [USER, RESULT]}, "input[1].call_id", None),
     ({"input": [USER, CALLED, {**RESULT, "call_id": "b"}]}, "input[2].call_id", None),
     ({"input": [USER, {"type": "reasoning", "summary": [{}]}]}, "input[1].summary[0].type", None),

@@ -237,11 +237,9 @@ TOOL_FAULTS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "a"}]}, "messages[4].content"),
     ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
     ({"messages": [{**USER, "tool_calls": ASKED[1]["tool_calls"]}]}, "messages[0].tool_calls"),
-    ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
-    ({"messages": [USER, {"role": "assistant", "tool_calls": []}]}, "messages[1].content"),
     *(
         ({"messages": [USER, called(each)]}, "messages[1].tool_calls[0].function.arguments")
-        for each in ("{", "[1]", "nothing", 5, "{'a': 1}")
+        for each in ("{]", "[1]", "[", "nothing", 5, "{'a': 1}", '{"a": 1} and', '"a')
     ),
 ]  # fmt: skip
 

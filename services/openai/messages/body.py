@@ -18,22 +18,29 @@ from pydantic import (
     PlainValidator,
     StringConstraints,
     TypeAdapter,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from services.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
+from services.openai.call_arguments import arguments_object
 from services.openai.schemas import (
     CALL_ID_CHARS_MAX,
     MESSAGES_MAX,
     STOP_STRINGS_MAX,
     TOOLS_MAX,
     JsonSchema,
+    Message,
     Nothing,
     Sampled,
     Shape,
     StopString,
     Whole,
     Words,
+    call_arguments,
     function_name,
+    read_message,
+    thought_of,
 )
 from services.openai.unsupported import Unserved
 
@@ -106,13 +113,18 @@ class HiddenThought(Shape):
     data: str = ""
 
 
+def _input(value: Any) -> Any:
+    return arguments_object(call_arguments(value)) if isinstance(value, str) else value
+
+
 class ToolUse(Shape):
     """A call."""
 
     type: Literal["tool_use"]
     id: CallId
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], BeforeValidator(_input, json_schema_input_type=dict[str, Any])]
+    """An object, or the text of one that was cut off, as a stream gives it."""
     cache_control: CacheControl = None
     caller: dict[str, Any] | None = None
     """That it was the model's own."""
@@ -124,6 +136,8 @@ def _kind(value: Any, kinds: Mapping[str, type[Shape]]) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise PydanticCustomError("content_type", "it has to be a block, which is an object with a type")
     kind = value["type"]
+    if kind in TEXT_PARTS and kind not in kinds:
+        kind, value = "text", {"type": "text", "text": text_part(value)}
     if kind in ELSEWHERE:
         raise PydanticCustomError("block", f"blocks of type '{kind}' are not supported, only texts are read")
     if kind not in kinds:
@@ -160,10 +174,21 @@ class ToolResult(Shape):
 
 
 Block = TextBlockParam | ThinkingBlockParam | HiddenThought | ToolUse | ToolResult
+PART_KINDS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 
 class MessageParam(Shape):
     """One turn, or a part of one: those of a role that follow each other are one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        """An answer of any API, as Anthropic's writes it."""
+        if not isinstance(value, dict):
+            return value
+        if is_foreign(value, PART_KINDS):
+            return _blocks_of(Message.model_validate(read_message(value)))
+        return without_envelope(value, PARAM_FIELDS) if value.get("role") == "assistant" else value
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -176,6 +201,24 @@ class MessageParam(Shape):
             tool_result=ToolResult,
         ),
     ]
+
+
+PARAM_FIELDS: Final = frozenset(MessageParam.model_fields)
+
+
+def _blocks_of(message: Message) -> dict[str, Any]:
+    """A chat message as Anthropic's API has it."""
+    texts = [message.content] if isinstance(message.content, str) else message.content or []
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    if message.role == "tool":
+        result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": blocks}
+        return {"role": "user", "content": [result]}
+    if thought := thought_of(message):
+        blocks.insert(0, {"type": "thinking", "thinking": thought})
+    for call in message.tool_calls:
+        given = {"name": call.function.name, "input": call.function.arguments}
+        blocks.append({"type": "tool_use", "id": call.id, **given})
+    return {"role": message.role, "content": blocks}
 
 
 def _few(value: Any, most: int, what: str) -> Any:

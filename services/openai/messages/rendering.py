@@ -5,12 +5,12 @@ opens a block, adds to it, and closes it before the next one. Of the tokens of a
 cached are counted apart, as there.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from services.openai.answering import Usage
-from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told
+from services.openai.call_arguments import complete_part
+from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told, whole_calls
 from services.openai.errors import ApiError
 from services.openai.messages.body import MessagesRequest
 from services.openai.messages.manners import told
@@ -138,13 +138,12 @@ class MessagesRendering:
 
     def _blocks(self, part: Collected) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
-        for each in _parts(part.text, part.parts):
+        for each in whole_calls(_parts(part.text, part.parts)):
             last: dict[str, Any] = blocks[-1] if blocks else {"type": ""}
             match each:
                 case Called(_, id_, name, arguments):
-                    blocks.append(
-                        {"type": "tool_use", "id": id_, "name": name, "input": json.loads(arguments)}
-                    )
+                    given = complete_part(arguments)
+                    blocks.append({"type": "tool_use", "id": id_, "name": name, "input": given})
                 case Said(text) if last["type"] == "text":
                     last["text"] += text
                 case Said(text):

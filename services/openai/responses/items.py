@@ -5,18 +5,23 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
+from services.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
 from services.openai.errors import shown
-from services.openai.schemas import CALL_ID_CHARS_MAX, CALLS_MAX, MESSAGES_MAX, Shape, call_arguments
+from services.openai.schemas import (
+    CALL_ID_CHARS_MAX,
+    CALLS_MAX,
+    MESSAGES_MAX,
+    Message,
+    Shape,
+    call_arguments,
+    read_message,
+    thought_of,
+)
 
 ROLES: Final = ("user", "assistant", "system", "developer")
-SAYS: Final[dict[str, str]] = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "refusal": "refusal",
-}
-"""Parts that are texts, and where the text is."""
 PARTS_MAX: Final = 8192
+NO_CALL: Final = "none"
+"""Which call is answered by a result that does not say it."""
 
 
 def texts_of(value: Any) -> Any:
@@ -32,13 +37,13 @@ def texts_of(value: Any) -> Any:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise PydanticCustomError("content_part", f"part {place} is not an object with a type")
         kind = part["type"]
-        if kind not in SAYS:
+        if kind not in TEXT_PARTS:
             raise PydanticCustomError(
                 "content_part", f"part {place} is of the type '{shown(kind)}'; only texts are served"
             )
-        if not isinstance(part.get(SAYS[kind]), str):
+        if not isinstance(text := text_part(part), str):
             raise PydanticCustomError("content_part", f"part {place} has no text")
-        texts.append(part[SAYS[kind]])
+        texts.append(text)
     return texts
 
 
@@ -125,14 +130,29 @@ class ReferenceItem(Shape):
     id: Id
 
 
+class ChatItem(Shape):
+    """A message as another API has it."""
+
+    type: Literal["chat_message"]
+    message: Message
+
+
 Told = MessageItem | CallItem | ResultItem | ReasoningItem
 """What an item says by itself."""
-Item = Told | ReferenceItem
+Item = Told | ReferenceItem | ChatItem
+PART_KINDS: Final = frozenset(TEXT_PARTS)
+MESSAGE_FIELDS: Final = frozenset(MessageItem.model_fields)
 
 
 def _typed(value: Any) -> Any:
     """With its type, which a message and a reference may leave out."""
-    if isinstance(value, dict) and value.get("type") is None:
+    if not isinstance(value, dict):
+        return value
+    if value.get("role") is not None and is_foreign(value, PART_KINDS):
+        return {"type": "chat_message", "message": read_message(value)}
+    if value.get("type") in (None, "message") and value.get("role") == "assistant":
+        value = without_envelope(value, MESSAGE_FIELDS)
+    if value.get("type") is None:
         if "role" in value:
             return {**value, "type": "message"}
         if value.keys() <= {"id", "type"}:
@@ -159,6 +179,26 @@ Input = Annotated[
     | Annotated[list[OneItem], Field(fail_fast=True), BeforeValidator(_few_items), Tag("items")],
     Discriminator(_kind_of_input),
 ]
+
+
+def items_of(message: Message) -> list[tuple[Told, str]]:
+    """The items of an answer that another API gave, each with the field that it stands in."""
+    texts = message.content or ""
+    content: Any = texts if isinstance(texts, str) else _parts(texts, "input_text")
+    if message.role == "tool":
+        call_id = message.tool_call_id or NO_CALL
+        return [(ResultItem(type="function_call_output", call_id=call_id, output=content), "")]
+    items: list[tuple[Told, str]] = []
+    if thought := thought_of(message):
+        text = ReasoningText(type="reasoning_text", text=thought)
+        items.append((ReasoningItem(type="reasoning", content=[text]), ".reasoning_content"))
+    if content or not (thought or message.tool_calls):
+        items.append((MessageItem(type="message", role=message.role, content=content), ""))
+    for place, call in enumerate(message.tool_calls):
+        name, arguments = call.function.name, call.function.arguments
+        item = CallItem(type="function_call", call_id=call.id, name=name, arguments=arguments)
+        items.append((item, f".tool_calls[{place}]"))
+    return items
 
 
 def plain(item: Told, id_: str) -> dict[str, Any]:

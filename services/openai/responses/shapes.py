@@ -36,8 +36,6 @@ METADATA_CHARS_MAX: Final = 512
 """OpenAI's three."""
 LABEL_CHARS_MAX: Final = 512
 FORMAT_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-BETWEEN: Final = "__"
-"""Between a namespace and the name of its function, as the model is told of it."""
 
 
 def _included(value: str) -> str:
@@ -212,8 +210,3 @@ class ResponsesRequest(Sampled):
                 continue
             for inner, function in enumerate(tool.tools):
                 yield function, tool, f"tools[{place}].tools[{inner}]"
-
-
-def told_name(name: str, namespace: str | None) -> str:
-    """Of a function, as the model is told of it."""
-    return name if namespace is None else f"{namespace}{BETWEEN}{name}"

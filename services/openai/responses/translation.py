@@ -4,7 +4,6 @@ Whatever else is to be said of it is said of that request, in the caller's own t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import filterfalse
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -12,9 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from services.openai.errors import invalid, shown
 from services.openai.field_faults import first_fault
 from services.openai.responses.carrier import Carrier
-from services.openai.responses.items import MessageItem, ReferenceItem, Told
+from services.openai.responses.items import ChatItem, MessageItem, ReferenceItem, Told, items_of
 from services.openai.responses.kept import KeptResponses
-from services.openai.responses.making import INCOMPLETE
 from services.openai.responses.naming import item_of
 from services.openai.responses.shapes import (
     LOGPROBS,
@@ -22,11 +20,11 @@ from services.openai.responses.shapes import (
     NamespaceTool,
     ResponsesRequest,
     TextFormat,
-    told_name,
 )
 from services.openai.responses.turns import Placed, ResponseTurns
 from services.openai.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, NamedTool, Sampled
 from services.openai.terms import Terms
+from services.openai.tool_names import namespaced_name
 
 TOLD: Final[TypeAdapter[Told]] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
 PREVIOUS: Final = "previous_response_id"
@@ -60,7 +58,7 @@ def _before(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterat
     if (found := kept.find(id_, owner)) is None:
         why = f"'{PREVIOUS}': the answer '{shown(id_)}' is not kept{_why_not(kept)}; send all items."
         raise invalid(PREVIOUS, why, "previous_response_not_found")
-    for item in (*found.read(), *filterfalse(_is_cut_off, found.whole()["output"])):
+    for item in (*found.read(), *found.whole()["output"]):
         yield Placed(_read(item), PREVIOUS)
 
 
@@ -70,22 +68,16 @@ def _own(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[
         return
     for place, item in enumerate(body.input):
         path = f"input[{place}]"
+        if isinstance(item, ChatItem):
+            yield from (Placed(each, path + step) for each, step in items_of(item.message))
+            continue
         if not isinstance(item, ReferenceItem):
             yield Placed(item, path)
             continue
         if (found := item_of(kept, item.id, owner)) is None:
             why = f"'{path}.id': the item '{shown(item.id)}' is not kept{_why_not(kept)}; send it whole."
             raise invalid(f"{path}.id", why, "item_not_found")
-        if _is_cut_off(found):
-            raise invalid(
-                f"{path}.id", f"'{path}.id': the call '{shown(item.id)}' was cut off; leave it out."
-            )
         yield Placed(_read(found), path)
-
-
-def _is_cut_off(item: Mapping[str, Any]) -> bool:
-    """A call that has no end: nobody can answer it, and no chat template show it."""
-    return (item["type"], item["status"]) == ("function_call", INCOMPLETE)
 
 
 def _why_not(kept: KeptResponses) -> str:
@@ -106,7 +98,7 @@ def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
     told = {}
     for function, namespace, _ in body.functions():
         space = None if namespace is None else namespace.name
-        told[told_name(function.name, space)] = function.name, space
+        told[namespaced_name(function.name, space)] = function.name, space
     return told
 
 
@@ -157,7 +149,7 @@ def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[s
         if name in function.model_fields_set
     }
     if namespace is not None:
-        told["name"] = told_name(function.name, namespace.name)
+        told["name"] = namespaced_name(function.name, namespace.name)
         told["description"] = "\n".join(filter(None, (namespace.description, function.description)))
     return told
 

@@ -19,8 +19,8 @@ from services.openai.responses.items import (
     ResultItem,
     Told,
 )
-from services.openai.responses.shapes import told_name
 from services.openai.terms import Terms
+from services.openai.tool_names import namespaced_name
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"
@@ -147,7 +147,7 @@ class ResponseTurns:
         self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}]"] = path
         self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}].id"] = f"{path}.call_id"
         self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}].function"] = path
-        function = {"name": told_name(item.name, item.namespace), "arguments": item.arguments}
+        function = {"name": namespaced_name(item.name, item.namespace), "arguments": item.arguments}
         turn.calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def _turn(self, path: str) -> _AssistantTurn:
