@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic_core import to_json
-
 from services.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
-from services.openai.closed_schemas import closed
 from services.openai.conversation import offered
 from services.openai.dialects import CALL_FORMS, HERMES, Form, named
 from services.openai.errors import invalid
 from services.openai.hearing import Forms, Opening, opening
 from services.openai.held_reading import CallShape
-from services.openai.schemas import OPTIONS, AllowedTools, ChatRequest, NamedTool, Tool
+from services.openai.schema_text import schema_text
+from services.openai.schemas import AllowedTools, ChatRequest, NamedTool, Tool
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import Grammar, GrammarKind
 
@@ -121,15 +119,16 @@ def held_tools(body: ChatRequest, options: Mapping[str, Any], form: Form) -> Ite
             continue
         if tool not in allowed:
             continue
-        text = to_json({**_schema(body, tool, loosely=loosely), OPTIONS: options}).decode()
-        yield HeldTool(f"tools[{place}].function.parameters", tool.function.name, text)
+        param = f"tools[{place}].function.parameters"
+        text = schema_text(param, _schema(body, tool, loosely=loosely), options)
+        yield HeldTool(param, tool.function.name, text)
 
 
 def _schema(body: ChatRequest, tool: Tool, *, loosely: bool) -> Mapping[str, Any]:
     function = tool.function
     if loosely and not (is_forced(body) or function.strict):
         return ANY_OBJECT
-    return NO_ARGUMENTS if not function.parameters else closed({"type": "object", **function.parameters})
+    return NO_ARGUMENTS if not function.parameters else {"type": "object", **function.parameters}
 
 
 def whole_grammar(

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic_core import to_json
 from starlette.requests import Request
 
 from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
-from services.openai.closed_schemas import closed
 from services.openai.dialects import Form
 from services.openai.door import caller_in
 from services.openai.errors import invalid
@@ -33,7 +31,8 @@ from services.openai.held_reading import CallShape
 from services.openai.intake import check_ids
 from services.openai.metrics import HttpMetrics, Judged
 from services.openai.model import ServedModel
-from services.openai.schemas import OPTIONS, ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
+from services.openai.schema_text import schema_text
+from services.openai.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from services.openai.turns import TextTurns
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
@@ -278,8 +277,7 @@ def _in_structured_outputs(
 
 
 def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> Structure:
-    text = to_json({**closed(schema), OPTIONS: options}).decode()
-    return Structure(param, Grammar(GrammarKind.JSON_SCHEMA, text))
+    return Structure(param, Grammar(GrammarKind.JSON_SCHEMA, schema_text(param, schema, options)))
 
 
 def _choice(param: str, choices: Sequence[str]) -> Structure:

@@ -239,7 +239,7 @@ async def test_a_forced_call_comes_behind_the_thoughts() -> None:
         ({"tools": [tool()], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         (
             {
-                "tools": [tool(), tool("b", parameters={"properties": {"a": {"not": {}}}})],
+                "tools": [tool(), tool("b", parameters={"properties": {"a": {"not": {"pattern": "a"}}}})],
                 "tool_choice": "required",
             },
             "tools[1].function.parameters",

@@ -192,10 +192,9 @@ async def test_what_cannot_be_held_to_is_refused_by_its_field(
     ("value", "keyword"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "if": {}, "then": {}}, "if"),
-        ({"type": "array", "contains": {}}, "contains"),
-        ({"type": "string", "format": "hostname2"}, "format"),
-        ({"properties": {"a": {"not": {}}}}, "not"),
+        ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if"),
+        ({"type": "array", "contains": {"type": "null"}}, "contains"),
+        ({"properties": {"a": {"not": {"pattern": "a"}}}}, "not"),
     ],
 )
 async def test_a_schema_that_cannot_be_held_to_is_refused_by_its_keyword(

@@ -1,0 +1,93 @@
+"""Places of subschemas within a JSON schema, and what its references point to.
+
+Pure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
+"""Keywords whose values are schemas by names, which are no keywords."""
+SINGLE: Final = frozenset(
+    {"items", "additionalItems", "contains", "additionalProperties", "propertyNames"}
+    | {"if", "then", "else", "not", "unevaluatedItems", "unevaluatedProperties"}
+)
+"""Keywords whose value is one schema."""
+LISTS: Final = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
+"""Keywords whose value is a list of schemas."""
+TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
+"""Types of values; integers are numbers."""
+
+Pointer = tuple[str, ...]
+"""A JSON pointer, token by token."""
+
+
+def with_subschemas(
+    schema: Mapping[str, Any], change: Callable[[Any, Pointer], Any], at: Pointer = ()
+) -> dict[str, Any]:
+    """Return `schema` with `change` applied to each subschema. `at`: where `schema` stands, which `change`
+    gets with the keyword and the name or the number added."""
+    made: dict[str, Any] = {}  # loops, since each comprehension would take a frame of the stack
+    for word, value in schema.items():
+        if isinstance(value, Mapping) and word in BY_NAME:
+            named = made[word] = {}
+            for name, each in value.items():
+                named[name] = change(each, (*at, word, name))
+        elif isinstance(value, list) and word in LISTS:
+            listed = made[word] = []
+            for place, each in enumerate(value):
+                listed.append(change(each, (*at, word, str(place))))
+        else:
+            made[word] = change(value, (*at, word)) if word in SINGLE else value
+    return made
+
+
+def schemas_within(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Every schema in `schema` that is an object, itself too."""
+    open_schemas = [schema]
+    while open_schemas:
+        current = open_schemas.pop()
+        if isinstance(current, Mapping):
+            yield current
+            with_subschemas(current, lambda each, _: open_schemas.append(each))
+
+
+def pointer_of(reference: Any) -> Pointer | None:
+    """The JSON pointer of a reference within its document; None for any other reference."""
+    if reference == "#":
+        return ()
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    tokens = unquote(reference[2:]).split("/")
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in tokens)
+
+
+def resolved(root: Any, reference: Any) -> Any:
+    """What `reference` points to in `root`; None where that is nothing."""
+    pointer = pointer_of(reference)
+    return None if pointer is None else found_at(root, pointer)
+
+
+def found_at(root: Any, pointer: Pointer) -> Any:
+    """What `pointer` points to in `root`; None where that is nothing."""
+    found = root
+    for token in pointer:
+        if isinstance(found, Mapping):
+            found = found.get(token)
+        elif isinstance(found, list) and token.isdecimal() and int(token) < len(found):
+            found = found[int(token)]
+        else:
+            return None
+    return found
+
+
+def types_in(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a schema's own `type` allows; `number` includes `integer`."""
+    given = schema.get("type", TYPES)
+    return frozenset([given] if isinstance(given, str) else given)
+
+
+def is_anything(schema: Any) -> bool:
+    """Whether every value fits, as far as it shows without a look at references."""
+    return schema is True or schema == {}

@@ -1,0 +1,87 @@
+"""Whether each keyword of a JSON schema has a value of the kind that it takes.
+
+Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from services.openai.json_schema import BY_NAME, LISTS, SINGLE, TYPES
+
+COUNTS: Final = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+    | {"minContains", "maxContains"}
+)
+"""Keywords whose value is a number of something."""
+
+
+class SchemaRefused(ValueError):
+    """A schema that no grammar can be made of; the text says why."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping | bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_schema, value))
+
+
+def _are_named_schemas(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
+
+
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and value >= 0
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, str) or _are_texts(value)
+
+
+def _is_one_schema_or_several(value: Any) -> bool:
+    return _is_schema(value) or _are_schemas(value)
+
+
+def _are_named_texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_are_texts, value.values()))
+
+
+def _are_dependencies(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_schema(each) or _are_texts(each) for each in value.values())
+
+
+SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(SINGLE, (_is_schema, "a schema")),
+    **dict.fromkeys(LISTS, (_are_schemas, "a list of schemas")),
+    **dict.fromkeys(BY_NAME, (_are_named_schemas, "an object of schemas")),
+    **dict.fromkeys(COUNTS, (_is_count, "a whole number, 0 or more")),
+    **dict.fromkeys(("pattern", "format", "$ref", "$id", "$schema"), (_is_text, "a text")),
+    "items": (_is_one_schema_or_several, "a schema"),
+    "dependentRequired": (_are_named_texts, "an object of lists of texts"),
+    "dependencies": (_are_dependencies, "an object of schemas or lists of texts"),
+    "enum": (_is_list, "a list"),
+    "required": (_are_texts, "a list of texts"),
+    "type": (_is_type, f"one of {', '.join(TYPES)} and integer, or a list of them"),
+}
+"""By the keyword: what its value is tried by, and what the value has to be."""
+
+
+def check_shape(schema: Mapping[str, Any]) -> None:
+    """Raise SchemaRefused where a keyword of `schema` itself has no value of its kind."""
+    for word, value in schema.items():
+        if word in SHAPES and not SHAPES[word][0](value):
+            raise SchemaRefused(f"'{word}' has to be {SHAPES[word][1]}")

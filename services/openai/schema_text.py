@@ -1,0 +1,28 @@
+"""The text of a JSON schema that workers make a grammar of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_json
+
+from services.openai.closed_schemas import closed
+from services.openai.errors import invalid
+from services.openai.schema_normalization import normalized, without_nulls
+from services.openai.schema_shapes import SchemaRefused
+from services.openai.schemas import OPTIONS
+from services.rooms.request import GRAMMAR_BYTES_MAX
+
+
+def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """The text of a schema that `param` gives. `options`: how the library reads it. Raises ApiError."""
+    try:
+        if len(to_json(schema)) > GRAMMAR_BYTES_MAX:
+            raise invalid(param, f"'{param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
+    except ValueError:
+        pass  # of too many levels to be written, which are counted below
+    try:
+        made = normalized(closed(without_nulls(schema)))
+    except SchemaRefused as error:
+        why = f"no answer can be held to it: {error}."
+        raise invalid(param, f"Invalid value for '{param}': {why}") from None
+    return to_json({**made, OPTIONS: options}).decode()
