@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple
 
-from services.rooms.step_cost import StepCost
+from services.rooms.step_cost import OUTLIER, StepCost
 
 WEIGHT: Final = 0.2
 """Of the last step, in what is known of steps."""
@@ -60,6 +60,7 @@ class PromptPace:
         """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
         self._beside_ago += 1
         self._alone_ago += 1
+        ms = min(ms, OUTLIER * (self._expected_ms(prompt_tokens, sequences) or ms))
         if not prompt_tokens:
             self._steps.note(sequences, ms)
             self._steps.believe()
@@ -79,6 +80,19 @@ class PromptPace:
             self.token_ms = self.part_ms = None
         if self._alone_ago == KNOWN_STEPS:
             self.alone_ms = None
+
+    def _expected_ms(self, prompt_tokens: int, sequences: int) -> float:
+        """Duration of such a step by those before it; 0 where nothing is known of it. A step that takes far
+        longer was held up by something else: its process or another rank was stopped (`stall-is-no-work`)."""
+        if not prompt_tokens:
+            return self.step_ms(sequences)
+        if not sequences:
+            return 0.0 if self.alone_ms is None else prompt_tokens * self.alone_ms
+        known = self._part_and_token_ms
+        if known is None:
+            return 0.0
+        part_ms, token_ms = known
+        return self.step_ms(sequences) + part_ms + prompt_tokens * token_ms
 
     @property
     def _part_and_token_ms(self) -> tuple[float, float] | None:

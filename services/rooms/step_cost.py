@@ -32,7 +32,8 @@ SENT_STEPS: Final = 16
 SHARE_MIN: Final = 0.02
 """Of the last step, in all that is remembered."""
 OUTLIER: Final = 3
-"""Times what it takes by the line: whatever held a step up for longer, it was not its positions."""
+"""Times what it takes by the line: whatever held a step up for longer, it was not its positions
+(`stall-is-no-work`)."""
 MOST: Final = 10_000
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from services.rooms.step_cost import OUTLIER
+
 WINDOW_US: Final = 2_000_000
 """Of computing: what was measured before weighs less and less."""
 KNOWN_MS: Final = 60_000
@@ -25,6 +27,8 @@ class TokenRate:
         if tokens < max(least, 1) or us <= 0:
             return
         self._measured_ms = now_ms
+        if self._us:  # what takes far longer was held up (`stall-is-no-work`)
+            us = min(us, round(OUTLIER * tokens * self._us / self._tokens))
         self._tokens += tokens
         self._us += us
         if self._us > WINDOW_US:

@@ -11,27 +11,76 @@ handlers had it last. That is fair to both:
 * Where nothing has come, a turn is followed by one round of the loop and one look: some microseconds.
 
 Time is measured and rounds are not counted: what a round takes depends on who has something to do in it.
+
+While a turn waits for other ranks, the handlers have the loop: that time is not the turn's (`TimedGroup`). A
+rank that is stopped for ten seconds would otherwise be followed by ten seconds of handlers, and no token. No
+share is longer than SHARE_MAX_US: a process that was itself stopped measures a long turn, too
+(`stall-is-no-work`).
 """
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Sequence
+from typing import Final, TypeVar
 
+from services.parallel.interface import RankGroup
 from services.runtime.arrivals import Arrivals
 from services.runtime.clock import Clock
 
 LULL_PART: Final = 4
 """The handlers are done when nothing has come for a fourth of what they may have: from one event to the next
 that follows from it a library's threads take some ten microseconds, which is little beside a long turn."""
+SHARE_MAX_US: Final = 100_000
+"""Longest share of the handlers, in microseconds. A turn takes a few milliseconds of the loop."""
+
+T = TypeVar("T")
+
+
+class TimedGroup:
+    """A `RankGroup` that measures how long its rank waits for the others."""
+
+    def __init__(self, group: RankGroup, clock: Clock) -> None:
+        self._group = group
+        self._clock = clock
+        self.rank = group.rank
+        self.size = group.size
+        self.waited_us = 0
+        """Microseconds that all calls took so far."""
+
+    @property
+    def broken(self) -> str | None:
+        return self._group.broken
+
+    async def agree(self, ballot: Sequence[int]) -> list[int]:
+        return await self._timed(self._group.agree(ballot))
+
+    async def broadcast(self, commands: bytes | None) -> bytes:
+        return await self._timed(self._group.broadcast(commands))
+
+    async def gather(self, data: bytes) -> list[bytes]:
+        return await self._timed(self._group.gather(data))
+
+    async def close(self) -> None:
+        await self._group.close()
+
+    async def _timed(self, call: Awaitable[T]) -> T:
+        began_us = self._clock.host_us()
+        try:
+            return await call
+        finally:
+            self.waited_us += self._clock.host_us() - began_us
 
 
 class Share:
     """Times are of `clock`'s host."""
 
-    def __init__(self, clock: Clock, arrivals: Arrivals) -> None:
+    def __init__(self, clock: Clock, arrivals: Arrivals, group: TimedGroup) -> None:
+        """`group`: what the turns call, whose waits are not the turns' time."""
         self._clock = clock
         self._arrivals = arrivals
-        self._began_us = clock.host_us()
-        self._turned_us = self._began_us
+        self._group = group
+        self._began_us = self._turned_us = clock.host_us()
+        self._waited_us = group.waited_us
+        """Waits for other ranks before the turns that count for the next share."""
 
     def turned(self) -> None:
         """A turn has ended after which the handlers have the loop, or may rest."""
@@ -39,9 +88,10 @@ class Share:
 
     async def give(self) -> None:
         """Let the handlers have what is left of their share, if they have a use for it."""
-        had_us = self._turned_us - self._began_us
+        waited_us = self._group.waited_us - self._waited_us
+        had_us = min(self._turned_us - self._began_us - waited_us, SHARE_MAX_US)
         ends_us = self._turned_us + had_us
         await asyncio.sleep(0)
         while self._clock.host_us() < ends_us and self._arrivals.waiting(had_us // LULL_PART):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        self._began_us = self._clock.host_us()
+        self._began_us, self._waited_us = self._clock.host_us(), self._group.waited_us

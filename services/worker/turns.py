@@ -26,7 +26,7 @@ from services.rooms.roster import Capacity, Roster
 from services.runtime.arrivals import Arrivals
 from services.runtime.clock import Clock
 from services.runtime.logging import Log
-from services.worker.share import Share
+from services.worker.share import Share, TimedGroup
 
 log = Log(__name__)
 
@@ -150,7 +150,8 @@ async def run_turns(
     (`Share`); a rank that does not lead is called by nobody, and lets go of its loop as it waits for others.
     """
     await _gather(work, group)
-    share = Share(clock, arrivals)
+    group = TimedGroup(group, clock)
+    share = Share(clock, arrivals, group)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
         if lap is Lap.QUEUED:
             continue  # bounded: none comes to a queue but by a command, and handlers enter none meanwhile

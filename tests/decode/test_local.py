@@ -315,6 +315,28 @@ def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
     assert pace.prompt_ms(512, 4, 1_000) == 8 * 2 * 40
 
 
+@pytest.mark.parametrize("held_up", [(0, 9), (200, 0), (20, 5)], ids=["decode", "alone", "beside"])
+def test_a_step_that_was_held_up_changes_little_of_what_prompts_are_expected_to_take(
+    held_up: tuple[int, int],
+) -> None:
+    """A rank that was stopped for ten seconds is no step of ten seconds."""
+    pace = measured()
+    pace.stepped(20, 5, 15 + 20)
+    before_ms = pace.prompt_ms(200, 5, 1_000)
+    pace.stepped(*held_up, 10_000)
+    after_ms = pace.prompt_ms(200, 5, 1_000)
+    assert before_ms is not None
+    assert after_ms is not None
+    assert after_ms < 2 * before_ms
+
+
+def test_a_worker_that_became_slower_is_expected_to_be_slower() -> None:
+    pace = measured()
+    for _ in range(50):
+        pace.stepped(200, 0, 2_000)
+    assert pace.alone_ms == pytest.approx(10, rel=0.01)
+
+
 def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> None:
     """From then on it is computed alone, in large parts."""
     pace = PromptPace(20, 256, 16)

@@ -29,6 +29,7 @@ OF_NO_ROOM = frozenset(
         "mask-is-fold",
         "scored-is-computed",
         "scored-once",
+        "stall-is-no-work",
     }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""

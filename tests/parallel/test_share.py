@@ -5,15 +5,17 @@ Time is counted here: a turn takes some of it, and each round of a handler.
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import pytest
 import uvloop
 
+from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.runtime.arrivals import SystemArrivals
 from services.runtime.clock import SystemClock
+from services.worker.share import SHARE_MAX_US, TimedGroup
 from services.worker.turns import TurnProgress, run_turns
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.patience import PATIENCE_S
@@ -21,6 +23,7 @@ from tests.patience import PATIENCE_S
 TURN_US = 3_000
 ROUND_US = 20
 HANDLERS = 100
+STOP_US = 10_000_000
 
 
 class Time:
@@ -49,10 +52,13 @@ class Busy(RoomsOnly):
         self.turns = 0
         self.enough = asyncio.Event()
         self.turns_most = 10**9
+        self.stop_us = 0
+        """Microseconds for which this process stands still in its next turn."""
 
     def observe(self) -> bool:
         self.turns += 1
-        self._time.us += self._turn_us
+        self._time.us += self._turn_us + self.stop_us
+        self.stop_us = 0
         if self.turns >= self.turns_most:
             self.enough.set()
         return True
@@ -80,8 +86,29 @@ class Handlers:
     def came(self) -> None: ...
 
 
-async def turning(work: Busy, time: Time, handlers: Handlers, until: Callable[[], Awaitable[object]]) -> None:
-    turns = asyncio.create_task(run_turns(work, SoloGroup(), time, TurnProgress(time), handlers))
+class StoppedRank(SoloGroup):
+    """A group of which another rank stands still in the first agreement."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__()
+        self._time = time
+        self._stops = True
+
+    async def agree(self, ballot: Sequence[int]) -> list[int]:
+        if self._stops:
+            self._stops = False
+            self._time.us += STOP_US
+        return await super().agree(ballot)
+
+
+async def turning(
+    work: Busy,
+    time: Time,
+    handlers: Handlers,
+    until: Callable[[], Awaitable[object]],
+    group: RankGroup,
+) -> None:
+    turns = asyncio.create_task(run_turns(work, group, time, TurnProgress(time), handlers))
     async with asyncio.timeout(PATIENCE_S):
         await until()
     turns.cancel()
@@ -97,7 +124,7 @@ async def test_live_is_not_lost_handlers_end_within_as_many_turns_as_their_work_
     async def all_end() -> None:
         await asyncio.gather(*(handlers.handle(rounds) for _ in range(HANDLERS)))
 
-    await turning(work, time, handlers, all_end)
+    await turning(work, time, handlers, all_end, SoloGroup())
     assert work.turns <= 4 + HANDLERS * rounds * ROUND_US / TURN_US, "and not one turn for each round"
 
 
@@ -106,13 +133,43 @@ async def test_no_starvation_turns_go_on_at_half_their_pace_beside_handlers_with
     work, handlers = Busy(time), Handlers(time)
     work.turns_most = 50
     endless = [asyncio.create_task(handlers.handle(10**9)) for _ in range(HANDLERS)]
-    await turning(work, time, handlers, work.enough.wait)
+    await turning(work, time, handlers, work.enough.wait, SoloGroup())
     for each in endless:
         each.cancel()
     await asyncio.gather(*endless, return_exceptions=True)
     a_round_of_all = HANDLERS * ROUND_US
     assert time.us <= work.turns * (2 * TURN_US + a_round_of_all)
     assert handlers.rounds * ROUND_US >= (work.turns - 1) * TURN_US, "the other half is theirs"
+
+
+@pytest.mark.parametrize("stopped", ["another rank", "this process"])
+async def test_stall_is_no_work_a_stop_of_ten_seconds_gives_handlers_no_ten_seconds_behind_it(
+    stopped: str,
+) -> None:
+    time = Time()
+    work, handlers = Busy(time), Handlers(time)
+    work.turns_most = 4
+    group = StoppedRank(time) if stopped == "another rank" else SoloGroup()
+    work.stop_us = STOP_US if stopped == "this process" else 0
+    endless = [asyncio.create_task(handlers.handle(10**9)) for _ in range(HANDLERS)]
+    await turning(work, time, handlers, work.enough.wait, group)
+    for each in endless:
+        each.cancel()
+    await asyncio.gather(*endless, return_exceptions=True)
+    a_round_of_all = HANDLERS * ROUND_US
+    most_us = work.turns * (TURN_US + a_round_of_all)
+    if stopped == "this process":
+        most_us += SHARE_MAX_US
+    assert handlers.rounds * ROUND_US <= most_us
+
+
+async def test_a_turn_that_waits_for_another_rank_is_no_longer_than_what_it_does_itself() -> None:
+    time = Time()
+    group = TimedGroup(StoppedRank(time), time)
+    await group.agree([1])
+    time.us += TURN_US
+    await group.agree([1])
+    assert group.waited_us == STOP_US
 
 
 async def test_where_nothing_waits_a_turn_follows_the_next_after_one_round() -> None:
@@ -126,7 +183,7 @@ async def test_where_nothing_waits_a_turn_follows_the_next_after_one_round() -> 
             rounds += 1
             await asyncio.sleep(0)
 
-    await turning(work, time, handlers, count)
+    await turning(work, time, handlers, count, SoloGroup())
     assert rounds == pytest.approx(work.turns, abs=2)
 
 

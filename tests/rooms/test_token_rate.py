@@ -32,6 +32,18 @@ def test_a_step_that_was_left_no_more_says_how_fast_it_goes() -> None:
     assert rate.per_s(0) > 500
 
 
+def test_a_step_that_was_held_up_changes_little() -> None:
+    """A rank that was stopped for ten seconds computed nothing in that time."""
+    rate = TokenRate(64)
+    for _ in range(20):
+        rate.stepped(512, 250_000, now_ms=0)
+    rate.stepped(512, 10_000_000, now_ms=0)
+    assert 1_500 < rate.per_s(0) <= 2_048
+    for _ in range(20):
+        rate.stepped(512, 10_000_000, now_ms=0)
+    assert rate.per_s(0) < 100, "a worker that is slow from now on"
+
+
 def test_it_is_known_for_a_while_and_asked_anew_then() -> None:
     rate = TokenRate(64)
     rate.stepped(100, 100_000, now_ms=5)

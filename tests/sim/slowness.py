@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.parallel.interface import RankGroup
+from services.runtime.clock import Clock
 from services.worker.mailbox import Mailbox
+from services.worker.turns import Work
 from tests.sim.loop import SimulatedProcess
 
 
@@ -61,40 +63,33 @@ class SlowGroup:
             await asyncio.sleep(self._random.uniform(0.0, self._late_s))
 
 
-class BusyGroup:
-    """Of a rank whose turns take time."""
+class BusyWork:
+    """The work of a rank whose turns take its core for some time."""
 
-    def __init__(self, group: RankGroup, process: SimulatedProcess, turn_s: float) -> None:
-        self._group = group
+    def __init__(self, work: Work, process: SimulatedProcess, turn_s: float) -> None:
+        self._work = work
         self._process = process
         self._turn_s = turn_s
 
-    @property
-    def rank(self) -> int:
-        return self._group.rank
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
-    @property
-    def size(self) -> int:
-        return self._group.size
+    def observe(self) -> bool:
+        self._process.compute(self._turn_s)
+        return self._work.observe()
 
-    @property
-    def broken(self) -> str | None:
-        return self._group.broken
 
-    async def agree(self, ballot: Sequence[int]) -> list[int]:
-        if self._turn_s:
-            self._process.compute(self._turn_s)
-            await asyncio.sleep(0)
-        return await self._group.agree(ballot)
+class CoreClock:
+    """The clock of a process, read where its core has done all that it took on by now."""
 
-    async def broadcast(self, commands: bytes | None) -> bytes:
-        return await self._group.broadcast(commands)
+    def __init__(self, clock: Clock, process: SimulatedProcess) -> None:
+        self.now_ms = clock.now_ms
+        self.wall_ms = clock.wall_ms
+        self._clock = clock
+        self._process = process
 
-    async def gather(self, data: bytes) -> list[bytes]:
-        return await self._group.gather(data)
-
-    async def close(self) -> None:
-        await self._group.close()
+    def host_us(self) -> int:
+        return max(self._clock.host_us(), int(self._process.busy_until_s * 1_000_000))
 
 
 class QueuedArrivals:

@@ -31,7 +31,7 @@ from tests.layouts import group_of
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess
 from tests.sim.rank import LOOK_S, Outside, Rank, WorkerShape, World, make_rank
-from tests.sim.slowness import BusyGroup, QueuedArrivals, SlowGroup
+from tests.sim.slowness import BusyWork, CoreClock, QueuedArrivals, SlowGroup
 from tests.support.loopback import Loopback
 from tests.wire.receivers import decode_peer
 
@@ -214,10 +214,12 @@ class SimulatedWorker:
             self._world.trace.violate(self._world.loop.time(), "drain-keeps-promises", text)
 
     def _turns(self, rank: Rank) -> Any:
-        group = BusyGroup(rank.group, rank.process, self._world.shape.troubles.turn_s)
-        arrivals = QueuedArrivals(rank.process)
+        work: Any = rank.work
+        turn_s, clock = self._world.shape.troubles.turn_s, CoreClock(rank.clock, rank.process)
+        if turn_s:
+            work = BusyWork(work, rank.process, turn_s)
         progress = self._progress if rank is self.leader else TurnProgress(rank.clock)
-        return run_turns(rank.work, group, rank.clock, progress, arrivals, LOOK_S)
+        return run_turns(work, rank.group, clock, progress, QueuedArrivals(rank.process), LOOK_S)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:
         for incarnation in incarnations:
