@@ -1,11 +1,12 @@
 """Which HTTP ports does the bootstrap have, and who may come in at each?
 
-The API's port has the keys and the rate limit. The pages for operators are on it too, behind the same keys,
-or on a port of their own, which has none: its address protects it, this machine's alone if nothing is said.
+The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys or where
+there is one API key at most, or on a port of their own. That one has admin keys or none: then its address
+protects it, this machine's alone if nothing is said.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from services.openai.cross_origin import open_to
 from services.openai.door import Door
 from services.openai.edge import Edge
 from services.openai.rate_limit import RateLimit
-from services.runtime.api_keys import ApiKeys
+from services.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.host_names import ANY_NAME, HostNames
 from services.runtime.http_accept import Connections
@@ -60,6 +61,8 @@ class Doors:
     first."""
 
     api: Door
+    admin: Door
+    """Of the pages' own port."""
     apart: bool
     """Whether the pages have a port of their own."""
     _sockets: tuple[socket.socket, ...]
@@ -100,10 +103,8 @@ class Doors:
 
 def open_doors(settings: BootstrapSettings) -> Doors:
     """Raises StartupError for keys or certificates that cannot be used, and for a port that is taken."""
-    keys = None
-    if settings.api_keys or settings.api_key_file:
-        file = Path(settings.api_key_file) if settings.api_key_file else None
-        keys = ApiKeys(settings.api_keys, file)
+    keys = _keys(settings.api_keys, settings.api_key_file, FILE_FLAG)
+    admin_keys = _keys(settings.admin_api_keys, settings.admin_api_key_file, ADMIN_FILE_FLAG)
     rate = RateLimit(settings.rate_limit) if settings.rate_limit else None
     tls = settings.http_tls
     if tls is not None:
@@ -111,12 +112,27 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     sockets = [bind_port(settings.host, settings.http_port, "--http-port")]
     if settings.admin_port is not None:
         sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
-    _warn(settings, keyless=keys is None)
+    _warn(settings, keyless=keys is None, admin_keyless=admin_keys is None)
     named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
     # A web page has no key; where none is asked for, the address decides.
-    hosts = (named or (None if keys is None else ANY_NAME), named)
+    hosts = tuple(named or (None if each is None else ANY_NAME) for each in (keys, admin_keys))
+    log.info(
+        "callers",
+        api_keys="none" if keys is None else "several" if keys.several else "one",
+        prefixes=_prefixes(settings, keys),
+        operator_pages=_operator_pages(settings, keys, admin_keys),
+    )
+    api = Door(
+        keys,
+        rate,
+        admin_keys,
+        open_admin=settings.open_admin,
+        share_prefixes=settings.share_prefix_cache,
+    )
+    admin = Door(admin_keys=admin_keys, open_metrics=True)
     return Doors(
-        Door(keys, rate),
+        api,
+        admin,
         len(sockets) > 1,
         tuple(sockets),
         hosts,
@@ -126,7 +142,36 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     )
 
 
-def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:
+def _keys(given: Sequence[str], file: str, flag: str) -> ApiKeys | None:
+    """Raises StartupError."""
+    return ApiKeys(given, Path(file) if file else None, flag=flag) if given or file else None
+
+
+def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
+    """Between whom prefix caches are shared, for the log."""
+    if keys is None or not keys.several:
+        return "shared by all callers"
+    return (
+        "shared by all keys (--share-prefix-cache)" if settings.share_prefix_cache else "shared within a key"
+    )
+
+
+def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> str:
+    """Who reads the pages for operators, for the log."""
+    if admin_keys is not None:
+        return "admin keys"
+    if settings.admin_port is not None:
+        return "whoever reaches --admin-port"
+    if keys is None:
+        return "whoever reaches the API"
+    if settings.open_admin:
+        return "every API key (--open-admin)"
+    if keys.several:
+        return "nobody: set --admin-api-key-file, --admin-port or --open-admin"
+    return "the API key"
+
+
+def _warn(settings: BootstrapSettings, *, keyless: bool, admin_keyless: bool) -> None:
     """Of what others than this machine, or than its users mean to, can reach."""
     if keyless and "*" in settings.cors_origins:
         log.warning("any web page that somebody here opens may ask the API: no API keys are set")
@@ -138,5 +183,5 @@ def _warn(settings: BootstrapSettings, *, keyless: bool) -> None:
             log.warning("the API is plain HTTP: --http-tls-cert is not set", host=host)
     if settings.tls is None and beyond_this_machine(grpc_host):
         log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=grpc_host)
-    if settings.admin_port is not None and beyond_this_machine(admin_host):
+    if settings.admin_port is not None and admin_keyless and beyond_this_machine(admin_host):
         log.warning("the pages for operators are open to whoever reaches them", host=admin_host)

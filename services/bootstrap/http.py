@@ -4,8 +4,8 @@ GET /health          200 while the process serves
 GET /ready           200 once a canary hand-over has passed through a worker of each side, or a canary through
                      a decode worker that serves alone, else 503 and why
 
-The platform asks these two without a key; it is told whether, and whoever is known, with whom. The others may
-be on a port of their own.
+The platform asks these two without a key; it is told whether, and operators, with whom. The others are for
+operators alone, and may be on a port of their own.
 
 GET /metrics         Prometheus text
 GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
@@ -17,12 +17,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from services.ids import RoomId
+from services.openai.door import operators_only
 from services.rooms.errors import UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
@@ -44,7 +45,7 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     @router.get("/ready")
     async def ready(request: Request) -> JSONResponse:
         problems = _missing(registry)
-        if not getattr(request.state, "known", True):
+        if not getattr(request.state, "operator", True):
             told = {"status": "unavailable" if problems else "ok", "problems": problems}
             return JSONResponse(told, status_code=503 if problems else 200)
         workers = [
@@ -75,7 +76,7 @@ def admin_router(
     registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
 ) -> APIRouter:
     """`weigh`: as `Rooms.weigh`. Nothing here reads a body, so that none is to be bounded."""
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.put("/workers/{process}")
     async def worker(process: str, prefill_weight: int = Query(ge=0, le=WHOLE)) -> JSONResponse:

@@ -162,10 +162,25 @@ class BootstrapSettings(ServiceSettings):
         FILE,
     )
     api_keys: tuple[str, ...] = setting((), "API keys.", API_KEYS, secret=True)
-    isolate_keys: bool = setting(
+    share_prefix_cache: bool = setting(
         False,
-        "Share nothing of the prefix caches between API keys, so that no caller learns by a sooner answer how"
-        " another's prompt begins.",
+        "Share prefix caches between API keys, so that a prompt computed for one is not computed again for"
+        " another: a caller then learns, by a sooner answer and cached_tokens, how another's prompt begins"
+        " (false: with more than one key, each has a cache of its own).",
+        SWITCH,
+    )
+    admin_api_key_file: str = setting(
+        "",
+        "File of admin keys, one a line, as --api-key-file. They alone open /metrics, /rooms, /requests,"
+        " /workers, /live and /ui, on either port, and are API keys, too. BATON_ADMIN_API_KEYS may hold some"
+        " (neither: one API key opens these pages, and of several none).",
+        FILE,
+    )
+    admin_api_keys: tuple[str, ...] = setting((), "Admin keys.", API_KEYS, secret=True)
+    open_admin: bool = setting(
+        False,
+        "Open the pages for operators on the API's port to every API key: each then reads which requests the"
+        " others make (false: with more than one key, to admin keys alone).",
         SWITCH,
     )
     http_keep_alive_ms: int = setting(
@@ -180,8 +195,8 @@ class BootstrapSettings(ServiceSettings):
     http_tls_key: str = setting("", "Private key (PEM) of --http-tls-cert.", TEXT)
     admin_port: int | None = setting(
         None,
-        "Port of /metrics, /rooms, /requests, /workers, /live and /ui, apart from the API and without keys"
-        " (not given: on the API's port, with its keys).",
+        "Port of /metrics, /rooms, /requests, /workers, /live and /ui, apart from the API and without keys,"
+        " or with admin keys if there are some (not given: on the API's port).",
         ADMIN_PORT,
     )
     admin_host: str = setting(LOOPBACK, "Address that --admin-port is on.", HOST)
@@ -218,7 +233,11 @@ class BootstrapSettings(ServiceSettings):
         tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
         if len(set(self.served_names)) < len(self.served_names):
             raise SettingsError(f"--served-model-name {self.served_model_name}: a name is there twice")
-        if self.isolate_keys and not (self.api_keys or self.api_key_file):
-            raise SettingsError("--isolate-keys without API keys: there is nobody to be told apart")
+        if self.open_admin and (self.admin_api_keys or self.admin_api_key_file):
+            raise SettingsError("--open-admin and admin keys: the pages are for every API key, or for admins")
+        if self.open_admin and self.admin_port is not None:
+            raise SettingsError(
+                "--open-admin and --admin-port: the pages are on the API's port, or on theirs"
+            )
         if self.admin_host != LOOPBACK and self.admin_port is None:
             raise SettingsError(f"--admin-host {self.admin_host} without --admin-port: there is no such port")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.attempts import RoomBackend
@@ -20,7 +21,7 @@ from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from services.bootstrap.rooms import Rooms
 from services.bootstrap.rpc import RoomService, WorkerRegistry
 from services.bootstrap.settings import BootstrapSettings
-from services.bootstrap.story.routes import story_router
+from services.bootstrap.story.routes import page_router, story_router
 from services.bootstrap.thoughts_key import thoughts_key
 from services.ids import RoomId
 from services.openai.api_settings import ApiSettings
@@ -116,7 +117,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
     await server.set_serving(serving=True)
     probes = probe_router(registry, lambda: canary.problem)
-    admin = [admin_router(registry, metrics_registry, rooms.weigh), story_router(rooms)]
+    admin = operator_routers(rooms, metrics_registry)
     app = create_app(
         backend,
         model,
@@ -132,7 +133,6 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
             thoughts_key=signing,
             min_priority=settings.min_priority,
             tenant_header=settings.tenant_header,
-            isolate_keys=settings.isolate_keys,
         ),
         clock,
         [probes] if doors.apart else [probes, *admin],
@@ -142,7 +142,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     spare_what_is_loaded()
     http = await doors.serve(
         app,
-        lambda: create_pages(app, [probes, *admin]),
+        lambda: create_pages(app, [probes, *admin], doors.admin),
         settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
         Connections(metrics_registry),
     )
@@ -170,6 +170,11 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         rooms.links.close()
         await channels.close()
         await tracer.stop(STOP_GRACE_S)
+
+
+def operator_routers(rooms: Rooms, metrics: CollectorRegistry) -> list[APIRouter]:
+    """The pages for operators, on the API's port or on their own."""
+    return [admin_router(rooms.registry, metrics, rooms.weigh), story_router(rooms), page_router()]
 
 
 def _bind(server: Server, settings: BootstrapSettings) -> int:

@@ -1,6 +1,7 @@
 """How does a command read what the bootstrap shows to operators?
 
-The key and the certificates are those that every client of the API takes: see `services/cli/asking.py`.
+The key is the bootstrap's admin key, if this process is given one, else OPENAI_API_KEY. Certificates are
+those of every client of the API (`services/cli/asking.py`).
 """
 
 import os
@@ -13,12 +14,15 @@ import httpx
 
 from services.cli.asking import distrusted, key_headers, trusted
 from services.cli.chat_settings import DEFAULT_URL, URL, base_of
+from services.runtime.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
 from services.runtime.errors import StartupError
 from services.runtime.exposed import beyond_this_machine
+from services.runtime.setting_kinds import FILE
 from services.runtime.settings import load, setting
 
 TIMEOUT_S: Final = 10.0
 UNAUTHORIZED: Final = 401
+FORBIDDEN: Final = 403
 
 Drawn = TypeVar("Drawn")
 
@@ -28,6 +32,22 @@ class AdminSettings:
     """Where the bootstrap shows its pages: its API, or its --admin-port."""
 
     url: str = setting(DEFAULT_URL, "Where the bootstrap is: its API, or its --admin-port.", URL)
+    admin_api_key_file: str = setting("", "File whose first key is sent, as an admin key.", FILE)
+    admin_api_keys: tuple[str, ...] = setting((), "Admin keys: the first is sent.", API_KEYS, secret=True)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The key of this command. Raises StartupError."""
+        key = first_key(self.admin_api_keys, self.admin_api_key_file, ADMIN_FILE_FLAG)
+        return {"Authorization": f"Bearer {key}"} if key else key_headers()
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Options of a command that reads what the bootstrap shows; None: not given."""
+
+    url: str | None = None
+    admin_api_key_file: str | None = None
 
 
 class NotTold(StartupError):
@@ -86,23 +106,25 @@ class Admin:
                 text = message
             case _:
                 text = f"{self.url} answered {reply.status_code}"
-        if reply.status_code == UNAUTHORIZED:
-            text += " Set OPENAI_API_KEY."
+        if reply.status_code in (UNAUTHORIZED, FORBIDDEN):
+            text += " Name its file with --admin-api-key-file, or set BATON_ADMIN_API_KEYS or OPENAI_API_KEY."
         if text.startswith("Nothing is served at "):
             text += " If the bootstrap has an --admin-port, name that with --url."
         return text
 
 
 @contextmanager
-def admin(url: str | None, known: frozenset[str]) -> Iterator[Admin]:
-    """`url`: as typed, if it was; else BATON_URL, else this machine. Raises StartupError."""
-    settings = load(AdminSettings, {"url": url}, os.environ, known)
+def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
+    """`at`: what was typed; else variables say it, else this machine. Raises StartupError."""
+    settings = load(
+        AdminSettings, {"url": at.url, "admin_api_key_file": at.admin_api_key_file}, os.environ, known
+    )
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=TIMEOUT_S,
         trust_env=beyond_this_machine(httpx.URL(settings.url).host),
         verify=trusted(),
-        headers=key_headers(),
+        headers=settings.headers,
     ) as http:
         yield Admin(http, base_of(settings.url))
 

@@ -15,6 +15,14 @@ Url = Annotated[
         metavar="URL",
     ),
 ]
+AdminKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        help="File whose first line is an admin key; BATON_ADMIN_API_KEY_FILE, or the key in"
+        " BATON_ADMIN_API_KEYS or OPENAI_API_KEY.",
+        metavar="FILE",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
@@ -24,13 +32,15 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
     @app.command()
     def top(
         url: Url = None,
+        admin_api_key_file: AdminKeyFile = None,
         once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
         as_json: AsJson = False,
     ) -> None:
         """Show the running stack, again each second: workers, queues, pages, rooms, the newest requests."""
+        from services.cli.admin import Bootstrap
         from services.cli.top import run_top
 
-        _run(lambda: run_top(url, known, once=once, as_json=as_json))
+        _run(lambda: run_top(Bootstrap(url, admin_api_key_file), known, once=once, as_json=as_json))
 
     @app.command()
     def explain(
@@ -38,12 +48,14 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
             str, typer.Argument(help="A request's id (X-Request-Id), an answer's (chatcmpl-…) or a room's.")
         ],
         url: Url = None,
+        admin_api_key_file: AdminKeyFile = None,
         as_json: AsJson = False,
     ) -> None:
         """Tell what happened to one request: the cause of a failure first, then every line of its time."""
+        from services.cli.admin import Bootstrap
         from services.cli.explain import run_explain
 
-        _run(lambda: run_explain(request_id, url, known, as_json=as_json))
+        _run(lambda: run_explain(request_id, Bootstrap(url, admin_api_key_file), known, as_json=as_json))
 
     @app.command()
     def role(
@@ -53,11 +65,13 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
             typer.Option(min=0, max=100, help="Of 100 parts of its time, for prefill."),
         ],
         url: Url = None,
+        admin_api_key_file: AdminKeyFile = None,
     ) -> None:
         """Say how much of its time a process of both sides has for each, from the next request on."""
+        from services.cli.admin import Bootstrap
         from services.cli.role import run_role
 
-        _run(lambda: run_role(name, prefill, url, known))
+        _run(lambda: run_role(name, prefill, Bootstrap(url, admin_api_key_file), known))
 
 
 def _run(command: Callable[[], int]) -> None:

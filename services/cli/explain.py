@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bootstrap.story.parts import LineKind, State
-from services.cli.admin import NotTold, admin, workers_of
+from services.cli.admin import Bootstrap, NotTold, admin, workers_of
 
 BAR: Final = 32
 STATES: Final[Mapping[str, str]] = {
@@ -33,11 +33,11 @@ KINDS: Final[Mapping[str, str]] = {
 }
 
 
-def run_explain(asked: str, url: str | None, known: frozenset[str], *, as_json: bool) -> int:
+def run_explain(asked: str, at: Bootstrap, known: frozenset[str], *, as_json: bool) -> int:
     """`baton explain`. Returns the exit code. Raises StartupError."""
     if not asked.strip("."):  # no address can end so
         raise NotTold(f"no request has the id {asked!r}")
-    with admin(url, known) as pages:
+    with admin(at, known) as pages:
         story = pages.read(f"requests/{quote(asked, safe='')}")
         if as_json:
             print(json.dumps(story, ensure_ascii=False))

@@ -2,12 +2,12 @@
 
 from urllib.parse import quote
 
-from services.cli.admin import admin
+from services.cli.admin import Bootstrap, admin
 
 
-def run_role(process: str, prefill: int, url: str | None, known: frozenset[str]) -> int:
+def run_role(process: str, prefill: int, at: Bootstrap, known: frozenset[str]) -> int:
     """Tell the bootstrap, and print what holds now. Returns the exit code. Raises StartupError."""
-    with admin(url, known) as pages:
+    with admin(at, known) as pages:
         told = pages.write(f"workers/{quote(process, safe='')}", {"prefill_weight": prefill})
         [text] = pages.understood(
             lambda body: [

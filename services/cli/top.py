@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.bootstrap.story.parts import State
-from services.cli.admin import Admin, NotTold, admin, workers_of
+from services.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
 from services.cli.keyboard import Keyboard
 from services.pages.pool import PageState
 from services.rooms.plurals import counted
@@ -47,9 +47,9 @@ STATES: Final[Mapping[str, str]] = {
 }
 
 
-def run_top(url: str | None, known: frozenset[str], *, once: bool, as_json: bool) -> int:
+def run_top(at: Bootstrap, known: frozenset[str], *, once: bool, as_json: bool) -> int:
     """`baton top`. Returns the exit code. Raises StartupError."""
-    with admin(url, known) as pages:
+    with admin(at, known) as pages:
         live = pages.read("live")
         if as_json:
             print(json.dumps(live, ensure_ascii=False))

@@ -22,8 +22,6 @@ class ApiSettings:
     """The lowest class that a request may ask for, which is served first."""
     tenant_header: str = ""
     """In lower case; what it says tells tenants of one caller apart. Empty: no header does."""
-    isolate_keys: bool = False
-    """Prompts of two API keys share nothing that is computed of them."""
     log_prompts: bool = False
     """Write the beginnings of prompts and answers to the log."""
     responses_kept: int = 1024

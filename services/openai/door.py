@@ -4,6 +4,9 @@ With keys, each request but the platform's two questions needs one: `Authorizati
 KEY` as Anthropic's clients send it, or, for a person with a browser who only reads, HTTP's basic
 authentication with the key as the password. What may come in so often is a POST, which makes somebody
 compute, and a wrong key: by the key, or by the address of a caller without one.
+
+The pages for operators are for admin keys. Where there are none, they are for every caller, but not where
+there are several API keys: `--open-admin` changes that.
 """
 
 import base64
@@ -13,18 +16,27 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
 
 from services.openai.errors import RATE_LIMIT, ApiError
 from services.openai.headers import header
 from services.openai.rate_limit import RateLimit
 from services.runtime.addresses import IPV4_BYTES, MAPPED, packed
-from services.runtime.api_keys import ApiKeys
+from services.runtime.api_keys import ApiKeys, Caller
 
 PROBES: Final = frozenset({"/health", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
 IN_STATE: Final = "caller"
 """Under which name who asks is in the state of a request's scope."""
+PREFIX_OWNER: Final = "prefix_owner"
+"""Likewise: the caller whose prompts share no prefix with others'."""
+METRICS: Final = "/metrics"
+NEEDS_KEY: Final = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+NEEDS_ADMIN_KEY: Final = (
+    "This is for operators: it needs an admin key (--admin-api-key-file, BATON_ADMIN_API_KEYS) or a port of"
+    " its own (--admin-port). --open-admin opens it to every API key."
+)
 READ: Final = "GET"
 """What a HEAD is taken for, too (`edge.py`)."""
 REALM: Final = "Baton: any name, and an API key as the password"
@@ -36,28 +48,69 @@ NETWORK_BITS: Final = 64
 class Door:
     """Of one HTTP port."""
 
-    def __init__(self, keys: ApiKeys | None = None, rate: RateLimit | None = None) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys | None = None,
+        rate: RateLimit | None = None,
+        admin_keys: ApiKeys | None = None,
+        *,
+        open_admin: bool = False,
+        share_prefixes: bool = False,
+        open_metrics: bool = False,
+    ) -> None:
+        """`open_admin`: every API key reads the pages for operators, also where there are several;
+        `share_prefixes`: several API keys share prefix caches; `open_metrics`: /metrics needs no key here."""
         self._keys = keys
         self._rate = rate
+        self._admin_keys = admin_keys
+        self._open_admin = open_admin
+        self._share_prefixes = share_prefixes
+        self._open_metrics = open_metrics
 
     def check(self, scope: Scope) -> None:
-        """Let the request in. What is served may tell more to a caller that is `known` (its state says so).
-        Raises ApiError: 401, 429."""
-        caller = None
-        scope["state"][IN_STATE] = _address(scope)
-        if self._keys is not None:
+        """Let the request in, and write to its state what its caller may do: `known` (it has a key),
+        `operator`, and with whom its prompts share prefixes. Raises ApiError: 401, 429."""
+        state = scope["state"]
+        state[IN_STATE] = _address(scope)
+        caller, is_admin = None, False
+        if self._keys is not None or self._admin_keys is not None:
             headers = Headers(scope=scope)
-            presented, bare = headers.getlist("authorization"), headers.getlist("x-api-key")
-            caller = _caller(self._keys, presented, scope["method"]) or _named(self._keys, bare)
-            scope["state"]["known"] = caller is not None
+            presented = [*headers.getlist("authorization"), *headers.getlist("x-api-key")]
+            caller, is_admin = self._find(_keys_in(headers, scope["method"]))
+            state["known"] = caller is not None
             if caller is not None:
-                scope["state"][IN_STATE] = caller
-            if caller is None and (presented or bare):
+                state[IN_STATE] = caller
+            elif presented:
                 self._count(None, scope)
-            if caller is None and scope["path"] not in PROBES:
-                raise _unauthorized(scope)
+            if caller is None and self._keys is not None and scope["path"] not in PROBES:
+                raise unauthorized(scope)
+        may_ask = caller is not None or self._keys is None
+        state["operator"] = is_admin or (may_ask and self._opens(scope["path"]))
+        if caller is not None and self._divides(is_admin=is_admin):
+            state[PREFIX_OWNER] = caller
         if scope["method"] != READ:
             self._count(caller, scope)
+
+    def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:
+        """The caller with one of these keys, and whether it is an admin's."""
+        for these, is_admin in ((self._admin_keys, True), (self._keys, False)):
+            callers = [] if these is None else map(these.who, keys)
+            if found := next((each for each in callers if each is not None), None):
+                return found, is_admin
+        return None, False
+
+    def _opens(self, path: str) -> bool:
+        """Whether callers without an admin key read the pages for operators."""
+        if self._open_metrics and path == METRICS:
+            return True
+        if self._admin_keys is not None:
+            return False
+        return self._open_admin or self._keys is None or not self._keys.several
+
+    def _divides(self, *, is_admin: bool) -> bool:
+        """Whether this key has a prefix cache of its own. A single API key has the one of callers without."""
+        several = is_admin or (self._keys is not None and self._keys.several)
+        return several and not self._share_prefixes
 
     def _count(self, caller: bytes | None, scope: Scope) -> None:
         """Raises ApiError."""
@@ -85,21 +138,43 @@ def owner_in(scope: Scope) -> bytes:
     return caller_in(scope) if scope["state"].get("known", False) else b""
 
 
-def _caller(keys: ApiKeys, presented: Sequence[str], method: str) -> bytes | None:
-    if len(presented) != 1:
-        return None
-    scheme, _, rest = presented[0].strip().partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return keys.who(rest.strip())
-        case "basic" if method == READ:
-            return keys.who(_password(rest.strip()))
-        case _:
-            return None
+def prefix_owner_in(scope: Scope) -> bytes:
+    """The caller that shares no prefix with any other; empty: prefixes are shared."""
+    owner: bytes = scope["state"].get(PREFIX_OWNER, b"")
+    return owner
 
 
-def _named(keys: ApiKeys, presented: Sequence[str]) -> bytes | None:
-    return keys.who(presented[0].strip()) if len(presented) == 1 else None
+async def operators_only(request: Request) -> None:
+    """A route's dependency: refuse callers that are no operators. Raises ApiError: 401, 403."""
+    state = request.scope.get("state", {})
+    if state.get("operator", True):
+        return
+    if not state.get("known", False):
+        raise unauthorized(request.scope, NEEDS_ADMIN_KEY)
+    raise ApiError(403, NEEDS_ADMIN_KEY, code="insufficient_permissions")
+
+
+async def known_callers_only(request: Request) -> None:
+    """A route's dependency, for pages without data: let a browser ask its user for a key first. Raises
+    ApiError: 401."""
+    state = request.scope.get("state", {})
+    if not (state.get("operator", True) or state.get("known", False)):
+        raise unauthorized(request.scope, NEEDS_ADMIN_KEY)
+
+
+def _keys_in(headers: Headers, method: str) -> list[str]:
+    """The keys that a request shows: at most one in each of two headers."""
+    keys = []
+    if len(presented := headers.getlist("authorization")) == 1:
+        scheme, _, rest = presented[0].strip().partition(" ")
+        match scheme.lower():
+            case "bearer":
+                keys.append(rest.strip())
+            case "basic" if method == READ:
+                keys.append(_password(rest.strip()))
+    if len(bare := headers.getlist("x-api-key")) == 1:
+        keys.append(bare[0].strip())
+    return keys
 
 
 def _password(encoded: str) -> str:
@@ -111,9 +186,9 @@ def _password(encoded: str) -> str:
     return text.partition(":")[2]
 
 
-def _unauthorized(scope: Scope) -> ApiError:
+def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
+    """401. `needed`: what is missing, in a sentence."""
     person = scope["method"] == READ and "text/html" in (header(scope, b"accept") or "")
-    needed = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
     by_hand = " A browser asks for a name and a password: any name, and the key as the password."
     return ApiError(
         401,

@@ -15,7 +15,7 @@ from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
 from services.openai.choice import ChoiceAssembler, Heard
 from services.openai.conversation import check_tools, offered
-from services.openai.door import caller_in
+from services.openai.door import prefix_owner_in
 from services.openai.edge import exchange_of
 from services.openai.hearing import heard
 from services.openai.intake import (
@@ -146,7 +146,7 @@ class Generating:
             exchange.trace,
             grammar,
             bounds=self._bounds,
-            salt=salt_of(body.cache_salt, caller_in(request.scope) if settings.isolate_keys else b""),
+            salt=salt_of(body.cache_salt, prefix_owner_in(request.scope)),
             tenant=tenant_of(request.scope, settings.tenant_header),
         )
         exchange.describe(lambda: _described(body, model, admitted))

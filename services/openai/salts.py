@@ -1,8 +1,9 @@
 """With whose prompts does a request share what is computed of them?
 
-With those of its own salt: a number that stands for `cache_salt` and, where keys are isolated, for the key.
-It is a digest, so that neither is told to a worker or a log. That of a key is under this process's secret, so
-that nobody can try keys against it.
+With those of its own salt: a number that stands for `cache_salt` and, where there are several keys, for the
+key. It is a digest, so that neither is told to a worker or a log. That of a key is under this process's
+secret, so that nobody can try keys against it. A `cache_salt` divides a key's prompts further: no text of it
+makes the salt of another key.
 """
 
 from hashlib import blake2b

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from services.bootstrap.asked import Retry
 from services.bootstrap.story import chains
 from services.bootstrap.story.parts import Doing, State
-from services.bootstrap.story.routes import FILES, PAGE, story_router
+from services.bootstrap.story.routes import FILES, PAGE, page_router, story_router
 from services.ids import Incarnation, RoomId
 from services.openai.backend import Hangup, NoWorker
 from services.rooms.errors import Cause, Reason
@@ -41,6 +41,7 @@ async def at() -> AsyncIterator[House]:
 def client(at: House) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(story_router(at.rooms))
+    app.include_router(page_router())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bootstrap")
 
 

@@ -44,7 +44,11 @@ def reading(reply: httpx.Response | Exception) -> Admin:
         (httpx.Response(200, json=["a list"]), "http://server answered 200"),
         (
             httpx.Response(401, json={"error": {"message": "A valid API key is needed."}}),
-            "A valid API key is needed. Set OPENAI_API_KEY.",
+            "A valid API key is needed. Name its file with --admin-api-key-file, or set BATON_ADMIN_API_KEYS",
+        ),
+        (
+            httpx.Response(403, json={"error": {"message": "This is for operators."}}),
+            "This is for operators. Name its file with --admin-api-key-file, or set BATON_ADMIN_API_KEYS",
         ),
         (
             httpx.Response(404, json={"error": {"message": "Nothing is served at /live."}}),

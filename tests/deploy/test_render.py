@@ -27,7 +27,7 @@ PLAIN = ("demo", "secured")
 
 SAID_BY_THE_CHART = {
     "bootstrap": {"http_port", "grpc_port", "admin_host", "admin_port", "served_model_name", "http_tls_cert"}
-    | {"http_tls_key", "api_key_file", "grpc_host"},
+    | {"http_tls_key", "api_key_file", "admin_api_key_file", "grpc_host"},
     "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
     | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"}
     | {"side", "prefill_grpc_port", "prefill_metrics_port"},
@@ -73,6 +73,22 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
 
 
 @pytest.mark.parametrize(
+    ("case", "flag"), [("tls", "--admin-api-key-file=/etc/baton/admin-keys/keys"), ("secured", "")]
+)
+def test_the_bootstrap_gets_admin_keys_from_their_secret_if_there_is_one(case: str, flag: str) -> None:
+    [pod] = [
+        each["spec"]["template"]["spec"]
+        for each in objects(case)
+        if each["kind"] == "Deployment" and each["metadata"]["name"].endswith("-bootstrap")
+    ]
+    [container] = pod["containers"]
+    assert [each for each in container["args"] if each.startswith("--admin-api")] == ([flag] if flag else [])
+    mounted = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "admin-keys"]
+    secrets = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "admin-keys"]
+    assert (mounted, secrets) == (["/etc/baton/admin-keys"], ["baton-admin-keys"]) if flag else ([], [])
+
+
+@pytest.mark.parametrize(
     ("given", "says"),
     [
         ({}, "security.apiKeys must be said"),
@@ -81,6 +97,8 @@ def test_a_misspelt_field_of_a_manifest_is_found(where: tuple[Any, ...], wrong: 
         ({"security": {"apiKeys": True, "tls": "off"}}, "apiKeys"),
         ({"security": {"apiKeys": {"secretNam": "x"}, "tls": "off"}}, "apiKeys"),
         ({"security": {"apiKeys": "off", "tls": {"grpc": {"bootstrap": "x"}, "http": "off"}}}, "grpc"),
+        ({"security": {"apiKeys": "off", "adminKeys": {"secretNam": "x"}, "tls": "off"}}, "adminKeys"),
+        ({"security": {"apiKeys": "off", "adminKeys": True, "tls": "off"}}, "adminKeys"),
         ({"prefil": {"replicas": 2}}, "prefil"),
         ({"decode": {"settings": {"max-roms": 3}}}, "max-roms"),
         ({"decode": {"settings": {"tp": 2}}}, "tp"),

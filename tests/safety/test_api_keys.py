@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.bootstrap.settings import BootstrapSettings
-from services.runtime.api_keys import ALLOWED, KEYS_MAX, ApiKeys, first_key
+from services.runtime.api_keys import ADMIN_FILE_FLAG, ALLOWED, KEYS_MAX, ApiKeys, first_key
 from services.runtime.changes import LOOK_S, Changes
 from services.runtime.errors import SettingsError, StartupError
 from services.runtime.settings import load, to_environ, to_flags
@@ -145,10 +145,39 @@ def test_a_file_of_keys_without_a_name_ends_the_start_too(
         load(BootstrapSettings, flags, environ)
 
 
-def test_keys_are_not_isolated_where_there_are_none() -> None:
-    with pytest.raises(SettingsError, match="--isolate-keys without API keys"):
-        load(BootstrapSettings, {"isolate_keys": "true"}, {})
-    assert load(BootstrapSettings, {"isolate_keys": "true"}, {"BATON_API_KEYS": ONE}).isolate_keys
+def test_pages_that_are_open_to_every_key_are_neither_an_admins_nor_on_a_port_of_their_own() -> None:
+    opened = {"open_admin": "true"}
+    with pytest.raises(SettingsError, match="--open-admin and admin keys"):
+        load(BootstrapSettings, opened, {"BATON_ADMIN_API_KEYS": ONE})
+    with pytest.raises(SettingsError, match="--open-admin and admin keys"):
+        load(BootstrapSettings, {**opened, "admin_api_key_file": "keys"}, {})
+    with pytest.raises(SettingsError, match="--open-admin and --admin-port"):
+        load(BootstrapSettings, {**opened, "admin_port": "0"}, {})
+    assert load(BootstrapSettings, opened, {"BATON_API_KEYS": f"{ONE},{TWO}"}).open_admin
+
+
+def test_an_empty_list_of_admin_keys_ends_the_start_and_opens_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="BATON_ADMIN_API_KEYS: what it holds is not allowed"):
+        load(BootstrapSettings, {}, {"BATON_ADMIN_API_KEYS": ""})
+    with pytest.raises(StartupError, match=r"--admin-api-key-file .* holds no key"):
+        ApiKeys([], write(tmp_path / "keys", "# none"), flag=ADMIN_FILE_FLAG)
+
+
+def test_there_are_several_keys_once_there_was_a_second_one(tmp_path: Path) -> None:
+    file, watch = write(tmp_path / "keys", f"{ONE}\n{ONE}"), Watch()
+    keys = watch.keys([ONE], file)
+    assert not keys.several, "one key, named three times"
+    write(file, f"{ONE}\n{TWO}")
+    watch.now_s += LOOK_S
+    assert keys.several
+    write(file, ONE)
+    watch.now_s += LOOK_S
+    assert keys.who(TWO) is None
+    assert keys.several, "what the second one asked for is still there"
+    replaced = watch.keys([], file)
+    write(file, THREE)
+    watch.now_s += LOOK_S
+    assert replaced.several
 
 
 def test_whoever_starts_the_server_finds_a_key_to_ask_it_with(tmp_path: Path) -> None:

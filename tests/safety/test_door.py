@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from services.openai.app import create_app, create_pages
-from services.openai.door import Door
+from services.openai.door import Door, operators_only
 from services.openai.rate_limit import CALLERS_MAX, RateLimit
 from services.runtime.api_keys import ApiKeys
 from tests.openai import tiny
@@ -34,9 +34,9 @@ def router() -> APIRouter:
 
     @routes.get("/ready")
     async def ready(request: Request) -> bool:
-        return bool(getattr(request.state, "known", True))
+        return bool(getattr(request.state, "operator", True))
 
-    @routes.get("/rooms")
+    @routes.get("/rooms", dependencies=[Depends(operators_only)])
     async def rooms() -> str:
         return "timelines"
 

@@ -16,7 +16,6 @@ LONGER: Final = {
 
 PARTS_MAX: Final = 12
 MORE_PARTS: Final = {
-    "ApiSettings": "a setting each",
     "BootstrapSettings": "a setting each",
     "WorkerSettings": "a setting each",
     "ServeSettings": "a setting each",

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from services.bootstrap.rooms import Rooms
@@ -22,6 +22,7 @@ from services.bootstrap.story import live
 from services.bootstrap.story.chains import PREFIX, RetryChains
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
+from services.openai.door import known_callers_only, operators_only
 from services.rooms.room_index import is_of
 from services.rooms.timeline import Moment
 
@@ -48,7 +49,8 @@ HEADERS: Final = {
 }
 
 
-def story_router(rooms: Rooms) -> APIRouter:
+def page_router() -> APIRouter:
+    """The page, without any data."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
@@ -59,15 +61,22 @@ def story_router(rooms: Rooms) -> APIRouter:
             "Nothing is served at /. The API is at /v1; a browser finds the pages at /ui.", "path"
         )
 
-    @router.get("/ui", include_in_schema=False)
+    @router.get("/ui", include_in_schema=False, dependencies=[Depends(known_callers_only)])
     async def page() -> Response:
         return _file("index.html", "text/html")
 
-    @router.get("/ui/{name}", include_in_schema=False)
+    @router.get("/ui/{name}", include_in_schema=False, dependencies=[Depends(known_callers_only)])
     async def part(name: str) -> Response:
         if name not in FILES:
             return _unknown(f"Nothing is served at /ui/{name[:ID_CHARS_MAX]}.", "path")
         return _file(name, FILES[name])
+
+    return router
+
+
+def story_router(rooms: Rooms) -> APIRouter:
+    """What the page shows, for operators."""
+    router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.get("/live")
     async def live_picture() -> Response:

@@ -7,6 +7,13 @@ import { extent } from "./picture.js";
 
 const EVERY_MS = 1000;
 const AFTERWARDS_MS = 60_000;
+const REFUSALS = new Map([
+  [401, "An admin key is needed"],
+  [403, "This key is no admin key"],
+  [404, "Nothing is kept under this id"],
+]);
+const SIGN_IN =
+  "To sign in with an admin key, open this page in a private window (a browser keeps the key that it was given): any name, and the key as the password.";
 const OVER = new Set(["answered", "failed", "gone", "refused"]);
 
 const main = document.querySelector("#main");
@@ -40,7 +47,7 @@ async function look() {
     if (mine.signal.aborted) return;
     if (error.status) refuse(error);
     else say("the bootstrap does not answer", "bad");
-    again = error.status !== 404;
+    again = !REFUSALS.has(error.status);
   }
   if (mine === asking && again) timer = setTimeout(document.hidden ? () => {} : look, EVERY_MS);
 }
@@ -122,7 +129,8 @@ function place(element) {
 
 function refuse(error) {
   story = null;
-  show(error.message, () => [h("section", { class: "refused", role: "alert" }, h("h1", {}, error.status === 404 ? "Nothing is kept under this id" : "It cannot be shown"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/" }, "All requests")))]);
+  const next = error.status === 404 ? h("a", { href: "#/" }, "All requests") : error.status < 404 ? SIGN_IN : "";
+  show(error.message, () => [h("section", { class: "refused", role: "alert" }, h("h1", {}, REFUSALS.get(error.status) ?? "It cannot be shown"), h("p", {}, error.message), h("p", {}, next))]);
   say(`answered ${error.status}`, "bad");
 }
 

@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if kindIs "bool" . -}}{{- not . | ternary "off" "" -}}{{- else if kindIs "string" . -}}{{- eq . "off" | ternary "off" "" -}}{{- end -}}
 {{- end -}}
 
-{{/* What was chosen of keys and TLS, as YAML: apiKeys, grpc, http, each with its Secrets or absent. Fails where nothing was. */}}
+{{/* What was chosen of keys and TLS, as YAML: apiKeys, adminKeys, grpc, http, each with its Secrets or absent. Fails where nothing was. */}}
 {{- define "baton.security" -}}
 {{- $keys := .Values.security.apiKeys -}}
 {{- $tls := .Values.security.tls -}}
@@ -86,6 +86,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- $chosen := dict -}}
 {{- if kindIs "map" $keys -}}{{- $_ := set $chosen "apiKeys" (dict "secretName" $keys.secretName "key" (default "keys" $keys.key)) -}}{{- end -}}
+{{- with .Values.security.adminKeys -}}{{- if kindIs "map" . -}}{{- $_ := set $chosen "adminKeys" (dict "secretName" .secretName "key" (default "keys" .key)) -}}{{- end -}}{{- end -}}
 {{- if kindIs "map" $tls -}}
 {{- range $part := list "grpc" "http" -}}
 {{- $one := get $tls $part -}}
