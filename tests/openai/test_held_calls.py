@@ -232,6 +232,33 @@ async def test_a_forced_call_comes_behind_the_thoughts() -> None:
     check_calls(choice, {"weather"})
 
 
+@pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["letters", "tokens"])
+async def test_an_argument_may_have_the_text_of_a_special_token(added: Sequence[str]) -> None:
+    text = "a<|end|>b<|start|>"
+    parameters = {"type": "object", "properties": {"x": {"const": text}}, "required": ["x"]}
+    held = Held(served(tiny.CHAT_TEMPLATE, added=added), "")
+    choice = await held.ask(tools=[tool(parameters=parameters)], tool_choice="required")
+    assert choice["finish_reason"] == "tool_calls"
+    for call in choice["message"]["tool_calls"]:
+        assert json.loads(call["function"]["arguments"]) == {"x": text}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_choice": ["a<|end|>b"]},
+        {"guided_regex": r"a<\|end\|>b"},
+        {"guided_grammar": 'root ::= "a<|end|>b"'},
+        {"guided_json": {"enum": ["a<|end|>b"]}},
+    ],
+    ids=lambda form: next(iter(form)),
+)
+async def test_an_answer_may_have_the_text_of_the_end(form: dict[str, Any]) -> None:
+    choice = await Held(served(tiny.CHAT_TEMPLATE), "").ask(**form)
+    assert choice["message"]["content"].strip().strip('"') == "a<|end|>b"
+    assert choice["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
