@@ -21,7 +21,7 @@ from services.openai.rate_limit import RateLimit
 from services.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.host_names import ANY_NAME, HostNames
-from services.runtime.http_accept import Connections
+from services.runtime.http_metrics import Connections
 from services.runtime.http_server import HttpServer, serve_http
 from services.runtime.listen import bind_port
 from services.runtime.logging import Log
@@ -73,6 +73,8 @@ class Doors:
     """Whose pages may ask at the API's port."""
     _keep_alive_s: float
     """How long a connection may rest between two requests, seconds."""
+    _connections_max: int
+    """Most connections of each port."""
 
     def close(self) -> None:
         """If they are not to be used after all."""
@@ -98,6 +100,7 @@ class Doors:
             connections=connections,
             answers_refusals=True,
             keep_alive_s=self._keep_alive_s,
+            connections_max=self._connections_max,
         )
 
 
@@ -139,6 +142,7 @@ def open_doors(settings: BootstrapSettings) -> Doors:
         tls,
         settings.cors_origins,
         settings.http_keep_alive_ms / 1000,
+        settings.max_connections,
     )
 
 

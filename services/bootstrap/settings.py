@@ -33,6 +33,7 @@ REASONING_PARSER: Final = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
 ADMIN_PORT: Final = optional(PORT, None)
 DURATION_MS_OR_NONE: Final = optional(DURATION_MS, None)
 LOOPBACK: Final = "127.0.0.1"
+CONNECTIONS: Final = number(16, 1_000_000)
 ROOMS_KEPT: Final = number(1, 100_000)
 LOGPROBS: Final = number(-1, LOGPROBS_MAX)
 
@@ -188,6 +189,12 @@ class BootstrapSettings(ServiceSettings):
         "How long an HTTP connection may rest between two requests. Longer than what is in front of it keeps"
         " its own: nginx 60 s, and most cloud balancers.",
         DURATION_MS,
+    )
+    max_connections: int = setting(
+        16_384,
+        "Most HTTP connections at a time, of each port. More are let in as long as others can be closed that"
+        " wait for their clients, of the address that has most.",
+        CONNECTIONS,
     )
     http_tls_cert: str = setting(
         "", "Certificate (PEM) of the HTTP ports; with --http-tls-key (not given: plain HTTP).", TEXT

@@ -35,7 +35,7 @@ from services.runtime import serve
 from services.runtime.clock import SystemClock
 from services.runtime.exposed import from_this_machine
 from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.http_accept import Connections
+from services.runtime.http_metrics import Connections
 from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model

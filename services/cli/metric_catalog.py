@@ -15,7 +15,7 @@ from services.decode.metrics import DecodeMetrics
 from services.openai.metrics import HttpMetrics
 from services.prefill.metrics import PrefillMetrics
 from services.rooms.registry import Registry
-from services.runtime.http_accept import Connections
+from services.runtime.http_metrics import Connections
 from services.runtime.process_metrics import describe_process
 
 BOOTSTRAP, PREFILL, DECODE = "bootstrap", "prefill", "decode"

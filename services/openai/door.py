@@ -22,7 +22,7 @@ from starlette.types import Scope
 from services.openai.errors import RATE_LIMIT, ApiError
 from services.openai.headers import header
 from services.openai.rate_limit import RateLimit
-from services.runtime.addresses import IPV4_BYTES, MAPPED, packed
+from services.runtime.addresses import network_of
 from services.runtime.api_keys import ApiKeys, Caller
 
 PROBES: Final = frozenset({"/health", "/ready"})
@@ -41,8 +41,6 @@ READ: Final = "GET"
 """What a HEAD is taken for, too (`edge.py`)."""
 REALM: Final = "Baton: any name, and an API key as the password"
 """What a browser shows where it asks for them."""
-NETWORK_BITS: Final = 64
-"""Of an IPv6 address: what one household or host has all of."""
 
 
 class Door:
@@ -201,10 +199,4 @@ def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
 def _address(scope: Scope) -> bytes:
     """Where the request came from, as one caller."""
     client = scope.get("client")
-    host = client[0] if client else ""
-    address = packed(host.partition("%")[0])
-    if address is None:
-        return host.encode("utf-8", "surrogatepass")
-    if len(address) == IPV4_BYTES or address.startswith(MAPPED):
-        return address
-    return address[: NETWORK_BITS // 8]
+    return network_of(client[0] if client else "")

@@ -25,10 +25,12 @@ from services.openai.manners import MannersOf, openai_alone
 from services.openai.metrics import HttpMetrics
 from services.runtime.http_refusal import HttpRefusal, refusal_in
 from services.runtime.logging import Log
+from services.runtime.presence import presence_in
 from services.runtime.tracing import OFF, Tracer
 
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
+UNAUTHORIZED: Final = 401
 TOLD_TO_PROBES: Final = frozenset({200, 503})
 """Yes and no: the answer of a probe, whoever asks, is no request that went well or failed."""
 
@@ -75,7 +77,10 @@ class Edge:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *_marks(exchange)]}
+                headers = [*message.get("headers", ()), *_marks(exchange)]
+                if exchange.status == UNAUTHORIZED and _is_sending(scope):
+                    headers.append((b"connection", b"close"))  # nobody without a key has a body read
+                message = {**message, "headers": headers}
             await send(message)
 
         exchange.send = send_marked
@@ -195,6 +200,12 @@ def _marks(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     """The headers of its id."""
     names = dict.fromkeys((SENT, exchange.manners.id_header.encode()))
     return [(name, exchange.request_id.encode()) for name in names]
+
+
+def _is_sending(scope: Scope) -> bool:
+    """Whether the request's body is not whole."""
+    client = presence_in(scope)
+    return client is not None and client.is_sending()
 
 
 def _route(scope: Scope) -> str | None:

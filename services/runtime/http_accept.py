@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter
-
+from services.runtime.http_limits import ConnectionEntry, ConnectionLimits
+from services.runtime.http_metrics import NO_TLS, OPEN_FILES, Connections
 from services.runtime.logging import Log
 from services.runtime.seldom import Seldom
 
@@ -27,26 +27,6 @@ HANDSHAKE_S: Final = 20.0
 PAUSE_S: Final = 0.1
 """Before the next look, where not even one that is to be hung up on can be taken."""
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-OPEN_FILES: Final = "open_files"
-NO_TLS: Final = "no_tls"
-
-
-class Connections:
-    """Counts those that were hung up on before they asked for anything."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._hung_up = Counter(
-            "baton_http_connections_hung_up",
-            "HTTP connections that were hung up on before anything was asked, by why: no more files can be"
-            " open, or the client does not speak TLS.",
-            ["why"],
-            registry=registry,
-        )
-        for why in (OPEN_FILES, NO_TLS):
-            self._hung_up.labels(why)
-
-    def count(self, why: str, times: int = 1) -> None:
-        self._hung_up.labels(why).inc(times)
 
 
 class Acceptor:
@@ -55,14 +35,16 @@ class Acceptor:
     def __init__(
         self,
         sock: socket.socket,
-        protocol: Callable[[], asyncio.Protocol],
+        protocol: Callable[[ConnectionEntry], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         connections: Connections,
+        limits: ConnectionLimits,
     ) -> None:
         self._sock = sock
         self._protocol = protocol
         self._tls = tls
         self._connections = connections
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
@@ -98,19 +80,25 @@ class Acceptor:
                     raise
                 self._hang_up(error)
                 return
-            task = self._loop.create_task(self._begin(taken, address))
+            entry = self._limits.admit(address)
+            if entry is None:
+                taken.close()
+                continue
+            task = self._loop.create_task(self._begin(taken, address, entry))
+            entry.close = task.cancel
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
 
-    async def _begin(self, taken: socket.socket, address: Any) -> None:
+    async def _begin(self, taken: socket.socket, address: Any, entry: ConnectionEntry) -> None:
         taken.setblocking(False)
         patience_s = None if self._tls is None else HANDSHAKE_S
         try:
             await self._loop.connect_accepted_socket(
-                self._protocol, taken, ssl=self._tls, ssl_handshake_timeout=patience_s
+                lambda: self._protocol(entry), taken, ssl=self._tls, ssl_handshake_timeout=patience_s
             )
         except (OSError, TimeoutError) as error:
             taken.close()
+            entry.leave()
             if self._tls is None:
                 return  # it has gone again
             self._connections.count(NO_TLS)
@@ -119,6 +107,7 @@ class Acceptor:
                 log.warning("a client does not speak TLS", client=_shown(address), cause=cause, times=times)
         except asyncio.CancelledError:
             taken.close()
+            entry.leave()
             raise
 
     def _hang_up(self, error: OSError) -> None:

@@ -8,7 +8,7 @@ still sends.
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -79,7 +79,6 @@ class RefusableHttp(HttpToolsProtocol):
         cycle = self.cycle
         cycle.scope["state"][IN_STATE] = refusal
         cycle.keep_alive = False
-        cycle.transport = _Lingering(self.transport, self._linger)  # type: ignore[assignment]
         cycle.message_event.set()
         if cycle.response_complete:
             self._linger()
@@ -93,7 +92,7 @@ class RefusableHttp(HttpToolsProtocol):
         waits_for = self.cycle
         self.cycle = RequestResponseCycle(
             scope=self.scope,
-            transport=_Lingering(self.transport, self._linger),  # type: ignore[arg-type]
+            transport=self._last_transport(),
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
@@ -110,9 +109,21 @@ class RefusableHttp(HttpToolsProtocol):
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
+    def _last_transport(self) -> asyncio.Transport:
+        """The transport for an answer that may be the connection's last while its client still sends."""
+        return cast(asyncio.Transport, _Lingering(self.transport, self._end_after_answer))
+
+    def _end_after_answer(self) -> None:
+        """End the connection behind an answer. A client that still sends gets to read the answer first."""
+        if self._refused or (self._body_open and not self.pipeline):
+            self._linger()
+        else:
+            self.transport.close()
+
     def _linger(self) -> None:
         if self.transport.is_closing():
             return
+        self._refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(self.linger_s, self.transport.close)
@@ -151,6 +162,7 @@ class RefusableHttp(HttpToolsProtocol):
             self.refuse(refusal)
             return
         super().on_headers_complete()
+        self.cycle.transport = self._last_transport()
         self._head_open, self._body_open, self._head_came = False, True, True
 
     def on_body(self, body: bytes) -> None:

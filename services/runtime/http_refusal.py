@@ -45,6 +45,12 @@ LONG_HEAD: Final = HttpRefusal(
 )
 SLOW_HEAD: Final = HttpRefusal(408, "request_timeout", "The request's head did not come in time.")
 
+PIPELINED: Final = HttpRefusal(
+    429,
+    "too_many_requests",
+    "Too many requests came on one connection before the first was answered: 16, or 64 KiB.",
+)
+
 
 def refusal_in(scope: Any) -> HttpRefusal | None:
     """Why this request is refused, which may be found out while its body comes."""

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp
 
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.host_names import HostNames
-from services.runtime.http_accept import Acceptor, Connections
+from services.runtime.http_accept import Acceptor
 from services.runtime.http_head import BoundedHttp
+from services.runtime.http_limits import CONNECTIONS_MAX, ConnectionEntry, ConnectionLimits
+from services.runtime.http_metrics import Connections
 from services.runtime.http_protocol import Strangers
 from services.runtime.http_refusal import Refusing
 from services.runtime.listen import port_of
@@ -42,13 +44,19 @@ class _Server(uvicorn.Server):
     an `Acceptor`."""
 
     def __init__(
-        self, config: uvicorn.Config, sock: socket.socket, strangers: Strangers, connections: Connections
+        self,
+        config: uvicorn.Config,
+        sock: socket.socket,
+        strangers: Strangers,
+        connections: Connections,
+        limits: ConnectionLimits,
     ) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self._sock = sock
         self._strangers = strangers
         self._connections = connections
+        self._limits = limits
         self._acceptor: Acceptor | None = None
 
     @contextlib.contextmanager
@@ -57,11 +65,15 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        protocol = partial(
+        made = partial(
             BoundedHttp, self.config, self.server_state, self.lifespan.state, strangers=self._strangers
         )
+
+        def protocol(entry: ConnectionEntry) -> BoundedHttp:
+            return made(entry=entry)
+
         tls: Any = self.config.ssl
-        self._acceptor = Acceptor(self._sock, protocol, tls, self._connections)
+        self._acceptor = Acceptor(self._sock, protocol, tls, self._connections, self._limits)
         self._acceptor.start()
         self.listening.set()
 
@@ -118,6 +130,7 @@ async def serve_http(
     connections: Connections | None = None,
     answers_refusals: bool = False,
     keep_alive_s: float = KEEP_ALIVE_S,
+    connections_max: int = CONNECTIONS_MAX,
 ) -> HttpServer:
     """Serve `app` on a socket from `bind_port` (owned from here on), over `tls` if there is one. Returns once
     it accepts requests.
@@ -125,7 +138,8 @@ async def serve_http(
     `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them. `hosts`: by
     which names requests may call it; not given: any, but on an address that only this machine reaches, where
     whoever comes may be a web page. `answers_refusals`: the application knows of them (`http_refusal`).
-    `keep_alive_s`: how long a connection may rest between two requests, seconds.
+    `keep_alive_s`: how long a connection may rest between two requests, seconds. `connections_max`: most
+    connections at a time.
     Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
@@ -146,7 +160,9 @@ async def serve_http(
     config.load()
     if tls is not None:
         config.ssl = renewing(tls)  # the library's own would keep the first certificate for good
-    server = _Server(config, sock, strangers, connections or Connections(CollectorRegistry()))
+    connections = connections or Connections(CollectorRegistry())
+    limits = ConnectionLimits(connections, connections_max)
+    server = _Server(config, sock, strangers, connections, limits)
     task = asyncio.create_task(server.serve(sockets=[]), name="http server")
     listening = asyncio.create_task(server.listening.wait())
     try:

@@ -16,10 +16,12 @@ IN_STATE: Final = "client"
 class ClientConnection:
     """Of one connection's client."""
 
-    __slots__ = ("_flow", "_on_gone", "gone")
+    __slots__ = ("_flow", "_on_gone", "gone", "is_sending")
 
-    def __init__(self, flow: FlowControl) -> None:
+    def __init__(self, flow: FlowControl, is_sending: Callable[[], bool] = lambda: False) -> None:
+        """`is_sending`: whether the body of the last request is not whole."""
         self._flow = flow
+        self.is_sending = is_sending
         self._on_gone: Callable[[], None] | None = None
         self.gone = False
 

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from services.openai.app import create_app
 from services.runtime.host_names import HostNames
-from services.runtime.http_accept import Connections
 from services.runtime.http_head import HEAD_BYTES_MAX, HEADERS_MAX, BoundedHttp
+from services.runtime.http_metrics import Connections
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 from services.runtime.metrics_http import serve_metrics
@@ -290,7 +290,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from services.runtime.http_accept import Connections
+from services.runtime.http_metrics import Connections
 from services.runtime.http_server import serve_http
 from services.runtime.listen import bind_port
 

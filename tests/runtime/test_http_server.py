@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from services.bootstrap.settings import BootstrapSettings
 from services.runtime import http_server
-from services.runtime.http_head import BoundedHttp
+from services.runtime.http_head import READ_BYTES_MIN, BoundedHttp
 from services.runtime.http_server import KEEP_ALIVE_S, serve_http
 from services.runtime.listen import bind_port
 from services.runtime.tls_files import TlsFiles
@@ -150,7 +150,10 @@ class Pipe:
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_who_takes_a_little_now_and_then_is_not_hung_up_on_until_it_takes_nothing(closing: bool) -> None:
+@pytest.mark.parametrize("rest", [0, READ_BYTES_MIN - 1], ids=["nothing", "next to nothing"])
+def test_who_takes_a_little_now_and_then_is_not_hung_up_on_until_it_takes_nothing(
+    closing: bool, rest: int
+) -> None:
     pipe = Pipe()
     config = uvicorn.Config(FastAPI(), log_config=None)
     connection = BoundedHttp(config, ServerState(), {}, cast(Any, pipe))
@@ -162,11 +165,12 @@ def test_who_takes_a_little_now_and_then_is_not_hung_up_on_until_it_takes_nothin
         connection.end_if_stalled(60.0)
         pipe.now_s += 59.0
         connection.end_if_stalled(60.0)
-        pipe.unread -= 1
+        pipe.unread -= READ_BYTES_MIN
     connection.end_if_stalled(60.0)
     pipe.now_s += 59.0
     connection.end_if_stalled(60.0)
     assert not pipe.aborted
+    pipe.unread -= rest
     pipe.now_s += 1.0
     connection.end_if_stalled(60.0)
     assert pipe.aborted

@@ -12,7 +12,7 @@ from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
 from services.openai.app import create_app, create_pages
 from services.runtime.exposed import beyond_this_machine
-from services.runtime.http_accept import Connections
+from services.runtime.http_metrics import Connections
 from services.runtime.settings import load
 from services.wire.credential import draw
 from services.worker.leader_host import WorkerHost
