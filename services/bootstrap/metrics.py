@@ -17,9 +17,7 @@ from services.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerS
 from services.rooms.retry import RETRIED
 from services.runtime.failed_rooms import FailedRooms
 from services.runtime.tally import LabelledTally, Tally
-from services.wire.presence import Presence
 
-NOT_GONE: Final = (Presence.THERE, Presence.SILENT)
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -86,6 +84,15 @@ class Loss(Enum):
     """It lives, and its turns did not go on."""
 
 
+class Disbelief(Enum):
+    """Why a reported exit is not believed."""
+
+    ANSWERS = "answers"
+    """The process answers."""
+    UNPROVEN = "unproven"
+    """The reporter did not show the secret of the process's starter."""
+
+
 class BootstrapMetrics:
     """Injected registry: tests are isolated."""
 
@@ -112,13 +119,13 @@ class BootstrapMetrics:
                 self._lost.labels(side.value, how.value)
         self._not_believed = Counter(
             "baton_exits_not_believed_total",
-            "Reports that a worker's process had exited which were not believed: it answered (there), or its"
-            " lease ran and it did not answer (silent).",
-            ["found"],
+            "Reports that a worker's process had exited which were not believed: the process answered, or the"
+            " reporter did not show the secret of the process's starter (unproven).",
+            ["why"],
             registry=registry,
         )
-        for found in NOT_GONE:
-            self._not_believed.labels(found.value)
+        for disbelief in Disbelief:
+            self._not_believed.labels(disbelief.value)
         self._waited = LabelledTally(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened, by its class.",
@@ -204,9 +211,8 @@ class BootstrapMetrics:
     def worker_lost(self, side: Side, how: Loss) -> None:
         self._lost.labels(side.value, how.value).inc()
 
-    def exit_not_believed(self, found: Presence) -> None:
-        """`found`: one of NOT_GONE."""
-        self._not_believed.labels(found.value).inc()
+    def exit_not_believed(self, why: Disbelief) -> None:
+        self._not_believed.labels(why.value).inc()
 
     def refused(self, why: RefusalReason) -> None:
         self._refused.labels(why.value).inc()

@@ -14,7 +14,7 @@ from services.bootstrap.admission import Admission
 from services.bootstrap.credentials import Credentials
 from services.bootstrap.failures import Failures
 from services.bootstrap.links import Links
-from services.bootstrap.metrics import BootstrapMetrics, Loss, why_computed
+from services.bootstrap.metrics import BootstrapMetrics, Disbelief, Loss, why_computed
 from services.bootstrap.notebook import NOTHING_TOLD, Notebook
 from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
@@ -30,7 +30,9 @@ from services.runtime.logging import Log
 from services.runtime.party import Party
 from services.runtime.room_spans import RoomSpans
 from services.wire.channel import Channels
-from services.wire.presence import Presence, PresenceAsker
+from services.wire.errors import NotProven
+from services.wire.presence import PresenceAsker
+from services.wire.receiver_secret import digest_of
 
 log = Log(__name__)
 
@@ -126,40 +128,41 @@ class Rooms:
         self.admission.wake()
 
     async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
-        """Its next holder is the proof that a worker is gone that fell silent. Raises NameInUse for one that
-        answers."""
+        """A silent worker that answers keeps its name. That another gets the name proves nothing of it.
+
+        Raises NameInUse.
+        """
         for silent in self.registry.silent(name):
             facts = self.registry.facts_of(silent)
             if facts is None or silent == incarnation:
                 continue
-            if await self._presence.of(facts.address, Party.of(facts.side), silent) is Presence.THERE:
+            if await self._presence.answers(facts.address, Party.of(facts.side), silent):
                 log.warning("a name was not given to another worker", worker=name, address=facts.address)
                 raise NameInUse(f"{name} is incarnation {silent}, which answers, though its lease ran out")
 
-    def exited(self, name: str, pid: int) -> None:
-        """The process of a worker is known to be gone."""
-        for incarnation in self.registry.exited(name, pid):
-            self.lose(incarnation, "its process exited", proof="exited")
+    async def report_exit(self, name: str, pid: int, secret: bytes) -> None:
+        """A process of a worker has exited, says the starter of that very process (`exit-by-starter`).
 
-    async def hear_of_exit(self, name: str, pid: int) -> None:
-        """Whoever started the worker says that its process has exited. The worker is asked: if it lived, its
-        memory would be given to others, and it would be refused for ever. One that is silent is gone if its
-        lease has run out.
+        The starter shows the secret whose digest the process registered. Silence beside anybody else's report
+        proves nothing (`proof-not-time`): a stopped process may still write. One that answers is not gone.
 
-        Raises NotGone where the report is not believed.
+        Raises NotProven and NotGone.
         """
-        for incarnation in self.registry.exited(name, pid):
+        ended = self.registry.exited(name, pid, digest_of(secret))
+        if not ended and self.registry.of_process(name, pid):
+            self._refuse_exit(name, pid, Disbelief.UNPROVEN)
+            raise NotProven(f"the exit of {name}, process {pid}, is for its starter to report: wrong secret")
+        for incarnation in ended:
             facts = self.registry.facts_of(incarnation)
-            if facts is None:
-                continue  # it was lost while another was asked
-            found = await self._presence.of(facts.address, Party.of(facts.side), incarnation)
-            holds_lease = self.registry.holds_lease(incarnation)
-            if found is Presence.THERE or (found is Presence.SILENT and holds_lease):
-                self._metrics.exit_not_believed(found)
-                log.warning("an exit was not believed", worker=name, pid=pid, found=found.value)
-                told = "it answers" if found is Presence.THERE else "it is silent, and its lease decides"
-                raise NotGone(f"{name}, process {pid}, is not taken for gone: {told}")
-        self.exited(name, pid)
+            if facts and await self._presence.answers(facts.address, Party.of(facts.side), incarnation):
+                self._refuse_exit(name, pid, Disbelief.ANSWERS)
+                raise NotGone(f"{name}, process {pid}, is not taken for gone: it answers")
+        for incarnation in ended:
+            self.lose(incarnation, "its process exited", proof=Loss.EXITED.value)
+
+    def _refuse_exit(self, name: str, pid: int, why: Disbelief) -> None:
+        self._metrics.exit_not_believed(why)
+        log.warning("an exit was not believed", worker=name, pid=pid, why=why.value)
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
         """A worker is gone, or, without a proof, lost in this way. Its rooms end now, with that cause."""

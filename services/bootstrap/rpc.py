@@ -110,12 +110,12 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     ) -> workers_pb2.ReportExitReply:
         async with errors_as_status(context):
             registry = self._rooms.registry
-            for incarnation in registry.exited(request.name, request.pid):
+            for incarnation in registry.of_process(request.name, request.pid):
                 side = registry.side_of(incarnation)
                 if side is not None:
                     # Whoever started the whole stack shows the bootstrap's certificate.
                     check_speaks_for(context, side, also=BOOTSTRAP)
-            await self._rooms.hear_of_exit(request.name, request.pid)
+            await self._rooms.report_exit(request.name, request.pid, request.secret)
         return workers_pb2.ReportExitReply()
 
     async def SetWeight(

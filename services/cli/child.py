@@ -50,6 +50,8 @@ class Child:
         """`output`: what it writes."""
         self.name = name
         self.pid: Final = process.pid
+        self.exit_secret = b""
+        """Drawn when the child was started, to report its exit. Empty: nobody believes a report."""
         self.held_back: deque[str] = deque(maxlen=LINES_KEPT)
         """What it wrote since the last line that was shown, oldest first."""
         self._process = process

@@ -21,7 +21,7 @@ import httpx
 from services.cli.backoff import Backoff
 from services.cli.child import Child, start_child
 from services.cli.cores import deal_cores
-from services.cli.exits import ReportExit, reporter, tell_exit, wait
+from services.cli.exits import ReportExit, draw_exit_secret, reporter, tell_exit, wait
 from services.cli.forks import Forks
 from services.cli.preloaded import split
 from services.cli.quiet import HEAD
@@ -153,7 +153,8 @@ class RankProcesses:
 
     async def _run_once(self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event) -> Ended:
         """One incarnation, from the start of its ranks until all of them were seen to exit."""
-        children = [await self._start(each) for each in ranks]
+        secret, given = self._own_exit()
+        children = [await self._start(each, given) for each in ranks]
         ends = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
         started = asyncio.create_task(self._see_started(pages))
@@ -178,13 +179,21 @@ class RankProcesses:
         if self._had_started and not ended.in_order and self._settings.machines == 1:
             # All of them have exited: nothing of this incarnation is written any more.
             name, pid = self._settings.name, children[0].pid
-            reason = await tell_exit(self._report_exit, name, pid, shutdown)
+            reason = await tell_exit(self._report_exit, name, pid, secret, shutdown)
             if reason is not None:
                 log.warning("the bootstrap could not be told that the group ended", cause=reason)
         return ended
 
-    async def _start(self, settings: WorkerSettings) -> Child:
-        name = f"rank {settings.rank}"
+    def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
+        """A secret to report the exit of the next incarnation, and the variables of its ranks.
+
+        The launcher of one machine does not know when the ranks of others have ended: it can report nothing.
+        """
+        return draw_exit_secret() if self._settings.machines == 1 else (b"", {})
+
+    async def _start(self, settings: WorkerSettings, given: Mapping[str, str]) -> Child:
+        """`given`: variables of the ranks of this incarnation."""
+        name, environ = f"rank {settings.rank}", {**self._environ, **given}
 
         def say(line: str) -> None:
             """A rank's log lines say which rank it is; nothing else that it writes does."""
@@ -194,10 +203,10 @@ class RankProcesses:
 
         if self._forks is not None:
             words = (settings.role, *to_flags(settings))
-            child = await self._forks.fork(name, words, self._environ, lambda _: True, say)
+            child = await self._forks.fork(name, words, environ, lambda _: True, say)
             if child is not None:
                 return child
-        return await start_child(name, self._command(settings), self._environ, lambda _: True, say)
+        return await start_child(name, self._command(settings), environ, lambda _: True, say)
 
     async def _see_started(self, pages: int) -> None:
         """Returns when the first rank here has started. That it is ready it hears itself only with a renewal

@@ -18,7 +18,7 @@ from rich.console import Console
 from services.cli.asking import distrusted
 from services.cli.chat_settings import DEFAULT_URL
 from services.cli.child import Child, describe_exit, start_child
-from services.cli.exits import ReportExit, reporter
+from services.cli.exits import ReportExit, draw_exit_secret, reporter
 from services.cli.forks import Forks
 from services.cli.gpus import VISIBLE, find_gpus
 from services.cli.options import Flags
@@ -171,8 +171,13 @@ class ServeStack:
         return await supervisor.stop([[self._plan.bootstrap], self._plan.workers], timeout_ms)
 
     async def _start_part(self, part: StackCommand) -> Child:
-        environ, say = {**self._environ, **part.environ}, self._screen.say
-        worth = LevelFilter(self._settings.log_level)
+        secret, given = draw_exit_secret() if part.computes else (b"", {})
+        child = await self._start_process(part, {**self._environ, **part.environ, **given})
+        child.exit_secret = secret
+        return child
+
+    async def _start_process(self, part: StackCommand, environ: Mapping[str, str]) -> Child:
+        worth, say = LevelFilter(self._settings.log_level), self._screen.say
         if self._forks is not None and part.computes:
             words = (part.role, *part.flags)
             child = await self._forks.fork(part.name, words, environ, worth, say)

@@ -137,7 +137,7 @@ class Supervisor:
             self._say_end(child, code, wait_ms)
             # Side by side: a bootstrap that cannot be told now must not keep the worker away.
             _, child = await asyncio.gather(
-                self._tell_exit(part, child.pid), self._start_again(part, backoff, wait_ms)
+                self._tell_exit(part, child), self._start_again(part, backoff, wait_ms)
             )
 
     async def _start_again(self, part: StackCommand, backoff: Backoff, wait_ms: int) -> Child | None:
@@ -159,9 +159,11 @@ class Supervisor:
         because = f" ({why})" if why else ""
         self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
-    async def _tell_exit(self, part: StackCommand, pid: int) -> None:
+    async def _tell_exit(self, part: StackCommand, ended: Child) -> None:
+        if not ended.exit_secret:
+            return  # a launcher, whose ranks may still run
         for name in part.registers_as:
-            reason = await tell_exit(self._report_exit, name, pid, self._stopping)
+            reason = await tell_exit(self._report_exit, name, ended.pid, ended.exit_secret, self._stopping)
             if reason is not None:
                 self._say(f"the bootstrap could not be told that {name} ended ({reason})")
 

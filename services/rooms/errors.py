@@ -93,7 +93,7 @@ class RosterFull(Refusal):
 
 
 class NotGone(Refusal):
-    """A worker was said to be gone that answers, or whose lease has not run out."""
+    """A worker was reported gone, and it answers."""
 
 
 class UnknownWorker(Refusal):

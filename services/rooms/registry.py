@@ -148,7 +148,7 @@ class Registry:
         return None if facts is None else facts.side
 
     def silent(self, name: str) -> list[Incarnation]:
-        """Those of the name whose lease ran out: its next holder is the proof that they are gone."""
+        """Those of the name whose lease ran out. The name's next holder does not prove that they are gone."""
         return [each for each, facts in self._silent.items() if facts.name == name]
 
     def register(self, facts: WorkerFacts, now_ms: int, turn_ms: int = 0) -> None:
@@ -169,7 +169,6 @@ class Registry:
             self._on[facts.side].enter(known)
             self._join(known)
             self._silent.pop(facts.incarnation, None)
-            self._supersede(facts)
         self._lend(known, now_ms)
 
     def renew(self, incarnation: Incarnation, now_ms: int, turn_ms: int = 0) -> None:
@@ -283,13 +282,21 @@ class Registry:
             entry for entry in entries if entry.phase is not RoomPhase.RETIRED and entry.needs(incarnation)
         ]
 
-    def exited(self, name: str, pid: int) -> list[Incarnation]:
-        """Whoever started process `pid` as worker `name` saw it exit. Returns the incarnations that were
-        it: a report that comes late says nothing about the name's next holder (`incarnation`)."""
+    def of_process(self, name: str, pid: int) -> list[Incarnation]:
+        """Incarnations of worker `name` that registered process id `pid`, silent ones included. A late report
+        says nothing about the name's next holder (`incarnation`)."""
         holder = self._names.get(name)
         held = {} if holder is None else {holder: self._workers[holder].facts}
         known = self._silent | held
         return [each for each, facts in known.items() if pid and (facts.name, facts.pid) == (name, pid)]
+
+    def exited(self, name: str, pid: int, digest: bytes) -> list[Incarnation]:
+        """Those of them whose starter reports the exit: `leave` them with that proof (`exit-by-starter`).
+
+        `digest`: SHA-256 of the secret that the reporter shows. Only the starter of a process has its secret.
+        """
+        facts = ((each, self.facts_of(each)) for each in self.of_process(name, pid))
+        return [each for each, known in facts if known and known.exit_digest and known.exit_digest == digest]
 
     def expired(self, now_ms: int, heard_ms: int | None = None) -> list[Incarnation]:
         """Workers whose lease has run out: `leave` them. A lease ends by silence while somebody listened.
@@ -736,13 +743,6 @@ class Registry:
             table, limit = self._done, self._kept
         for forgotten in _remember(table, entry.id, entry, limit):
             self.index.forgotten(forgotten)
-
-    def _supersede(self, facts: WorkerFacts) -> None:
-        """A name's next holder registered: the platform starts one only after the last has exited."""
-        for gone, silent in list(self._silent.items()):
-            if silent.name == facts.name:
-                del self._silent[gone]
-                self._depart(gone, "replaced")
 
     def _depart(self, incarnation: Incarnation, proof: str) -> None:
         """A process that is gone holds nothing: no report of its rooms is waited for any more."""

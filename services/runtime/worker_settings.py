@@ -37,6 +37,7 @@ CHECKSUM: Final = choices(*(each.value for each in KvChecksum))
 PARALLEL: Final = number(1, RANKS_MAX)
 RANK: Final = optional(number(0, RANKS_MAX - 1), None)
 RENDEZVOUS: Final = optional(ADDRESS, "")
+EXIT_DIGEST: Final = matching("([0-9a-f]{64})?", "DIGEST", "64 hexadecimal digits")
 GROUP_TIMEOUT_MS_MIN: Final = 2_000
 """An idle leader takes a turn each second, and the others wait for it that long."""
 
@@ -139,6 +140,13 @@ class WorkerSettings(ServiceSettings):
     )
     group_timeout_ms: int = setting(
         30_000, "Longest that the ranks of a worker wait for one of them before they all end.", DURATION_MS
+    )
+    exit_digest: str = setting(
+        "",
+        "SHA-256, in hexadecimal, of a secret that the starter of this process drew for this start. It shows"
+        " that to report the exit. `baton serve` and the launcher of a group give one.",
+        EXIT_DIGEST,
+        secret=True,
     )
     meet_timeout_ms: int = setting(
         120_000,

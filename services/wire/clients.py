@@ -10,15 +10,19 @@ from services.wire.errors import remote_error
 from services.wire.identity import Identity
 
 
-async def report_exit(bootstrap: str, tls: TlsFiles | None, run_token: str, name: str, pid: int) -> None:
-    """Say that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
+async def report_exit(
+    bootstrap: str, tls: TlsFiles | None, run_token: str, name: str, pid: int, secret: bytes
+) -> None:
+    """Report that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
 
-    Raises RemoteError when the bootstrap does not take it.
+    `secret`: drawn for that process when it was started. Raises RemoteError when the report is refused.
     """
     channel = open_channel(bootstrap, Party.BOOTSTRAP, Identity.of(tls), run_token)
     try:
         stub = workers_pb2_grpc.WorkerRegistryStub(channel)
-        await stub.ReportExit(workers_pb2.ReportExitRequest(name=name, pid=pid), timeout=UNARY_S)
+        await stub.ReportExit(
+            workers_pb2.ReportExitRequest(name=name, pid=pid, secret=secret), timeout=UNARY_S
+        )
     except grpc.aio.AioRpcError as error:
         raise remote_error(error) from error
     finally:

@@ -1,13 +1,11 @@
-"""Is the process that was once at an address still there?
+"""The question whether a process still answers at its address.
 
-Whoever says that a process is gone may be mistaken, or lie; the process itself is asked. It is gone when
-nobody listens where it did, or another process answers there. Silence proves neither
-(`proof-not-time`).
+An answer proves that the process lives. No answer proves nothing (`proof-not-time`): a process that was
+stopped or cut off answers nobody, and may write later. Nor does the answer of another process at its address.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from enum import Enum
 from typing import Final
 
 import grpc
@@ -21,17 +19,6 @@ from services.wire.channel import Channels
 ASK_S: Final = 1.0
 """Longest that a process is asked for. Whoever reports its exit waits for twice as long."""
 SERVICE: Final = "baton.v1.PresenceService"
-
-
-class Presence(Enum):
-    """What was found where a process once listened."""
-
-    THERE = "there"
-    """It answered."""
-    GONE = "gone"
-    """Nobody listens there, or another process answered."""
-    SILENT = "silent"
-    """Nobody answered in time."""
 
 
 async def is_listening(address: str) -> bool:
@@ -54,20 +41,20 @@ class PresenceAsker:
         self._channels = channels
         self._listening = listening
 
-    async def of(self, address: str, party: Party, incarnation: Incarnation) -> Presence:
-        """Within ASK_S."""
+    async def answers(self, address: str, party: Party, incarnation: Incarnation) -> bool:
+        """Whether that very process answers at `address` within ASK_S."""
         try:
             async with asyncio.timeout(ASK_S):
                 if not await self._listening(address):
-                    return Presence.GONE
+                    return False
                 # Ways to a worker that is silent are dropped, and what is asked by them is never answered.
                 async with self._channels.once(address, party) as channel:
                     stub = workers_pb2_grpc.PresenceServiceStub(channel)
                     asked = workers_pb2.WhoIsThereRequest()
                     reply = await stub.WhoIsThere(asked, timeout=ASK_S, wait_for_ready=True)
         except (OSError, grpc.aio.AioRpcError):  # TimeoutError is an OSError
-            return Presence.SILENT
-        return Presence.THERE if reply.incarnation == incarnation else Presence.GONE
+            return False
+        return bool(reply.incarnation == incarnation)
 
 
 class PresenceService(workers_pb2_grpc.PresenceServiceServicer):

@@ -14,6 +14,7 @@ from services.wire.conversions import (
     side_to_wire,
     topology_from_wire,
 )
+from services.wire.receiver_secret import DIGEST_BYTES
 
 NAME_CHARS_MAX: Final = 128
 
@@ -54,7 +55,15 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         computes=wire.computes and side is Side.DECODE,
         other_side=_other_side_from_wire(wire),
         secret_digest=wire.worker.secret_digest,
+        exit_digest=_exit_digest_from_wire(wire.exit_digest),
     )
+
+
+def _exit_digest_from_wire(digest: bytes) -> bytes:
+    """Raises Malformed."""
+    if len(digest) not in (0, DIGEST_BYTES):
+        raise Malformed(f"exit_digest must have {DIGEST_BYTES} bytes, or none")
+    return digest
 
 
 def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None:

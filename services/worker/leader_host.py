@@ -171,6 +171,7 @@ class WorkerHost:
         )
         registration.pid = os.getpid()
         registration.credential = self._credential
+        registration.exit_digest = bytes.fromhex(self._settings.exit_digest)
         progress = self._progress
         if progress is None:
             raise AssertionError("start_pages comes first")

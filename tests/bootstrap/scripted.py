@@ -34,6 +34,7 @@ from services.wire.conversions import (
     token_to_wire,
 )
 from services.wire.errors import refusal_to_wire
+from services.wire.receiver_secret import digest_of
 from services.wire.registration import worker_from_wire
 from services.worker.shared_stream import ends_some, rooms_reply
 from tests.layouts import one_group
@@ -148,6 +149,11 @@ class ScriptedWorker:
         return f"of {self.name}, a secret".encode()
 
     @property
+    def exit_secret(self) -> bytes:
+        """What the starter of its process shows to report the exit."""
+        return f"of the starter of {self.name}".encode()
+
+    @property
     def facts(self) -> WorkerFacts:
         return WorkerFacts(
             self.name,
@@ -160,6 +166,7 @@ class ScriptedWorker:
             rooms_max=self.rooms_max,
             pid=self.pid,
             computes=self.computes,
+            exit_digest=digest_of(self.exit_secret),
         )
 
     async def unasked(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -328,6 +335,11 @@ class House:
         self.rooms.register(worker.facts)
         if proven:
             self.rooms.proven(worker.incarnation)
+
+    def exited(self, name: str, pid: int) -> None:
+        """The process of a worker is known to have exited."""
+        for incarnation in self.registry.of_process(name, pid):
+            self.rooms.lose(incarnation, "its process exited", proof="exited")
 
     def entry(self, room: int = 1) -> RoomEntry:
         return self.registry.get(RoomId(room))

@@ -228,7 +228,7 @@ async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
 
 async def test_what_the_worker_that_is_gone_could_hold_is_hoped_for(at: House) -> None:
     at.join(small_beside(at))
-    at.rooms.exited("decode-0", 222)
+    at.exited("decode-0", 222)
     retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
     waiting = asyncio.ensure_future(at.admission.admit("a", 3, 500, retry))
     await until(lambda: at.admission.queued() == 1)
@@ -289,7 +289,7 @@ async def test_failure_adds_no_load_who_hopes_for_a_worker_is_not_looked_at_for_
 ) -> None:
     """And whoever waits for the same is looked past as where all are full."""
     async with house(places=9) as at:
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
         hoping = [asyncio.ensure_future(at.admission.admit("a", 3, 5, retry)) for _ in range(4)]
         waiting = [late(at, f"{each}") for each in range(4)]
@@ -462,7 +462,7 @@ async def test_who_waits_for_a_role_that_is_gone_is_told_so(at: House) -> None:
 
 
 async def test_where_a_worker_was_lost_a_moment_ago_a_new_request_waits_for_the_next(at: House) -> None:
-    at.rooms.exited(at.decode.name, at.decode.pid)
+    at.exited(at.decode.name, at.decode.pid)
     waiting = late(at, "a")
     await until(lambda: at.admission.queued() == 1)
     at.decode.incarnation = Incarnation(23)
@@ -481,7 +481,7 @@ async def test_a_new_request_waits_for_what_starts_in_place_of_a_worker_that_bro
     at.admission.drain(at.decode.incarnation, broken=True)
     waiting = late(at, "b")
     await until(lambda: at.admission.queued() == 1)
-    at.rooms.exited(at.decode.name, at.decode.pid)
+    at.exited(at.decode.name, at.decode.pid)
     at.decode.incarnation = Incarnation(23)
     at.join(at.decode, proven=False)
     assert not waiting.done()
@@ -491,7 +491,7 @@ async def test_a_new_request_waits_for_what_starts_in_place_of_a_worker_that_bro
 
 @pytest.mark.parametrize("joins", [False, True])
 async def test_a_worker_is_expected_for_a_while_and_then_no_more(at: House, *, joins: bool) -> None:
-    at.rooms.exited(at.decode.name, at.decode.pid)
+    at.exited(at.decode.name, at.decode.pid)
     waiting = late(at, "a")
     await until(lambda: at.admission.queued() == 1)
     at.clock.advance(EXPECTED_MS - 1)
@@ -614,7 +614,7 @@ async def test_when_the_process_ends_those_who_wait_and_those_who_are_served_are
 
 
 async def test_when_the_process_ends_a_request_that_hopes_for_a_worker_hopes_no_more(at: House) -> None:
-    at.rooms.exited("decode-0", 222)
+    at.exited("decode-0", 222)
     retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
     hoping = asyncio.ensure_future(at.admission.admit("a", 3, 5, retry))
     await until(lambda: at.admission.queued() == 1)

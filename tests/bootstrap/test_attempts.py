@@ -362,7 +362,7 @@ async def test_the_stream_goes_on_when_a_lost_worker_is_back_in_time() -> None:
         stream = await at.backend.generate(asked())
         await stream.next()
         await until(lambda: at.decode.called == [1])
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
         await until(lambda: at.admission.queued() == 1)
         at.decode.incarnation = Incarnation(23)
@@ -399,7 +399,7 @@ async def test_where_nobody_comes_back_the_client_hears_the_cause_and_who_is_mis
         at.decode.script = [accepted(D), tokens(0, [7])]
         stream = await at.backend.generate(asked())
         await stream.next()
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         with pytest.raises(RoomFailed) as error:
             await stream.next()
         wanted = "decode worker decode-0: its process exited; not retried: no decode worker is ready"
@@ -492,7 +492,7 @@ async def test_hopes_end_with_the_requests_time() -> None:
     async with house(rooms_max=3, timeout_s=0.7, wait_s=None) as at:
         at.prefill.script = [accepted(P)]
         stream = await at.backend.generate(asked())
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         assert await read(stream) == ([], "decode_lost")
         assert at.admission.queued() == 0
 
@@ -503,7 +503,7 @@ async def test_a_client_that_hangs_up_in_the_pause_leaves_nothing() -> None:
         at.decode.script = [accepted(D), tokens(0, [7])]
         stream = await at.backend.generate(asked())
         await stream.next()
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         reading = asyncio.ensure_future(read(stream))
         await until(lambda: at.admission.queued() == 1)
         reading.cancel()
@@ -624,7 +624,7 @@ async def test_a_queue_full_of_those_who_had_no_room_keeps_nobody_from_hoping_fo
             await at.admission.admit(f"early-{place}", 3, 5)
         fresh = asyncio.ensure_future(at.admission.admit("fresh", 3, 5))
         await until(lambda: at.admission.queued() == 1)
-        at.rooms.exited("decode-0", 222)
+        at.exited("decode-0", 222)
         assert not fresh.done()
         retry = Retry(RoomId(1), Reason.DECODE_LOST, frozenset(), wait_s=600.0)
         hoping = asyncio.ensure_future(at.admission.admit("early-0", 3, 500, retry))

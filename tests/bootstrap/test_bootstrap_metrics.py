@@ -92,8 +92,8 @@ async def test_a_request_that_waited_for_too_long_is_counted() -> None:
 
 async def test_a_worker_is_lost_once_and_in_the_way_in_which_it_was_noticed_first(at: House) -> None:
     at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
-    at.rooms.exited("prefill-0", 111)  # said when nobody waits for it any more
-    at.rooms.exited("decode-0", 222)
+    at.exited("prefill-0", 111)  # said when nobody waits for it any more
+    at.exited("decode-0", 222)
     lost = {
         (side, how): count(at, "baton_workers_lost_total", side=side, how=how)
         for side in ("prefill", "decode")

@@ -305,7 +305,7 @@ async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
         assert await read(await at.backend.generate(asked())) == ([], "prefill_lost")
         await until(lambda: at.rooms.links.over() == 2)
     at.decode.cancelled.set()
-    at.rooms.exited(at.prefill.name, at.prefill.pid)
+    at.exited(at.prefill.name, at.prefill.pid)
     await at.channels.drop(at.prefill.incarnation)
     at.retired()
     await asyncio.sleep(0.1)
@@ -353,7 +353,7 @@ async def test_a_lost_worker_ends_its_rooms_with_the_cause_and_tells_the_other(a
     stream = await at.backend.generate(asked())
     await until(lambda: at.decode.called == [1])
     lost, other = (at.prefill, at.decode) if side is P else (at.decode, at.prefill)
-    at.rooms.exited(lost.name, lost.pid)
+    at.exited(lost.name, lost.pid)
     drawn, reason = await read(stream)
     assert reason == f"{side.value}_lost"
     cause = at.entry().cause
@@ -380,7 +380,7 @@ async def test_a_room_whose_stream_broke_off_ended_with_the_worker_that_is_then_
     at.decode.script = [accepted(D), tokens(0, [7]), *script]
     await read(await at.backend.generate(asked(3)))
     at.rooms.side_retired(at.entry().id, P)
-    at.rooms.exited(at.decode.name, at.decode.pid)
+    at.exited(at.decode.name, at.decode.pid)
     assert at.rooms.notebook.lost[-1].rooms == (script == [None])
     at.retired()
     await at.at_rest()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,7 +21,8 @@ from services.wire.conversions import layout_to_wire, outcome_to_wire
 from services.wire.credential import of_ranks
 from services.wire.errors import RemoteError, remote_error
 from services.wire.load import load_from_wire
-from tests.bootstrap.scripted import House, house
+from services.wire.receiver_secret import digest_of
+from tests.bootstrap.scripted import House, ScriptedWorker, house
 from tests.layouts import one_group
 from tests.wire.servers import channel_to, serving, until
 
@@ -280,39 +282,112 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     assert error.value.kind == "DeclaredGone"
 
 
+def not_believed(client: Client, why: str) -> float:
+    return client.at.metrics.get_sample_value("baton_exits_not_believed_total", {"why": why}) or 0.0
+
+
+def exit_of(worker: ScriptedWorker, **more: Any) -> workers_pb2.ReportExitRequest:
+    """As the starter of its process reports it."""
+    known: dict[str, Any] = {"name": worker.name, "pid": worker.pid, "secret": worker.exit_secret}
+    return workers_pb2.ReportExitRequest(**(known | more))
+
+
 async def test_a_process_seen_to_exit_is_lost_and_one_of_another_pid_is_not(client: Client) -> None:
-    exited = client.workers.ReportExit
-    client.at.prefill.found = 99  # another process has its port
-    await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=5))
+    prefill, report = client.at.prefill, client.workers.ReportExit
+    prefill.found = 99  # another process has its port
+    await client.call(report, exit_of(prefill, pid=5))
     assert len(client.at.registry.workers()) == 2
-    await client.call(exited, workers_pb2.ReportExitRequest(name="prefill-0", pid=111))
+    await client.call(report, exit_of(prefill))
     assert [worker.facts.name for worker in client.at.registry.workers()] == ["decode-0"]
+    await client.call(report, exit_of(prefill))  # the reply to the first one was lost
 
 
-async def test_an_exit_is_not_believed_of_a_process_that_answers_or_is_silent_within_its_lease(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("heard", ["it answers", "another answers", "it is silent"])
+@pytest.mark.parametrize("leased", [True, False], ids=["leased", "its lease ran out"])
+async def test_exit_by_starter_no_report_is_believed_without_the_starters_secret(
+    client: Client, monkeypatch: pytest.MonkeyPatch, heard: str, leased: bool
+) -> None:
+    """A stopped process is silent, and what it has posted still lands."""
+    monkeypatch.setattr(presence, "ASK_S", 0.05)
+    at = client.at
+    at.prefill.mute = asyncio.Event() if heard == "it is silent" else None
+    at.prefill.found = 99 if heard == "another answers" else None
+    if not leased:
+        at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    forged = (b"", b"x" * 16, at.decode.exit_secret, digest_of(at.prefill.exit_secret), at.prefill.credential)
+    for secret in forged:
+        with pytest.raises(RemoteError, match="for its starter to report") as refused:
+            await client.call(client.workers.ReportExit, exit_of(at.prefill, secret=secret))
+        assert refused.value.kind == "NotProven"
+    assert at.registry.departed() == []
+    assert at.registry.holds_lease(at.prefill.incarnation) == leased
+    assert not_believed(client, "unproven") == len(forged)
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["leased", "its lease ran out"])
+async def test_exit_by_starter_the_starters_report_is_believed_of_a_process_that_does_not_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch, leased: bool
+) -> None:
+    """Nobody waits for the lease to run out."""
+    monkeypatch.setattr(presence, "ASK_S", 0.05)
+    at, at.prefill.mute = client.at, asyncio.Event()
+    if not leased:
+        at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    await client.call(client.workers.ReportExit, exit_of(at.prefill))
+    assert at.registry.departed() == [at.prefill.incarnation]
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["leased", "its lease ran out"])
+async def test_a_worker_that_answers_is_not_taken_for_dead_on_its_starters_word_either(
+    client: Client, leased: bool
 ) -> None:
     """Its memory would be another's while it is written to, and it would be refused for ever."""
-    monkeypatch.setattr(presence, "ASK_S", 0.05)
-    at, request = client.at, workers_pb2.ReportExitRequest(name="prefill-0", pid=111)
-    for mute, found in ((None, "there"), (asyncio.Event(), "silent")):
-        at.prefill.mute = mute
-        with pytest.raises(RemoteError, match="not taken for gone") as refused:
-            await client.call(client.workers.ReportExit, request)
-        assert refused.value.kind == "NotGone"
-        assert at.registry.departed() == []
-        counted = at.metrics.get_sample_value("baton_exits_not_believed_total", {"found": found})
-        assert counted == 1
-    at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
-    await client.call(client.workers.ReportExit, request)
-    assert at.registry.departed() == [at.prefill.incarnation], "and silence since then"
-
-
-async def test_a_silent_worker_that_answers_is_not_taken_for_dead(client: Client) -> None:
-    """Whom the bootstrap has not heard for a lease may still write to others' memory."""
     at = client.at
-    at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
-    request = workers_pb2.ReportExitRequest(name="prefill-0", pid=111)
-    with pytest.raises(RemoteError, match="it answers"):
-        await client.call(client.workers.ReportExit, request)
+    if not leased:
+        at.rooms.lose(at.prefill.incarnation, "its lease ran out", proof=None)
+    with pytest.raises(RemoteError, match="it answers") as refused:
+        await client.call(client.workers.ReportExit, exit_of(at.prefill))
+    assert refused.value.kind == "NotGone"
     assert at.registry.departed() == []
+    assert not_believed(client, "answers") == 1
+
+
+async def test_exit_by_starter_a_report_says_nothing_of_a_later_start_of_the_same_name_and_pid(
+    client: Client,
+) -> None:
+    at = client.at
+    at.prefill.found = 99
+    await client.call(client.workers.ReportExit, exit_of(at.prefill))
+    later = replace(
+        at.prefill.facts, incarnation=Incarnation(12), exit_digest=digest_of(b"of another starter")
+    )
+    at.rooms.register(later)
+    with pytest.raises(RemoteError) as refused:
+        await client.call(client.workers.ReportExit, exit_of(at.prefill))
+    assert refused.value.kind == "NotProven"
+    assert at.registry.holds_lease(later.incarnation)
+    assert at.registry.departed() == [at.prefill.incarnation]
+
+
+async def test_a_registration_says_by_whose_secret_its_exit_is_reported(client: Client) -> None:
+    at, workers = client.at, client.workers
+    layout = layout_to_wire(one_group("model", "float32", 16, (0,), (0,), 8))
+    wire = workers_pb2.RegisterRequest(
+        worker=rooms_pb2.Peer(name="more", incarnation=77, address="127.0.0.1:1"),
+        side=rooms_pb2.SIDE_PREFILL,
+        layout=layout,
+        tokens_max=100,
+        rooms_max=1,
+        credential=OWN,
+        pid=7,
+        kv_checksum="record",
+    )
+    for digest in (b"short", bytes(33)):
+        wire.exit_digest = digest
+        with pytest.raises(RemoteError, match="exit_digest"):
+            await client.call(workers.Register, wire)
+    wire.exit_digest = digest_of(b"drawn by its starter")
+    await client.call(workers.Register, wire)
+    shown = workers_pb2.ReportExitRequest(name="more", pid=7, secret=b"drawn by its starter")
+    await client.call(workers.ReportExit, shown)
+    assert at.registry.departed() == [77]

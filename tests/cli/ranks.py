@@ -26,6 +26,7 @@ def asked(*_):
     write("asked")
     if behaviour != "deaf": leave.touch()
 signal.signal(signal.SIGTERM, asked)
+with open(f"{journal}.digests", "a") as file: file.write(os.environ.get("BATON_EXIT_DIGEST", "none") + "\\n")
 write(f"up {os.getpid()}")
 if behaviour == "refuses":
     sys.exit("baton: error: too little memory: lower --kv-cache-memory")
@@ -63,6 +64,8 @@ class Ranks:
         just run."""
         self.reported: list[tuple[str, int]] = []
         self.living_when_reported: list[list[int]] = []
+        self.secrets: list[bytes] = []
+        """Shown with each report."""
         self._journal = folder / "journal"
 
     def group(self, tp: int = 3, **flags: Any) -> RankProcesses:
@@ -83,13 +86,19 @@ class Ranks:
             behaviour,
         )
 
-    async def _report(self, name: str, pid: int) -> None:
+    async def _report(self, name: str, pid: int, secret: bytes) -> None:
         self.reported.append((name, pid))
+        self.secrets.append(secret)
         self.living_when_reported.append([each for each in self.pids if not _gone(each)])
 
     @property
     def journal(self) -> list[str]:
         return self._journal.read_text().splitlines() if self._journal.exists() else []
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the starter's secret, as each rank got it, in the order in which ranks came up."""
+        return Path(f"{self._journal}.digests").read_text().splitlines()
 
     @property
     def pids(self) -> list[int]:

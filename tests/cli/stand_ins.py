@@ -29,6 +29,8 @@ def asked(*_):
     write("ended")
     os._exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else asked)
+with open(f"{journal}.digests", "a") as file:
+    file.write(f"{name} {os.environ.get('BATON_EXIT_DIGEST', 'none')}\\n")
 write("up")
 if behaviour == "refuses":
     sys.exit("baton: error: too little memory: lower --kv-cache-memory")
@@ -68,12 +70,19 @@ class Parts:
         self.children: list[Child] = []
         self.reported: list[tuple[str, int]] = []
         """(name, pid)."""
+        self.secrets: list[bytes] = []
+        """Shown with each report."""
         self.report_error: Exception | None = None
         self.journal_file = journal
 
     @property
     def journal(self) -> list[str]:
         return self.journal_file.read_text().splitlines() if self.journal_file.exists() else []
+
+    def digests(self, name: str) -> list[str]:
+        """Of the starter's secret, as each start of that part got it."""
+        lines = Path(f"{self.journal_file}.digests").read_text().splitlines()
+        return [line.split()[1] for line in lines if line.split()[0] == name]
 
     def command(self, name: str) -> Sequence[str]:
         return (sys.executable, "-c", PART, name, str(self.journal_file), self.behaviour.get(name, "runs"))
@@ -82,11 +91,13 @@ class Parts:
         child = await start_child(
             part.name, self.command(part.name), dict(os.environ), LevelFilter("warning"), self.said.append
         )
+        child.exit_secret = part.name.encode()
         self.children.append(child)
         return child
 
-    async def report_exit(self, name: str, pid: int) -> None:
+    async def report_exit(self, name: str, pid: int, secret: bytes) -> None:
         self.reported.append((name, pid))
+        self.secrets.append(secret)
         if self.report_error is not None:
             raise self.report_error
 

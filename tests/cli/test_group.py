@@ -19,6 +19,7 @@ from services.runtime.errors import EXIT_FAILED, StartupError
 from services.runtime.listen import bind_port, port_of, reserve_port
 from services.runtime.logging import TextFormatter
 from services.runtime.settings import load
+from services.wire.receiver_secret import digest_of
 from tests.cli.ranks import Ranks
 from tests.cli.stand_ins import PATIENCE_S, eventually, gone
 
@@ -106,6 +107,10 @@ async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
     assert all(gone(pid) for pid in ranks.pids[:3])
     assert ranks.reported == [("decode-0", leader)]
     assert ranks.living_when_reported == [[]]
+    first, second = set(ranks.digests[:3]), set(ranks.digests[3:])
+    assert {digest_of(each).hex() for each in ranks.secrets} == first, "all ranks of an incarnation have one"
+    assert len(second) == 1
+    assert first != second
     assert 'why="rank 1 was killed by SIGKILL"' in said()
     assert await running.stop() == 0
     assert all(gone(pid) for pid in ranks.pids)
@@ -267,3 +272,4 @@ async def test_a_part_that_loses_a_rank_ends_and_tells_nobody_that_the_worker_is
         await running.ends()
     assert all(gone(pid) for pid in ranks.pids)
     assert ranks.reported == []
+    assert set(ranks.digests) == {"none"}, "nobody is to report it either"

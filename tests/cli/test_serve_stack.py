@@ -20,6 +20,7 @@ from services.cli.serve import PREPARE, ServeStack
 from services.cli.serve_settings import load_serve, make_plan
 from services.runtime.clock import SystemClock
 from services.runtime.errors import StartupError
+from services.wire.receiver_secret import digest_of
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 
 BOOTSTRAP = """
@@ -105,6 +106,11 @@ async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused
     decode = next(pid for pid in children() if b"\0decode\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(decode, signal.SIGKILL)
     await eventually(lambda: parts.journal.count("decode up") == 2 or task.done())
+    await eventually(lambda: bool(parts.reported) or task.done())
+    digests = parts.digests("decode")
+    assert parts.reported == [("decode-0", decode)]
+    assert [digest_of(each).hex() for each in parts.secrets] == digests[:1], "of the start that ended"
+    assert digests[0] != digests[1]
     shutdown.set()
     assert await task == 0
     with pytest.raises(OSError, match="No space left"):

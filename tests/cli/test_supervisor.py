@@ -88,10 +88,21 @@ async def test_a_worker_that_dies_later_is_reported_and_started_again_at_once(pa
     await eventually(lambda: parts.journal.count("decode-0 up") == 2)
 
     assert parts.reported == [("decode-0", victim.pid)]
+    assert parts.secrets == [victim.exit_secret]
     assert parts.said == ["decode-0 was killed by SIGKILL: starting it again at once"]
     assert len(parts.children) == 4
     assert await stop(supervisor, shutdown, kept)
     assert all(gone(child.pid) for child in parts.children)
+
+
+async def test_exit_by_starter_the_end_of_a_launcher_is_not_reported_for_its_ranks(parts: Parts) -> None:
+    supervisor, shutdown, kept = await running(parts)
+    victim = parts.children[2]
+    victim.exit_secret = b""
+    os.kill(victim.pid, signal.SIGKILL)
+    await eventually(lambda: parts.journal.count("decode-0 up") == 2)
+    assert await stop(supervisor, shutdown, kept)
+    assert parts.reported == []
 
 
 async def test_a_worker_that_dies_again_and_again_waits_longer_each_time(parts: Parts) -> None:

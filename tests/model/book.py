@@ -20,6 +20,8 @@ from tests.model.scopes import Scope
 SIDES: Final = (Side.PREFILL, Side.DECODE)
 MODEL: Final = "model"
 NEED: Final = Need(1, 1)
+NAMESAKE: Final = Incarnation(1000)
+"""A process that has a worker's name, and is not that worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class BookStanding:
     """(side, incarnation) of who holds a lease."""
     overdue: bool
     """Some room has ended, and not every worker has reported it retired."""
+    departed: frozenset[tuple[int, Incarnation]]
+    """(side, incarnation) of whose process is taken for gone, so that others reuse memory on it."""
 
 
 class Book:
@@ -62,7 +66,29 @@ class Book:
 
     def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
         """The open rooms that it had."""
+        if proof == "exited" and self._registry.facts_of(_named(side, incarnation)) is not None:
+            ended = self._exited(side, incarnation, _starters_digest(_named(side, incarnation)))
+            if ended != [_named(side, incarnation)]:
+                raise Broken(Law.EXIT_BY_STARTER, f"{SIDES[side].value}'s starter is not believed")
         return tuple(each.id for each in self._registry.leave(_named(side, incarnation), proof, 0))
+
+    def report(self, side: int, incarnation: Incarnation) -> str:
+        """The exit of a worker's process is reported with no secret, and with that of another process's
+        starter."""
+        for digest in (b"", _starters_digest(_named(1 - side, incarnation))):
+            for each in self._exited(side, incarnation, digest):
+                self._registry.leave(each, "exited", 0)
+        return ""
+
+    def namesake(self, side: int) -> str:
+        """Another process gets the name of a worker that fell silent, and falls silent itself."""
+        facts = self._facts(side, NAMESAKE)
+        self._registry.register(facts, 0)
+        self._registry.leave(facts.incarnation, None, 0)
+        return ""
+
+    def _exited(self, side: int, incarnation: Incarnation, digest: bytes) -> list[Incarnation]:
+        return self._registry.exited(SIDES[side].value, _named(side, incarnation), digest)
 
     def drain(self, side: int, incarnation: Incarnation) -> str:
         self._registry.drain(_named(side, incarnation))
@@ -137,7 +163,8 @@ class Book:
             (worker.facts.incarnation % 2, Incarnation(worker.facts.incarnation // 2))
             for worker in registry.workers()
         )
-        return BookStanding(rooms, not registry._open and not charged, holders, overdue)
+        departed = frozenset((gone % 2, Incarnation(gone // 2)) for gone in registry.departed())
+        return BookStanding(rooms, not registry._open and not charged, holders, overdue, departed)
 
     def _written(self, entry: RoomEntry, tables: tuple[Mapping[RoomId, RoomEntry], ...]) -> Written:
         return Written(entry.phase, entry.cause, sum(entry.id in table for table in tables))
@@ -153,6 +180,8 @@ class Book:
             StackFacts(),
             self._places,
             self._places,
+            pid=_named(side, incarnation),
+            exit_digest=_starters_digest(_named(side, incarnation)),
         )
 
 
@@ -161,10 +190,19 @@ def _named(side: int, incarnation: Incarnation) -> Incarnation:
     return Incarnation(2 * incarnation + side)
 
 
+def _starters_digest(incarnation: Incarnation) -> bytes:
+    """Digest of the secret that the starter of a worker's process shows."""
+    return b"of the starter of %d" % incarnation
+
+
 _ORDER: Final = (RoomPhase.OPEN, RoomPhase.STREAMING, RoomPhase.CLOSING, RoomPhase.RETIRED)
 
 
 def check_book(before: BookStanding, after: BookStanding, did: tuple[Any, ...]) -> None:
+    proven = did[0] == "lose" and did[-1] is not None
+    for side, incarnation in () if proven else after.departed - before.departed:
+        text = f"{SIDES[side].value} worker {incarnation} is taken for gone by a {did[0]}"
+        raise Broken(Law.EXIT_BY_STARTER, text)
     for room, was in before.rooms.items():
         now = after.rooms.get(room)
         if now is None:

@@ -53,6 +53,7 @@ class Law(Enum):
     RECONNECT = "reconnect"
     ZERO_AT_IDLE = "zero-at-idle"
     DRAIN_KEEPS_PROMISES = "drain-keeps-promises"
+    EXIT_BY_STARTER = "exit-by-starter"
 
 
 class Broken(Exception):

@@ -54,6 +54,11 @@ class Budget:
     """The reader of one choice has all it wants, and the others go on."""
     claims: int = 0
     """The decode worker's leader decides that a room is computed there. It is told as any command is."""
+    reports: int = 0
+    """Somebody who did not start the prefill worker reports that its process exited. The process lives."""
+    namesakes: int = 0
+    """Another process registers by the prefill worker's name, once the worker's lease ran out, and then falls
+    silent. The worker lives."""
     misconnects: int = 0
     """One prefill rank cannot reach the receiver's memory (yet)."""
 

@@ -94,6 +94,8 @@ _WORDS: Final[Mapping[str, Callable[..., str]]] = {
     "claim": lambda room: f"# decode's leader decides that room {room} is computed there",
     "abort": lambda room: f"# the client of room {room} hangs up",
     "silence": lambda: "# the lease of the prefill worker runs out while it lives on",
+    "report": lambda: "# somebody who did not start the prefill worker reports its exit",
+    "namesake": lambda: "# another process has the name of the prefill worker for the length of a lease",
     "stall": lambda: "# the prefill worker stands still",
     "wake": lambda: "# the prefill worker goes on",
     "revoke": lambda: "# the proof is overdue: decode's leader asks for the memory back",

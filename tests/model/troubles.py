@@ -228,6 +228,22 @@ def _failures(world: World, state: State, side: int) -> Steps:
             yield ("put fails", rank, flight), partial(one_rank, world, side=side, rank=rank, deed=ended)
 
 
+def _reports(world: World, state: State, side: int) -> Steps:
+    if side == PREFILL:
+        yield ("report",), partial(_registry_does, world, deed=("report", PREFILL, state.peers[PREFILL]))
+
+
+def _namesakes(world: World, state: State, side: int) -> Steps:
+    holders = world.books.standings[state.book].holders
+    if side == PREFILL and not any(holder == PREFILL for holder, _ in holders):
+        yield ("namesake",), partial(_registry_does, world, deed=("namesake", PREFILL))
+
+
+def _registry_does(world: World, state: State, deed: Label) -> State:
+    book, _ = world.books.do(state.book, deed)
+    return state._replace(book=book)
+
+
 def _misconnects(world: World, state: State, side: int) -> Steps:
     for message in state.mail if side == PREFILL and PREFILL in awake(state) else ():
         if message[1] == "connect":
@@ -303,6 +319,8 @@ _OF: dict[str, Callable[[World, State, int], Steps]] = {
     "forgets": _forgets,
     "lags": _lags,
     "strays": _strays,
+    "reports": _reports,
+    "namesakes": _namesakes,
     "misconnects": _misconnects,
     "ends": _ends,
     "claims": _claims,

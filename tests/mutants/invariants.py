@@ -25,7 +25,7 @@ no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 placed-by-use kept-at-home weight-is-no-state drain-keeps-promises zero-page-hand-over
 oldest-goes-on memory-as-used drafts-make-way stall-is-no-work
 
-no-pickle known-callers-only authorised-writer malformed-is-contained secrets-unlogged
+no-pickle known-callers-only exit-by-starter authorised-writer malformed-is-contained secrets-unlogged
 """
 INVARIANTS: Final = frozenset(_NAMES.split())
 

@@ -21,6 +21,7 @@ JOBS = 2
 OF_NO_ROOM = frozenset(
     {
         "known-callers-only",
+        "exit-by-starter",
         "secrets-unlogged",
         "no-pickle",
         "rejected-stays-out",

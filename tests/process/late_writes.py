@@ -2,11 +2,13 @@
 
 `python -m tests.process.late_writes --times 100 --transport tcp --json` runs one trial after another on real
 workers. In a trial a prefill worker is stopped (SIGSTOP) at a point of a room's hand-over, the room is
-aborted, and another room wants its pages at once; then the stopped worker goes on, dies, or has the memory
-taken from it. The control is the same with the defence taken out, and shows that there is something to fear.
+aborted, and another room wants its pages at once; then the stopped worker goes on, dies, is reported to have
+exited, or has the memory taken from it. The control is the same with the defence taken out, and shows that
+there is something to fear.
 """
 
 import argparse
+import asyncio
 import json
 import random
 import sys
@@ -17,6 +19,7 @@ from itertools import cycle, islice
 from typing import Final
 
 from tests.process.actors import Defence
+from tests.process.forged_exits import report_exits
 from tests.process.pair import GPU, LARGE, TRANSPORTS, AskedRoom, WorkerTrio, until, workers
 
 POINTS: Final = {
@@ -74,7 +77,8 @@ class Tally:
 
 def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: Tally) -> None:
     """Stop a sender at `point` and give the room up. Then: it goes on ("continued"), dies ("killed"), or has
-    the memory taken from it before it goes on ("revoked"); the heir to its pages is checked, byte by byte."""
+    the memory taken from it before it goes on ("revoked"). Or others report its exit to a bootstrap before it
+    goes on ("reported"), and are believed ("believed"). The heir to its pages is checked, byte by byte."""
     started = time.monotonic()
     decode, revocations = pair.decode, pair.decode.ask("revocations")
     bystander = pair.open(pair.steady, 2, max_tokens=BYSTANDER_TOKENS)
@@ -89,10 +93,17 @@ def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: T
         decode.ask("depart", pair.stopped.incarnation)
     if then == "revoked" and withheld:
         until(lambda: decode.ask("revocations") > revocations, "the revocation")
+    if then == "reported":
+        answers, departed = asyncio.run(report_exits(pair.stopped, pair.authority()))
+        assert answers == {"NotProven"}
+        for incarnation in departed:  # as the next renewal of decode's lease says it
+            decode.ask("depart", incarnation)
+    if then == "believed":
+        decode.ask("depart", pair.stopped.incarnation)
     bystander.check_answered()
     decode.ask("hold")
     heir = pair.open(pair.steady, LARGE)
-    if then == "continued" and withheld:
+    if then in ("continued", "reported") and withheld:
         until(lambda: decode.ask("phase", heir.id) in ("waiting_for_input", "success"), "the heir waits")
         time.sleep(draw.uniform(0.0, 0.05))
         waits = decode.ask("standing", heir.id) in ("", "held")
@@ -101,7 +112,11 @@ def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: T
         assert waits or not still_withheld, "no page of the doomed room is anyone else's"
     else:
         until(lambda: decode.ask("phase", heir.id) == "success", "the heir lands")
-    if then != "killed":
+    if then == "believed":
+        pair.stopped.thaw()
+        until(lambda: (decode.ask("wake"), not pair.stopped.ask("under_way", doomed.id))[1], "the late write")
+        pair.stopped.kill()
+    elif then != "killed":
         pair.stopped.thaw()
         if point == "granted":
             pair.stopped.answer()
@@ -111,7 +126,7 @@ def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: T
         )
     decode.ask("go")
     heir.check_answered()
-    if then == "killed":
+    if then in ("killed", "believed"):
         pair.stopped = pair.start("prefill")
     pair.open(pair.stopped, 1).check_answered()
     foreign = decode.ask("foreign")
@@ -131,7 +146,11 @@ class Kind:
     control: bool = False
 
 
-FEARED: Final = {("tcp", "unfenced"), ("cma", "unfenced"), ("cma", "unmoved"), (GPU, "unfenced")}
+FEARED: Final = {
+    *((transport, control) for transport in ("tcp", "cma") for control in ("unfenced", "believed")),
+    ("cma", "unmoved"),
+    (GPU, "unfenced"),
+}
 """The controls that must corrupt. Over TCP all bytes go through the endpoint, and end with it."""
 ON_GPU: Final = ("fenced", "killed", "unfenced")
 """Of `KINDS`: a GPU's memory is not moved, its process ends instead."""
@@ -140,6 +159,8 @@ KINDS: Final = {
     "fenced": Kind("continued", Defence()),
     "killed": Kind("killed", Defence()),
     "revoked": Kind("revoked", Defence(revoke_after_ms=REVOKE_AFTER_MS)),
+    "reported": Kind("reported", Defence()),
+    "believed": Kind("believed", Defence(), control=True),
     "unfenced": Kind("continued", Defence(fenced=False), control=True),
     "unmoved": Kind("revoked", Defence(revoke_after_ms=REVOKE_AFTER_MS, moving=False), control=True),
 }

@@ -21,6 +21,7 @@ from services.wire.identity import Identity
 from tests.prefill import toy
 from tests.process.actors import PAGES, Actor
 from tests.process.wide import PAGE_TOKENS
+from tests.safety.certificates import made
 from tests.wire.receivers import decode_peer
 
 TRANSPORTS: Final = {
@@ -138,6 +139,11 @@ class WorkerTrio:
         room = self.begin(prefill, pages, max_tokens)
         self.receive(room, prefill)
         return room
+
+    def authority(self) -> Path:
+        """Certificates of every party, made when they are first needed."""
+        folder = self._certificates or self._folder / "certs"
+        return folder if folder.exists() else made(folder)
 
     def tls(self, party: str) -> TlsFiles | None:
         folder = self._certificates

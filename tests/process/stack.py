@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.both.settings import side_names
+from services.cli.exits import draw_exit_secret
+from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from services.wire.errors import remote_error
 from tests.forks import Process, clean_environ, fork_baton
 from tests.http import web
 from tests.idle import POLL_S, Gauges, Sample, at_rest, not_back
@@ -26,6 +31,7 @@ from tests.suite.tiers import starts
 
 READY_S = 180.0
 STOP_S = 40.0
+CALL_S = 5.0
 SPLIT: Final[Mapping[str, str]] = {"local_gap_ms": "0"}
 """Of a decode worker in a test of the hand-over: it computes no prompt while a prefill worker is there."""
 
@@ -59,6 +65,8 @@ class Service:
     command: Sequence[str]
     other_side: str = ""
     """The same of the other side of a process that serves both."""
+    exit_secret: bytes = b""
+    """Drawn when the process was started, to report its exit."""
 
     def metrics(self) -> dict[Sample, float]:
         """Every sample of its /metrics, by name and labels."""
@@ -165,13 +173,29 @@ class Stack:
         return service
 
     def restart(self, name: str) -> Service:
-        """The same command line again, as a supervisor does."""
+        """The same command line again, as a supervisor does: it reports the exit that it saw."""
         old = self.services[name]
         if name != "bootstrap":
             self.forget(name)
+            old.process.wait(STOP_S)
+            self.report_exit(name, old.process.pid, old.exit_secret)
         self.services[name] = self._spawn(name, old.command, old.http)
         self.services[name].other_side = old.other_side
         return self.services[name]
+
+    def report_exit(self, name: str, pid: int, secret: bytes) -> str:
+        """Report that a worker's process exited, once. Returns the kind of the refusal, or "OK"."""
+        names = side_names(name) if self.services[name].other_side else (name,)
+        address = "127.0.0.1" if self.hosts is None else self.hosts.address
+        with grpc.insecure_channel(f"{address}:{self.grpc_port}") as channel:
+            stub = workers_pb2_grpc.WorkerRegistryStub(channel)
+            for each in names:
+                report = workers_pb2.ReportExitRequest(name=each, pid=pid, secret=secret)
+                try:
+                    stub.ReportExit(report, timeout=CALL_S)
+                except grpc.RpcError as error:
+                    return remote_error(error).kind
+        return "OK"
 
     def forget(self, name: str) -> None:
         """The worker as it is now does not count as ready any more: it was, or is about to be, killed."""
@@ -240,6 +264,8 @@ class Stack:
         starts("stack")
         log = self.folder / f"{name}.log"
         environ = clean_environ() | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
+        secret, given = (b"", {}) if name == "bootstrap" else draw_exit_secret()
+        environ |= given
         with log.open("ab") as sink:
             process: Process
             there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
@@ -248,7 +274,7 @@ class Stack:
                 process = subprocess.Popen(words, stdout=sink, stderr=subprocess.STDOUT, env=environ)
             else:
                 process = fork_baton(tuple(command), environ, sink.fileno())
-        return Service(name, process, log, http, command)
+        return Service(name, process, log, http, command, exit_secret=secret)
 
     def _check_alive(self) -> None:
         for name, service in self.services.items():

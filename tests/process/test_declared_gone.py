@@ -1,7 +1,9 @@
-"""What becomes of a worker that stood still for so long that another has its name, when it goes on?"""
+"""Workers that stood still for so long that another has their name, and go on."""
 
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from services.runtime.errors import EXIT_FAILED
 from tests.http import web
 from tests.models.eight_heads import eight_heads
-from tests.process.stack import STOP_S, Stack, running_stack
+from tests.process.stack import STOP_S, Service, Stack, running_stack
 from tests.process.test_stopped_rank import wait_listed
 
 SAYS = "prefill-0 was declared gone while it lives"
@@ -31,19 +33,49 @@ def answered(stack: Stack) -> None:
     assert web().post(f"{stack.url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
-@pytest.mark.timeout(240)
-def test_it_ends_itself_with_one_line_and_does_not_disturb_its_successor(stack: Stack) -> None:
+@contextmanager
+def succeeded(stack: Stack, *, reported: bool) -> Iterator[Service]:
+    """A worker that is stopped while another gets its name. `reported`: by a starter that is mistaken."""
     answered(stack)
     was = stack.services["prefill-0"]
     stack.forget("prefill-0")
     was.process.send_signal(signal.SIGSTOP)
     try:
         wait_listed(stack, "prefill-0", None)
+        assert stack.report_exit("prefill-0", was.process.pid, b"of nobody who started it") == "NotProven"
+        if reported:
+            assert stack.report_exit("prefill-0", was.process.pid, was.exit_secret) == "OK"
         stack.start_worker("prefill", "prefill-0", **stack.common)
         stack.wait_ready(2)
-        was.process.send_signal(signal.SIGCONT)
-        assert was.process.wait(STOP_S) == EXIT_FAILED
+        yield was
     finally:
         was.kill()  # the stack knows its successor alone
+
+
+@pytest.mark.timeout(240)
+def test_one_that_was_declared_gone_ends_itself_with_one_line_and_does_not_disturb_its_successor(
+    stack: Stack,
+) -> None:
+    with succeeded(stack, reported=True) as was:
+        was.process.send_signal(signal.SIGCONT)
+        assert was.process.wait(STOP_S) == EXIT_FAILED
     assert sum(SAYS in line for line in was.log.read_text(errors="replace").splitlines()) == 1
+    answered(stack)
+
+
+@pytest.mark.timeout(240)
+def test_exit_by_starter_one_whose_name_another_has_is_not_declared_gone_and_says_goodbye_itself(
+    stack: Stack,
+) -> None:
+    """It stays outside, since its name is in use."""
+    with succeeded(stack, reported=False) as was:
+        was.process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + STOP_S
+        while "is held by incarnation" not in was.log.read_text(errors="replace"):
+            assert was.process.poll() is None, was.tail()
+            assert time.monotonic() < deadline, was.tail()
+            time.sleep(0.05)
+        answered(stack)
+        assert was.stop() == 0
+    assert SAYS not in was.log.read_text(errors="replace")
     answered(stack)

@@ -53,6 +53,22 @@ def test_with_the_fence_no_room_gets_memory_that_may_be_written_to(
     assert tally.withheld >= 2 * len(certain), tally
 
 
+def test_exit_by_starter_a_stopped_senders_exit_that_others_report_frees_no_page(
+    pair: WorkerTrio, certain: tuple[str, ...]
+) -> None:
+    """Its lease has run out, the reporter has a certificate of its side, and another process has its name."""
+    tally = trials(pair, "reported", certain, random.Random(6))
+    assert (tally.corrupted, tally.withheld) == (0, len(certain)), tally
+
+
+def test_if_such_a_report_were_believed_a_late_write_would_overwrite_the_next_room(
+    pair: WorkerTrio,
+) -> None:
+    """The control: it is to be feared."""
+    tally = trials(pair, "believed", ["posting"], random.Random(7))
+    assert (tally.corrupted, tally.withheld) == (1, 1), tally
+
+
 def test_a_stopped_sender_that_is_killed_gives_the_pages_back(pair: WorkerTrio, transport: str) -> None:
     tally = trials(pair, "killed", POINTS[transport][:1], random.Random(3))
     assert (tally.corrupted, tally.withheld) == (0, 1), tally

@@ -312,10 +312,11 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     ]
     stack.leave(gone.incarnation, None, 6)
     assert stack.has_open_rooms(gone.incarnation)
+    stack.leave(gone.incarnation, "exited", 7)
     stack.register(replace(gone, incarnation=Incarnation(7 * WORKER)), 7)
     assert all(Side.DECODE not in each.waiting_for for each in entries if each.decode is gone)
     stack.expired(8)
-    assert stack.exited(gone.name, gone.pid) == [7 * WORKER]
+    assert stack.of_process(gone.name, gone.pid) == [7 * WORKER]
     assert (stack.all_full, stack.unreachable()) == (False, [])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ from services.rooms.registry_records import (
 )
 from services.rooms.timeline import Event
 
+DIGEST, OTHER_DIGEST = (sha256(secret).digest() for secret in (b"of a starter", b"of another"))
+
 LEASE_MS, KEPT, FAILED_KEPT = 1000, 3, 2
 STACK = StackFacts(schema="1", dtype=("bfloat16",), layers=(30,))
 LOST = Cause(Reason.DECODE_LOST, "its process is gone")
@@ -60,6 +63,7 @@ def facts(side: Side, number: int, *, tokens_max: int = 1000, rooms_max: int = 1
         tokens_max=tokens_max,
         rooms_max=rooms_max,
         pid=1000 + number,
+        exit_digest=DIGEST,
     )
 
 
@@ -275,19 +279,14 @@ def test_proof_not_time_a_lost_lease_declares_nobody_gone(stack: Registry) -> No
     assert stack.departed() == []
 
 
-def test_a_names_next_holder_is_the_proof_that_the_last_is_gone(stack: Registry) -> None:
+def test_proof_not_time_a_names_next_holder_does_not_prove_that_the_last_is_gone(stack: Registry) -> None:
+    """A stopped process does not see that another took its name, and may write when it goes on."""
     stack.leave(D1.incarnation, None, 0)
     stack.register(replace(D1, incarnation=Incarnation(7)), 0)
-    assert stack.departed() == [D1.incarnation]
-    with pytest.raises(UnknownWorker, match="declared gone: restart"):
-        stack.register(D1, 0)
-
-
-def test_exact_match_another_names_holder_proves_nothing(stack: Registry) -> None:
-    stack.leave(D1.incarnation, None, 0)
-    stack.register(replace(D2, name=D1.name + "0"), 0)
-    stack.register(replace(P2, name=D1.name[:-1]), 0)
     assert stack.departed() == []
+    assert stack.silent(D1.name) == [D1.incarnation]
+    with pytest.raises(NameInUse):
+        stack.register(D1, 0)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -295,15 +294,45 @@ def test_an_exit_is_proof_for_the_process_that_exited_alone(stack: Registry, sil
     stack.register(D2, 0)
     if silent:
         stack.leave(D1.incarnation, None, 0)
-    assert stack.exited(D1.name, D1.pid) == [D1.incarnation]
-    assert stack.exited(D1.name, D1.pid + 7) == []
-    assert stack.exited(D1.name[:-1], D1.pid) == []
-    assert stack.exited(D1.name, 0) == []
+    assert stack.exited(D1.name, D1.pid, DIGEST) == [D1.incarnation]
+    assert stack.exited(D1.name, D1.pid + 7, DIGEST) == []
+    assert stack.exited(D1.name[:-1], D1.pid, DIGEST) == []
+    assert stack.exited(D1.name, 0, DIGEST) == []
 
 
 def test_an_exit_whose_process_id_was_never_told_names_nobody() -> None:
     stack = registry_of(replace(D1, pid=0))
-    assert stack.exited(D1.name, 0) == []
+    assert stack.exited(D1.name, 0, DIGEST) == []
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("shown", [b"", bytes(32), OTHER_DIGEST, DIGEST[:-1]])
+def test_exit_by_starter_nobody_else_ends_a_process(stack: Registry, silent: bool, shown: bytes) -> None:
+    """OTHER_DIGEST is that of another worker's starter."""
+    stack.register(replace(D2, exit_digest=OTHER_DIGEST), 0)
+    if silent:
+        stack.leave(D1.incarnation, None, 0)
+    assert stack.of_process(D1.name, D1.pid) == [D1.incarnation]
+    assert stack.exited(D1.name, D1.pid, shown) == []
+
+
+def test_exit_by_starter_nobody_ends_a_process_that_registered_no_digest() -> None:
+    stack = registry_of(replace(D1, exit_digest=b""))
+    assert stack.of_process(D1.name, D1.pid) == [D1.incarnation]
+    for shown in (b"", DIGEST, sha256(b"").digest()):
+        assert stack.exited(D1.name, D1.pid, shown) == []
+
+
+def test_exit_by_starter_a_report_ends_one_start_of_a_process_and_no_later_one(stack: Registry) -> None:
+    """In containers every process of a worker has the same name and process id."""
+    stack.leave(D1.incarnation, None, 0)
+    again = replace(D1, incarnation=Incarnation(7), exit_digest=OTHER_DIGEST)
+    stack.register(again, 0)
+    assert stack.of_process(D1.name, D1.pid) == [D1.incarnation, again.incarnation]
+    assert stack.exited(D1.name, D1.pid, DIGEST) == [D1.incarnation]
+    stack.leave(D1.incarnation, "exited", 0)
+    assert stack.exited(D1.name, D1.pid, DIGEST) == [], "once more, for the next one"
+    assert stack.exited(D1.name, D1.pid, OTHER_DIGEST) == [again.incarnation]
 
 
 def test_leaving_by_proof_releases_its_side_and_by_silence_does_not() -> None:
@@ -325,18 +354,15 @@ def test_an_ended_room_whose_last_worker_is_proven_gone_is_over(stack: Registry)
     assert (entry.phase, stack.open_count()) == (RoomPhase.RETIRED, 0)
 
 
-@pytest.mark.parametrize("by", ["its next holder", "an exit seen"])
-def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack: Registry, by: str) -> None:
+def test_a_silent_workers_rooms_are_released_by_the_proof_that_comes_later(stack: Registry) -> None:
     entry = opened(stack)
     stack.leave(D1.incarnation, None, 0)
     stack.end(entry.id, LOST, 0)
     stack.side_retired(entry.id, Side.PREFILL)
+    stack.register(replace(D1, incarnation=Incarnation(999), exit_digest=b""), 1)
     assert entry.phase is RoomPhase.CLOSING
-    if by == "its next holder":
-        stack.register(replace(D1, incarnation=Incarnation(999)), 1)
-    else:
-        for gone in stack.exited(D1.name, D1.pid):
-            stack.leave(gone, "exited", 0)
+    for gone in stack.exited(D1.name, D1.pid, DIGEST):
+        stack.leave(gone, "exited", 0)
     assert stack.get(entry.id).phase is RoomPhase.RETIRED
 
 

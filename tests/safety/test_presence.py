@@ -1,4 +1,4 @@
-"""Is a process that lives ever taken for gone, with and without certificates?"""
+"""Whether a process that lives is known to answer, with and without certificates."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from services.wire import presence as module
 from services.wire.baton.v1 import workers_pb2_grpc
 from services.wire.channel import Channels, Server
 from services.wire.identity import Identity
-from services.wire.presence import Presence, PresenceAsker, PresenceService
+from services.wire.presence import PresenceAsker, PresenceService
 from tests.safety.certificates import of
 
 MINE: Final = Incarnation(7)
@@ -36,7 +36,7 @@ async def answering(identity: Identity | None) -> AsyncIterator[str]:
 
 
 @TLS
-async def test_it_is_there_while_it_answers_and_gone_when_another_does_or_nobody_listens(
+async def test_a_process_answers_and_another_at_its_address_is_not_that_process(
     ours: Path, secured: bool
 ) -> None:
     def identity(party: Party) -> Identity | None:
@@ -45,13 +45,13 @@ async def test_it_is_there_while_it_answers_and_gone_when_another_does_or_nobody
     channels = Channels.showing(identity(Party.BOOTSTRAP))
     asker = PresenceAsker(channels)
     async with answering(identity(Party.PREFILL)) as address:
-        assert await asker.of(address, Party.PREFILL, MINE) is Presence.THERE
-        assert await asker.of(address, Party.PREFILL, OTHER) is Presence.GONE
-    assert await asker.of(address, Party.PREFILL, MINE) is Presence.GONE
+        assert await asker.answers(address, Party.PREFILL, MINE)
+        assert not await asker.answers(address, Party.PREFILL, OTHER)
+    assert not await asker.answers(address, Party.PREFILL, MINE)
     await channels.close()
 
 
-async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_prove_nothing(
+async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_are_no_answer(
     ours: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.3)
@@ -59,9 +59,9 @@ async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_prove_noth
     asker = PresenceAsker(channels)
     for somebody in (Identity(of(strangers, Party.PREFILL)), Identity(of(ours, Party.DECODE))):
         async with answering(somebody) as address:
-            assert await asker.of(address, Party.PREFILL, MINE) is Presence.SILENT
+            assert not await asker.answers(address, Party.PREFILL, MINE)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
-        assert await asker.of(address, Party.PREFILL, MINE) is Presence.SILENT
-    assert await asker.of("no-such-host.invalid:1", Party.PREFILL, MINE) is Presence.SILENT
+        assert not await asker.answers(address, Party.PREFILL, MINE)
+    assert not await asker.answers("no-such-host.invalid:1", Party.PREFILL, MINE)
     await channels.close()

@@ -158,7 +158,7 @@ async def test_a_worker_asks_for_the_token_that_it_was_given_and_shows_it() -> N
 def test_the_token_is_given_on_by_the_environment_alone_and_told_to_no_other_rank() -> None:
     settings = load(DecodeSettings, {"tp": "2"}, {"BATON_RUN_TOKEN": TOKEN})
 
-    async def nobody(name: str, pid: int) -> None: ...
+    async def nobody(name: str, pid: int, secret: bytes) -> None: ...
 
     group = RankProcesses(settings, {"BATON_RUN_TOKEN": "another", "PATH": "/bin"}, nobody, ManualClock())
     assert group._environ == {"PATH": "/bin", "BATON_RUN_TOKEN": TOKEN}

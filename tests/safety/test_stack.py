@@ -308,9 +308,9 @@ async def test_whoever_started_a_worker_reports_its_exit_with_its_certificate(
     safe: SafeStack, ours: Path
 ) -> None:
     address = f"127.0.0.1:{safe.grpc_port}"
-    await reporter(address, of(ours, "decode"))("nobody", 1)
+    await reporter(address, of(ours, "decode"))("nobody", 1, b"")
     with pytest.raises(RemoteError):
-        await reporter(address, None)("nobody", 1)
+        await reporter(address, None)("nobody", 1, b"")
 
 
 async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeStack, ours: Path) -> None:
@@ -319,8 +319,8 @@ async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeS
     exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=service.process.pid)
     leave = workers_pb2.LeaveRequest(incarnation=incarnation, credential=b"x" * 32)
     for party, kinds in (
-        (Party.PREFILL, ("NotGone", "NotProven")),
-        (Party.BOOTSTRAP, ("NotGone", "NotAdmitted")),
+        (Party.PREFILL, ("NotProven", "NotProven")),
+        (Party.BOOTSTRAP, ("NotProven", "NotAdmitted")),
     ):
         channel = open_channel(f"127.0.0.1:{safe.grpc_port}", Party.BOOTSTRAP, Identity(of(ours, party)))
         registry = workers_pb2_grpc.WorkerRegistryStub(channel)

@@ -20,7 +20,7 @@ from tests.bootstrap.scripted import house
 from tests.safety.certificates import made, of
 from tests.safety.test_admittance import METHODS, call, request_of
 from tests.safety.test_admittance import serving as serving_all
-from tests.safety.test_speaks_for import SIDES, Stack, registration, spoken, stack
+from tests.safety.test_speaks_for import SIDES, UNKNOWN, Stack, registration, spoken, stack
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
 NEXT: Final = 78
@@ -77,7 +77,10 @@ async def test_the_bootstraps_certificate_opens_reads_and_ends_rooms_and_is_no_w
                 if not isinstance(request, rooms_pb2.ReportRoomsRequest | workers_pb2.ReportExitRequest):
                     assert await here.ask(Party.BOOTSTRAP, request) == "NotAdmitted", request
             exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
-            assert await here.ask(Party.BOOTSTRAP, exited) == "NotGone", "it lives"
+            for leased in (True, False):
+                if not leased:
+                    here.at.rooms.lose(worker.incarnation, "its lease ran out", proof=None)
+                assert await here.ask(Party.BOOTSTRAP, exited) == "NotProven"
         assert here.at.registry.departed() == []
 
 
@@ -102,11 +105,15 @@ async def test_a_workers_certificate_makes_another_worker_of_its_side_and_speaks
                 else:
                     request.credential = b"x" * 32
                 wanted = "NotAdmitted" if other is not side else "NotProven"
-                if isinstance(request, workers_pb2.ReportExitRequest) and other is side:
-                    wanted = "NotGone"
                 assert await here.ask(party, request) == wanted, request
             taken = registration(party, worker.name, NEXT + 1)
             assert await here.ask(party, taken) == "NameInUse"
+        silent = here.worker(side)
+        here.at.rooms.lose(silent.incarnation, "its lease ran out", proof=None)
+        silent.found = UNKNOWN  # it is stopped, and somebody else answers at its address
+        exited = workers_pb2.ReportExitRequest(name=silent.name, pid=silent.pid)
+        assert await here.ask(party, exited) == "NotProven"
+        assert await here.ask(party, registration(party, silent.name, NEXT + 1)) == "OK"
         assert here.at.registry.departed() == []
 
 
@@ -169,6 +176,28 @@ async def test_a_workers_credential_speaks_for_that_worker_alone(ours: Path, sid
         assert await here.ask(Party.of(side), leave) == "NotProven"
         leave.incarnation = mine.incarnation
         assert await here.ask(Party.of(side), leave) == "OK"
+        assert here.at.registry.departed() == [mine.incarnation]
+
+
+@SIDES
+async def test_a_starters_secret_ends_the_process_that_was_started_with_it_alone(
+    ours: Path, side: Side
+) -> None:
+    async with stack(ours) as here:
+        party, mine = Party.of(side), here.worker(side)
+        for other in Side:
+            worker = here.worker(other)
+            report = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid, secret=mine.exit_secret)
+            wanted = "NotAdmitted" if other is not side else "NotGone"
+            assert await here.ask(party, report) == wanted, "it answers"
+            if other is not side:
+                assert await here.ask(Party.BOOTSTRAP, report) == "NotProven"
+        assert here.at.registry.departed() == []
+        mine.found = UNKNOWN
+        report.name, report.pid = mine.name, mine.pid
+        leave = workers_pb2.LeaveRequest(incarnation=mine.incarnation, credential=mine.exit_secret)
+        assert await here.ask(party, leave) == "NotProven"
+        assert await here.ask(party, report) == "OK"
         assert here.at.registry.departed() == [mine.incarnation]
 
 

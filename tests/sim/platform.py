@@ -111,7 +111,7 @@ class Platform:
     async def _report(self, worker: SimulatedWorker, after_s: float) -> None:
         await asyncio.sleep(after_s)
         stub = workers_pb2_grpc.WorkerRegistryStub(Channel(self._world.network, BOOTSTRAP))
-        request = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
+        request = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid, secret=worker.exit_secret)
         for _ in range(REPORT_TRIES):
             try:
                 await stub.ReportExit(request, timeout=1.0)

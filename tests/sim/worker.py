@@ -23,6 +23,7 @@ from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
 from services.wire.errors import Draining
 from services.wire.presence import PresenceService
+from services.wire.receiver_secret import digest_of
 from services.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from services.worker.lease import LeaseKeeper
 from services.worker.reporter import Reporter
@@ -240,6 +241,11 @@ class SimulatedWorker:
                 DecodeService(work, mailbox, self.incarnation), server
             )
 
+    @property
+    def exit_secret(self) -> bytes:
+        """What the platform, which starts its process, shows to report the exit."""
+        return b"of process %d" % self.pid
+
     def _registration(self) -> workers_pb2.RegisterRequest:
         topology, whole = self.shape.topology, self.shape.whole
         return workers_pb2.RegisterRequest(
@@ -254,6 +260,7 @@ class SimulatedWorker:
             rooms_max=self._world.shape.places,
             pid=self.pid,
             credential=self._credential,
+            exit_digest=digest_of(self.exit_secret),
             kv_checksum=self._world.shape.checksum.value,
             computes=self._world.shape.both > 0 and self.side is Side.DECODE,
             other_side=self._other_side(),

@@ -69,7 +69,7 @@ async def test_a_worker_that_lives_is_not_taken_for_gone_on_anybodys_word(idle_s
         )
         exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=process.pid)
         leave = workers_pb2.LeaveRequest(incarnation=int(incarnation), credential=b"x" * 32)
-        for asked, kind in ((registry.ReportExit(exited), "NotGone"), (registry.Leave(leave), "NotProven")):
+        for asked, kind in ((registry.ReportExit(exited), "NotProven"), (registry.Leave(leave), "NotProven")):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await asked
             assert remote_error(refused.value).kind == kind

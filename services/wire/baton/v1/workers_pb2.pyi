@@ -169,6 +169,7 @@ class RegisterRequest(_message.Message):
     TURN_MS_FIELD_NUMBER: _builtins.int
     COMPUTES_FIELD_NUMBER: _builtins.int
     OTHER_SIDE_FIELD_NUMBER: _builtins.int
+    EXIT_DIGEST_FIELD_NUMBER: _builtins.int
     side: _rooms_pb2.Side.ValueType
     schema: _builtins.str
     """Of the metadata record and of this wire contract."""
@@ -190,6 +191,10 @@ class RegisterRequest(_message.Message):
     """As of a renewal."""
     computes: _builtins.bool
     """Of a decode worker: it computes the prompt of a room itself where no prefill worker does."""
+    exit_digest: _builtins.bytes
+    """SHA-256 of the secret that the starter of this process keeps for itself, and shows to report its exit. Empty:
+    nobody can report that.
+    """
     @_builtins.property
     def worker(self) -> _rooms_pb2.Peer: ...
     @_builtins.property
@@ -219,10 +224,11 @@ class RegisterRequest(_message.Message):
         turn_ms: _builtins.int = ...,
         computes: _builtins.bool = ...,
         other_side: Global___OtherSide | None = ...,
+        exit_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "other_side", b"other_side", "topology", b"topology", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "other_side", b"other_side", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes", b"computes", "credential", b"credential", "exit_digest", b"exit_digest", "keeps_prefixes", b"keeps_prefixes", "kv_checksum", b"kv_checksum", "layout", b"layout", "other_side", b"other_side", "pid", b"pid", "rooms_max", b"rooms_max", "schema", b"schema", "side", b"side", "tokens_max", b"tokens_max", "topology", b"topology", "turn_ms", b"turn_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -572,18 +578,22 @@ class ReportExitRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     pid: _builtins.int
     """Names the process that exited: a late report says nothing about the next one of that name."""
+    secret: _builtins.bytes
+    """Drawn by the starter for this process alone. Its SHA-256 is the exit_digest that the process registered."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         pid: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pid", b"pid", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

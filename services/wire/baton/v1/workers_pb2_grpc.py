@@ -99,8 +99,9 @@ class WorkerRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
-        asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. It is believed
+        from the starter of that very process alone: UNAUTHENTICATED (NotProven) without the secret of which the
+        process registered the digest. FAILED_PRECONDITION (NotGone) while the process answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,8 +42,9 @@ class WorkerRegistryStub:
     Leave: _grpc.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]
     """The worker's last word: it holds nothing and is about to exit."""
     ReportExit: _grpc.UnaryUnaryMultiCallable[_workers_pb2.ReportExitRequest, _workers_pb2.ReportExitReply]
-    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
-    asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. It is believed
+    from the starter of that very process alone: UNAUTHENTICATED (NotProven) without the secret of which the
+    process registered the digest. FAILED_PRECONDITION (NotGone) while the process answers.
     """
     SetWeight: _grpc.UnaryUnaryMultiCallable[_workers_pb2.SetWeightRequest, _workers_pb2.SetWeightReply]
     """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
@@ -64,8 +65,9 @@ class WorkerRegistryAsyncStub(WorkerRegistryStub):
     Leave: _aio.UnaryUnaryMultiCallable[_workers_pb2.LeaveRequest, _workers_pb2.LeaveReply]  # type: ignore[assignment]
     """The worker's last word: it holds nothing and is about to exit."""
     ReportExit: _aio.UnaryUnaryMultiCallable[_workers_pb2.ReportExitRequest, _workers_pb2.ReportExitReply]  # type: ignore[assignment]
-    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
-    asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+    """Whoever started a worker saw its process exit: the proof that nothing of it can still write. It is believed
+    from the starter of that very process alone: UNAUTHENTICATED (NotProven) without the secret of which the
+    process registered the digest. FAILED_PRECONDITION (NotGone) while the process answers.
     """
     SetWeight: _aio.UnaryUnaryMultiCallable[_workers_pb2.SetWeightRequest, _workers_pb2.SetWeightReply]  # type: ignore[assignment]
     """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
@@ -113,8 +115,9 @@ class WorkerRegistryServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.ReportExitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.ReportExitReply, _abc.Awaitable[_workers_pb2.ReportExitReply]]:
-        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. The bootstrap
-        asks the worker first: FAILED_PRECONDITION (NotGone) while it answers, or its lease runs and it is silent.
+        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. It is believed
+        from the starter of that very process alone: UNAUTHENTICATED (NotProven) without the secret of which the
+        process registered the digest. FAILED_PRECONDITION (NotGone) while the process answers.
         """
 
     @_abc_1.abstractmethod
