@@ -24,6 +24,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 
 from services.grammars.compiling import WHY_CHARS_MAX, GrammarRefused, compiled
+from services.grammars.finite_schemas import has_finite_value
 from services.grammars.fold import Fold, GrammarLost, first_line
 from services.grammars.vocabulary import vocabulary_of
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
@@ -40,6 +41,7 @@ MEMORY_BYTES: Final = 2**29
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
 TOO_COSTLY: Final = "it is too costly to follow"
+ENDLESS: Final = "no finite answer fits it"
 
 TRIED_TOKENS: Final = 32
 """Of each of the two answers that are begun."""
@@ -62,12 +64,22 @@ def judged(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar 
     """As the process judges."""
     try:
         made = _in_lark(grammar.text) if any_bnf else grammar
+        if made.kind is GrammarKind.JSON_SCHEMA and not _may_end(made.text):
+            return ENDLESS
         _try(compiled(made, vocabulary), vocabulary.eos_tokens)
     except GrammarRefused as error:
         return str(error)
     except GrammarLost as error:
         return f"{TOO_COSTLY}: {error}"
     return made
+
+
+def _may_end(schema: str) -> bool:
+    """Whether an answer to a schema can end. What is no JSON is refused by its compilation."""
+    try:
+        return has_finite_value(json.loads(schema))
+    except (ValueError, RecursionError):
+        return True
 
 
 def _try(fold: Fold, ends: Sequence[int]) -> None:

@@ -5,7 +5,6 @@ from codecs import BOM_UTF8
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 from starlette.requests import Request
 
 from services.openai.backend import Overloaded
@@ -14,6 +13,7 @@ from services.openai.errors import ApiError, invalid
 from services.openai.field_faults import first_fault
 from services.openai.hangup import ClientGone
 from services.openai.headers import header
+from services.openai.json_text import TooDeep, read_json
 from services.openai.schemas import FIELDS_MAX, Shape, fields_of
 from services.runtime.http_refusal import refusal_in
 
@@ -129,7 +129,9 @@ def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
     except UnicodeDecodeError as error:
         raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_utf8") from None
     try:
-        value = from_json(text, allow_inf_nan=False)
+        value = read_json(text)
+    except TooDeep as error:
+        raise invalid(None, f"The body cannot be taken: {error}.", "nested_too_deeply") from None
     except ValueError as error:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(value, dict):

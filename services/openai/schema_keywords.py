@@ -9,7 +9,7 @@ Pure.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.openai.json_schema import TYPES, is_anything, types_in
+from services.grammars.json_schema import TYPES, is_anything, type_of, types_in
 from services.openai.schema_shapes import COUNTS
 
 Keywords = dict[str, Any]
@@ -38,6 +38,15 @@ ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
 """Keywords that say something of values of one type alone."""
+DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
+    "object": frozenset(
+        {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
+    ),
+    "array": frozenset({"items", "prefixItems"}),
+}
+"""Keywords that show of which type a schema is that has none."""
+TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
+"""Keywords that tell more of a type."""
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )
@@ -56,6 +65,16 @@ def without(schema: Keywords, *words: str) -> Keywords:
 def with_also(schema: Keywords, *others: Any) -> Keywords:
     """The schema of which `others` hold, too."""
     return {**schema, "allOf": [*schema.get("allOf", ()), *others]} if others else schema
+
+
+def with_inferred_type(schema: Keywords) -> Keywords:
+    """Take a schema without a type that describes properties for one of objects, and so with items and lists:
+    whoever wrote it means that, and a model could answer with any number."""
+    words = schema.keys()
+    if words & TYPED:
+        return schema
+    kinds = [kind for kind, strong in DESCRIPTIVE.items() if words & strong]
+    return {"type": kinds[0], **schema} if len(kinds) == 1 else schema
 
 
 def without_idle_types(schema: Keywords) -> Keywords:
@@ -203,18 +222,6 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
     """In order."""
     given = schema.get("type", list(TYPES))
     return [given] if isinstance(given, str) else [*given]
-
-
-def type_of(value: Any) -> str:
-    """The type of a JSON value. Of an integer it is `number`."""
-    kinds = (
-        (bool, "boolean"),
-        (int | float, "number"),
-        (str, "string"),
-        (list, "array"),
-        (Mapping, "object"),
-    )
-    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
 
 
 def is_equal(one: Any, other: Any) -> bool:

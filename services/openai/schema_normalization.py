@@ -11,7 +11,7 @@ Pure.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.openai.json_schema import (
+from services.grammars.json_schema import (
     Pointer,
     found_at,
     is_anything,
@@ -21,13 +21,17 @@ from services.openai.json_schema import (
     with_subschemas,
 )
 from services.openai.property_names import ANY, NamesInexpressible, PropertyNamesReader
-from services.openai.schema_keywords import Keywords, ruled, with_also, without
+from services.openai.schema_keywords import Keywords, ruled, with_also, with_inferred_type, without
 from services.openai.schema_shapes import SchemaRefused, check_shape
 
 DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
 """Parts of the names of dialects that the library knows. A schema of any other is read as of 2020-12."""
 MAY_BE_NULL: Final = frozenset({"const", "default"})
 """Keywords of which null is a value."""
+SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
+"""Keywords whose schemas are about the value that the schema around them is about."""
+NEGATIVE: Final = frozenset({"not", "if", "oneOf", "propertyNames"})
+"""Keywords whose schemas say when another does not hold, or are of names."""
 DEPTH_MAX: Final = 128
 """Schemas within each other."""
 INLINE_MAX: Final = 16
@@ -35,15 +39,15 @@ INLINE_MAX: Final = 16
 definitions."""
 
 
-def without_nulls(schema: Any, at: Pointer = ()) -> Any:
-    """The schema without keywords that are null, which some generators write for what is absent. Raises
-    SchemaRefused."""
-    if len(at) > 2 * DEPTH_MAX:
+def without_nulls(schema: Any, depth: int = 0) -> Any:
+    """The schema without keywords that are null, which some generators write for what is absent. `depth`: of
+    schemas around it. Raises SchemaRefused."""
+    if depth > DEPTH_MAX:
         raise SchemaRefused(f"it is nested more than {DEPTH_MAX} schemas deep")
     if not isinstance(schema, Mapping):
         return schema
     given = {word: value for word, value in schema.items() if value is not None or word in MAY_BE_NULL}
-    return with_subschemas(given, without_nulls, at)
+    return with_subschemas(given, lambda each, _: without_nulls(each, depth + 1))
 
 
 def normalized(schema: Mapping[str, Any]) -> Keywords:
@@ -67,10 +71,12 @@ class _Document:
     def normalized(self) -> Keywords:
         """The whole document."""
         self._find_targets()
-        made = self._rewritten(self._root, (), 0)
+        made = self._rewritten(self._root, (), 0, infers=True)
         for pointer, name in [*self._moved.items()]:
             if name not in self._definitions:  # behind a keyword that is none
-                self._definitions[name] = self._rewritten(found_at(self._root, pointer), pointer, 0)
+                self._definitions[name] = self._rewritten(
+                    found_at(self._root, pointer), pointer, 0, infers=True
+                )
         if made is False:
             raise SchemaRefused("no value fits it")
         document: Keywords = made if isinstance(made, dict) else {}
@@ -94,20 +100,30 @@ class _Document:
                     self._moved[pointer] = self._free_name()
                     open_schemas.append(target)
 
-    def _schema(self, schema: Any, at: Pointer, depth: int) -> Any:
-        """The schema at `at`, or a reference to where it is moved. `depth`: of inline schemas around it."""
+    def _schema(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
+        """The schema at `at`, or a reference to where it is moved. `depth`: of inline schemas around it.
+        `infers`: whether its type is that of its keywords where it has none."""
         if at not in self._moved:
             if depth < INLINE_MAX or isinstance(schema, bool):
-                return self._rewritten(schema, at, depth)
+                return self._rewritten(schema, at, depth, infers=infers)
             self._moved[at] = self._free_name()
         name = self._moved[at]
-        self._definitions[name] = self._rewritten(schema, at, 0)
+        self._definitions[name] = self._rewritten(schema, at, 0, infers=infers)
         return _reference_to(name)
 
-    def _rewritten(self, schema: Any, at: Pointer, depth: int) -> Any:
+    def _rewritten(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
         if not isinstance(schema, Mapping):
             return schema
-        made = with_subschemas(schema, lambda each, where: self._schema(each, where, depth + 1), at)
+        is_typed = not infers or "type" in schema
+
+        def change(each: Any, where: Pointer) -> Any:
+            keyword = where[len(at)]
+            inner = keyword not in NEGATIVE and not (is_typed and keyword in SAME_VALUE)
+            return self._schema(each, where, depth + 1, infers=inner)
+
+        made = with_subschemas(schema, change, at)
+        if infers:
+            made = with_inferred_type(made)
         if not self._keeps_ids:
             made = without(made, "$id")
         if not any(draft in made.get("$schema", DRAFTS[0]) for draft in DRAFTS):

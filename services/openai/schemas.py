@@ -22,12 +22,13 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 from services.openai.answer_history import TEXT_PARTS, chat_message, text_part
 from services.openai.call_arguments import arguments_text
 from services.openai.chat_template import Content
 from services.openai.headers import REQUEST_ID
+from services.openai.json_text import TooDeep, read_json
 from services.openai.unsupported import OF_OPENAI, Unserved
 from services.rooms.request import (
     CHOICES_MAX,
@@ -226,7 +227,9 @@ def _schema(value: Any) -> Any:
     """A JSON schema, or one as a text, as an object."""
     if isinstance(value, str):
         try:
-            value = from_json(value, allow_inf_nan=False)
+            value = read_json(value)
+        except TooDeep as error:
+            raise PydanticCustomError("schema", f"{error}") from None
         except ValueError:
             raise PydanticCustomError("schema", "it is not valid JSON") from None
     if not isinstance(value, dict):

@@ -8,7 +8,7 @@ process of its own (`judge.py`), so that no request takes this one down.
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -170,9 +170,10 @@ def structure_of(body: GenerationRequest) -> Structure | None:
     is too large."""
     blanks = _blanks(body)
     asked = [*_asked(body, blanks)]
-    if len(asked) > 1:
-        first, second, *_ = (form.param for form in asked)
-        raise invalid(second, f"Give '{first}' or '{second}': an answer is held to one form.")
+    for other in asked[1:]:
+        if replace(other, param=asked[0].param) != asked[0]:
+            first, second = asked[0].param, other.param
+            raise invalid(second, f"Give '{first}' or '{second}': an answer is held to one form.")
     if blanks is not None and not (asked and asked[0].grammar.kind is GrammarKind.JSON_SCHEMA):
         raise invalid(blanks.param, f"'{blanks.param}' needs a JSON schema beside it.")
     for form in asked:
@@ -200,8 +201,9 @@ def _blanks(body: GenerationRequest) -> _Blanks | None:
             given.append(_Blanks("structured_outputs.disable_any_whitespace", options))
     if body.guided_whitespace_pattern is not None:
         given.append(_pattern("guided_whitespace_pattern", body.guided_whitespace_pattern))
-    if len(given) > 1:
-        raise invalid(given[1].param, f"Give '{given[0].param}' or '{given[1].param}', not both.")
+    for other in given[1:]:
+        if other.options != given[0].options:
+            raise invalid(other.param, f"Give '{given[0].param}' or '{other.param}', not both.")
     return given[0] if given else None
 
 
@@ -231,26 +233,17 @@ def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Structur
 
 def _of_response_format(asked: ResponseFormat, options: Mapping[str, Any]) -> Iterator[Structure]:
     param = "response_format.json_schema"
-    if asked.schema_ is not None:
-        yield _of_a_schema_beside_its_type(asked, asked.schema_, options)
-        return
-    if (asked.type == "json_schema") != (asked.json_schema is not None):
+    beside = "response_format.schema"
+    if asked.schema_ is not None and asked.type == "text":
+        raise invalid(beside, f"'{beside}' comes with the type json_schema or json_object.")
+    if (asked.type == "json_schema") != (asked.json_schema is not None) and asked.schema_ is None:
         raise invalid(param, f"'{param}' comes with the type json_schema, and with no other.")
     if asked.json_schema is not None:
         yield _json(f"{param}.schema", asked.json_schema.schema_, options)
+    if asked.schema_ is not None:
+        yield _json(beside, asked.schema_, options)
     elif asked.type == "json_object":
         yield _json("response_format", ANY_OBJECT, options)
-
-
-def _of_a_schema_beside_its_type(
-    asked: ResponseFormat, schema: Mapping[str, Any], options: Mapping[str, Any]
-) -> Structure:
-    param = "response_format.schema"
-    if asked.type == "text" or asked.json_schema is not None:
-        raise invalid(
-            param, f"'{param}' comes with the type json_schema or json_object, and without 'json_schema'."
-        )
-    return _json(param, schema, options)
 
 
 def _of_structured_outputs(asked: StructuredOutputs, options: Mapping[str, Any]) -> Iterator[Structure]:

@@ -189,7 +189,7 @@ async def test_completions(
         (b'{"model": "tiny"} trailing', "invalid_json"),
         (b'{"model": "\\ud800"}', "invalid_json"),
         (b'{"model": "\xff"}', "invalid_utf8"),
-        (b"[" * 100_000, "invalid_json"),
+        (b"[" * 100_000, "nested_too_deeply"),
         (b'[{"model": "tiny"}]', "invalid_type"),
         (b'"text"', "invalid_type"),
         (b"1" * 5000, "invalid_json"),

@@ -32,13 +32,13 @@ def rewritten(given: Any) -> dict[str, Any]:
 
 
 IDLE: Final[dict[str, tuple[Any, Any]]] = {
-    "names that are texts": ({"propertyNames": {"type": "string"}}, {}),
+    "names that are texts": ({"propertyNames": {"type": "string"}}, {"type": "object"}),
     "names by a reference to texts": (
         {"$defs": {"k": {"type": "string", "title": "K"}}, "propertyNames": {"$ref": "#/$defs/k"}},
-        {"$defs": {"k": {"type": "string"}}},
+        {"type": "object", "$defs": {"k": {"type": "string"}}},
     ),
-    "names of any length": ({"propertyNames": {"minLength": 0}}, {}),
-    "names with an unknown format": ({"propertyNames": {"format": "slug"}}, {}),
+    "names of any length": ({"propertyNames": {"minLength": 0}}, {"type": "object"}),
+    "names with an unknown format": ({"propertyNames": {"format": "slug"}}, {"type": "object"}),
     "names of no object": ({"type": "string", "propertyNames": {"enum": ["a"]}}, {"type": "string"}),
     "uniqueItems false": ({"type": "array", "uniqueItems": False}, {"type": "array"}),
     "uniqueItems of no list": ({"type": "string", "uniqueItems": True}, {"type": "string"}),
@@ -62,7 +62,7 @@ IDLE: Final[dict[str, tuple[Any, Any]]] = {
     "not not": ({"not": {"not": A}}, {"allOf": [A]}),
     "a property that is not": (
         {"properties": {"a": {"not": {}}}},
-        {"properties": {"a": False}, "additionalProperties": False},
+        {"type": "object", "properties": {"a": False}, "additionalProperties": False},
     ),
     "not a type": ({"type": ["string", "null"], "not": {"type": "null"}}, {"type": ["string"]}),
     "not another type": ({"type": "string", "not": {"const": 3}}, {"type": "string"}),
@@ -110,11 +110,37 @@ IDLE: Final[dict[str, tuple[Any, Any]]] = {
     ),
     "words that are names": (
         {"properties": {"propertyNames": True, "if": True, "title": {"title": "x"}}},
-        {"properties": {"propertyNames": True, "if": True, "title": {}}, "additionalProperties": False},
+        {
+            "type": "object",
+            "properties": {"propertyNames": True, "if": True, "title": {}},
+            "additionalProperties": False,
+        },
     ),
     "words that are values": (
         {"const": {"title": "x", "uniqueItems": False, "not": {}}},
         {"const": {"title": "x", "uniqueItems": False, "not": {}}},
+    ),
+    "properties without a type": (
+        {"properties": {"a": {"items": SHORT}}, "required": ["a"]},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": SHORT}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    ),
+    "no type beside one": (
+        {"type": ["object", "null"], "allOf": [{"required": ["a"]}]},
+        {"type": ["object", "null"], "allOf": [{"required": ["a"]}]},
+    ),
+    "no type of values or alternatives": (
+        {"anyOf": [{"required": ["a"]}, {"const": 1, "properties": {}}]},
+        {
+            "anyOf": [
+                {"type": "object", "required": ["a"]},
+                {"const": 1, "properties": {}, "additionalProperties": False},
+            ]
+        },
     ),
     "a target that does not stay": (
         {
@@ -125,9 +151,14 @@ IDLE: Final[dict[str, tuple[Any, Any]]] = {
         },
         {
             "properties": {
-                "a": {"patternProperties": {"^(?s:.){0,3}$": True}, "additionalProperties": False},
+                "a": {
+                    "type": "object",
+                    "patternProperties": {"^(?s:.){0,3}$": True},
+                    "additionalProperties": False,
+                },
                 "b": {"$ref": "#/$defs/schema_0"},
             },
+            "type": "object",
             "additionalProperties": False,
             "$defs": {"schema_0": {"maxLength": 3}},
         },

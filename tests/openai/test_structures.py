@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.openai.backend import Limits
 from services.openai.structures import WHITESPACE
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of
@@ -253,3 +254,99 @@ async def test_what_waits_to_be_compiled_is_bounded(
     held_up.set()
     statuses = [(await each).status_code for each in asked]
     assert sorted(statuses) == [200] * 5 + [429] * 3
+
+
+TWICE: Final[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+    ({"structured_outputs": {"grammar": GBNF}, "guided_grammar": GBNF}, {"guided_grammar": 'start: "a"'}),
+    ({"guided_grammar": GBNF, "ebnf": GBNF}, {"ebnf": 'root ::= "no"'}),
+    ({"structured_outputs": {"regex": r"\d"}, "guided_regex": r"\d", "regex": r"\d"}, {"regex": "a"}),
+    ({"structured_outputs": {"choice": CHOICES}, "guided_choice": CHOICES}, {"guided_choice": ["yes"]}),
+    ({"guided_json": PERSON, "json_schema": json.dumps(PERSON)}, {"json_schema": {"type": "object"}}),
+    ({"response_format": named(PERSON), "structured_outputs": {"json": PERSON}}, {"guided_json": {}}),
+    ({"response_format": {**named(PERSON), "schema": PERSON}}, {"json_schema": {"type": "null"}}),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+        {"regex": "a"},
+    ),
+    (
+        {"guided_json": PERSON, "guided_whitespace_pattern": " ?"}
+        | {"structured_outputs": {"json": PERSON, "whitespace_pattern": " ?"}},
+        {"guided_whitespace_pattern": " "},
+    ),
+]
+
+
+@pytest.mark.parametrize(("twice", "other"), TWICE, ids=lambda value: json.dumps(value)[:60])
+async def test_one_form_in_two_words_is_one(
+    http: httpx.AsyncClient, backend: ScriptedBackend, twice: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """As guidance's own client writes it."""
+    reply = await http.post(CHAT, json=chat(**twice))
+    assert reply.status_code == 200, reply.text
+    assert backend.asked[0].grammar is not None
+    check(await http.post(CHAT, json=chat(**{**twice, **other})), 400, next(iter(other)))
+
+
+RECURSIVE: Final = {
+    "$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}},
+    "$ref": "#/$defs/n",
+}
+"""Without a type: whoever describes properties means an object."""
+
+
+async def test_a_schema_that_no_finite_answer_fits_is_refused(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    backend.known_limits = Limits(4096, prompt_tokens=4096, sequence_tokens=4096)
+    for given in (RECURSIVE, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}):
+        reply = await http.post(CHAT, json=chat(guided_json=given))
+        assert "no finite answer fits it" in check(reply, 400, "guided_json")
+    tool = {"type": "function", "function": {"name": "f", "parameters": RECURSIVE}}
+    reply = await http.post(CHAT, json=chat(tools=[tool], tool_choice="required"))
+    assert "no finite answer fits it" in check(reply, 400, "tools[0].function.parameters")
+
+
+def nested(levels: int) -> dict[str, Any]:
+    given: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 9}
+    for _ in range(levels):
+        given = {"type": "object", "properties": {"a": given}, "required": ["a"]}
+    return given
+
+
+async def test_a_schema_of_a_hundred_levels_is_held_to(
+    http: httpx.AsyncClient, backend: ScriptedBackend
+) -> None:
+    for fields in (
+        {"response_format": named(nested(100))},
+        {"guided_json": json.dumps(nested(100))},
+        {"structured_outputs": {"json": nested(100), "disable_any_whitespace": True}},
+    ):
+        reply = await http.post(CHAT, json=chat(**fields))
+        assert reply.status_code == 200, reply.text
+    grammar = backend.asked[-1].grammar
+    assert grammar is not None
+    asked = request()
+    value = json.loads(text_of(drawn(fold_of(grammar), asked, 1, most=2000)))
+    for _ in range(100):
+        value = value["a"]
+    assert value in range(1, 10)
+
+
+async def test_what_is_deeper_is_refused_by_the_bound(http: httpx.AsyncClient) -> None:
+    body = json.dumps(chat(guided_json="?")).replace('"?"', '{"items":' * 5000 + "{}" + "}" * 5000)
+    reply = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert "240 levels" in check(reply, 400, None, "nested_too_deeply")
+    reply = await http.post(CHAT, json=chat(guided_json=json.dumps(nested(124))))
+    assert "240 levels" in check(reply, 400, "guided_json")
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"items": deep}
+    reply = await http.post(CHAT, json=chat(guided_json=deep))
+    assert "more than 128 schemas" in check(reply, 400, "guided_json")
+
+
+@pytest.mark.parametrize("inner", ["NaN", "1e999", '"\\ud800"', "{", "[1,]"])
+async def test_what_is_no_json_is_none_however_deep(http: httpx.AsyncClient, inner: str) -> None:
+    body = json.dumps(chat(guided_json="?")).replace('"?"', '{"items":' * 210 + inner + "}" * 210)
+    reply = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    check(reply, 400, None, "invalid_json")

@@ -228,10 +228,34 @@ STRUCTURED: Final = behaviours(
         fields={"response_format": {"type": "json_object", "schema": PERSON}},
     ),
     chat(
-        "a schema beside its type and in json_schema is refused",
+        "a schema beside its type and another in json_schema are refused",
         SP,
         Refused("response_format.schema", why=FAULT),
+        fields={"response_format": {**named(PERSON), "schema": {"type": "object"}}},
+    ),
+    chat(
+        "the same schema beside its type and in json_schema holds the answer",
+        SP,
+        is_person,
+        said=ANN,
         fields={"response_format": {**named(PERSON), "schema": PERSON}},
+    ),
+    *streams(
+        chat(
+            "a record of zod holds the answer",
+            VJ,
+            lambda a: all(type(each) is int for each in json.loads(a.text).values()),
+            said='{"a": 1}',
+            fields={
+                "structured_outputs": {
+                    "json": {
+                        "type": "object",
+                        "propertyNames": {"type": "string"},
+                        "additionalProperties": {"type": "integer"},
+                    }
+                }
+            },
+        ),
     ),
 )
 CITY: Final[dict[str, Any]] = {

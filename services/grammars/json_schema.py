@@ -88,6 +88,18 @@ def types_in(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset([given] if isinstance(given, str) else given)
 
 
+def type_of(value: Any) -> str:
+    """The type of a JSON value. Of an integer it is `number`."""
+    kinds = (
+        (bool, "boolean"),
+        (int | float, "number"),
+        (str, "string"),
+        (list, "array"),
+        (Mapping, "object"),
+    )
+    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+
+
 def is_anything(schema: Any) -> bool:
     """Whether every value fits, as far as it shows without a look at references."""
     return schema is True or schema == {}

@@ -1,0 +1,117 @@
+"""Whether a finite value can fit a JSON schema.
+
+A schema that requires itself has no finite answer: a model would write until it is cut off. Types of values
+that may fit are collected from the leaves up, until nothing is added (a least fixed point). What is not
+understood counts as fitting, so that only what is certain is refused.
+
+Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from services.grammars.json_schema import TYPES, resolved, type_of, types_in
+
+ALL: Final = frozenset(TYPES)
+NONE: Final = frozenset[str]()
+
+Types = frozenset[str]
+"""Types of which some finite value may fit."""
+
+
+def has_finite_value(schema: Any) -> bool:
+    """Whether a finite value may fit `schema`. Its time is not bounded here."""
+    search = _Search(schema)
+    try:
+        return search.finds()
+    except RecursionError:
+        return True
+
+
+class _Search:
+    """One schema, and what is known of its definitions."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[str, Types] = {}
+        """By the reference, as far as it was found."""
+        self._looked_at: set[str] = set()
+        """References in this pass."""
+        self._has_grown = True
+
+    def finds(self) -> bool:
+        """Whether anything fits the root."""
+        while self._has_grown:
+            self._has_grown = False
+            self._looked_at = {"#"}
+            found = self._types(self._root)
+            if found:
+                return True
+            self._learn("#", found)
+        return False
+
+    def _learn(self, reference: str, found: Types) -> None:
+        self._has_grown |= found != self._known.get(reference, NONE)
+        self._known[reference] = found
+
+    def _types(self, schema: Any) -> Types:
+        if not isinstance(schema, Mapping):
+            return NONE if schema is False else ALL
+        own = frozenset("number" if each == "integer" else each for each in types_in(schema))
+        found = own & _types_of_values(schema)
+        if "object" in found and not ({"const", "enum"} & schema.keys() or self._has_object(schema)):
+            found -= {"object"}
+        if "array" in found and not ({"const", "enum"} & schema.keys() or self._has_array(schema)):
+            found -= {"array"}
+        if found and "$ref" in schema:
+            found &= self._referred(schema["$ref"])
+        for each in schema.get("allOf", ()):
+            found = found and found & self._types(each)
+        for word in ("anyOf", "oneOf"):
+            if found and word in schema:
+                found &= NONE.union(*map(self._types, schema[word]))
+        return found
+
+    def _referred(self, reference: str) -> Types:
+        target = resolved(self._root, reference)
+        if target is None:
+            return ALL
+        if reference not in self._looked_at:
+            self._looked_at.add(reference)
+            self._learn(reference, self._types(target))
+        return self._known.get(reference, NONE)
+
+    def _has_object(self, schema: Mapping[str, Any]) -> bool:
+        named, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        patterns = schema.get("patternProperties", {})
+        required = set(schema.get("required", ()))
+        for name in required:
+            if not (self._types(named[name]) if name in named else patterns or self._types(others)):
+                return False
+        more: int = schema.get("minProperties", 0) - len(required)
+        if more <= 0 or patterns or self._types(others):
+            return True
+        return _count(self._types(each) for name, each in named.items() if name not in required) >= more
+
+    def _has_array(self, schema: Mapping[str, Any]) -> bool:
+        least, items = schema.get("minItems", 0), schema.get("items", True)
+        first = schema.get("prefixItems", ())
+        if isinstance(items, list):
+            first, items = items, schema.get("additionalItems", True)
+        if not all(self._types(each) for each in first[:least]):
+            return False
+        return least <= len(first) or bool(self._types(items))
+
+
+def _types_of_values(schema: Mapping[str, Any]) -> Types:
+    """The types of the values that a schema lists, all where it lists none."""
+    found = ALL
+    if "const" in schema:
+        found &= {type_of(schema["const"])}
+    if "enum" in schema:
+        found &= set(map(type_of, schema["enum"]))
+    return found
+
+
+def _count(found: Iterable[Types]) -> int:
+    return sum(map(bool, found))

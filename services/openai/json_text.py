@@ -1,0 +1,46 @@
+"""JSON of callers, to a bounded depth."""
+
+import json
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+LEVELS_MAX: Final = 240
+"""Lists and objects within each other: room for a schema of 100 objects in each other. Answers that repeat
+parts of a request are written by a library that takes 255."""
+
+
+class TooDeep(ValueError):
+    """Lists and objects within each other beyond the bound."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is nested more than {LEVELS_MAX} levels deep")
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, and TooDeep among them."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        if "recursion limit" not in str(error):
+            raise
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise TooDeep from None
+    if _levels(value) > LEVELS_MAX:
+        raise TooDeep
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no halves of characters, no infinity
+    return value
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _levels(value: Any) -> int:
+    levels, current = 0, [value]
+    while current := [each for each in current if isinstance(each, dict | list)]:
+        levels += 1
+        current = [inner for each in current for inner in (each.values() if isinstance(each, dict) else each)]
+    return levels
