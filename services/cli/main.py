@@ -17,6 +17,7 @@ from services.cli.admin_commands import add_admin_commands
 from services.cli.bench.app import bench
 from services.cli.certs import certs
 from services.cli.chat_settings import ChatSettings
+from services.cli.model_check import check_worker_models
 from services.cli.options import Flags, add_command
 from services.cli.peers_flags import refuse_peers_flags
 from services.cli.serve_settings import ServeSettings, not_taken, panels
@@ -109,6 +110,7 @@ def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
     logging.configure(
         settings.log_level, settings.log_format, rank=settings.rank if settings.grouped else None
     )
+    check_worker_models(settings)
     if not settings.launches:
         pin(settings.cpus, settings.threads)
     return settings.launches

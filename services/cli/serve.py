@@ -21,6 +21,7 @@ from services.cli.child import Child, describe_exit, start_child
 from services.cli.exits import ReportExit, draw_exit_secret, reporter
 from services.cli.forks import Forks
 from services.cli.gpus import VISIBLE, find_gpus
+from services.cli.model_check import check_models, draft_of
 from services.cli.options import Flags
 from services.cli.prepare import PROGRESS
 from services.cli.quiet import LevelFilter
@@ -54,6 +55,8 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     settings = load_serve(flags, os.environ, also_known)
     grpc_port = _free_ports(settings)
     plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
+    drafts = {draft_of(_flags(part).get("--speculate", "")) for part in plan.workers}
+    check_models(plan.model, plan.load_format, max(drafts, default=""))
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     screen = Screen(Console(), SystemClock())
 

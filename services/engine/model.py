@@ -6,7 +6,7 @@ The definition is the model library's own; only its attention is ours, and how s
 import inspect
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from services.engine.exact import exactly
 from services.engine.interface import TeamBroken
 from services.engine.kv_cache import DTYPES, PagedKvCache
 from services.engine.memory import shortage
-from services.engine.quantised import Quantisation, quantisation_of, refuse_codes
+from services.engine.quantised import refuse_codes
 from services.engine.rotations import settle_frequencies
 from services.engine.shards import (
     Dummies,
@@ -60,15 +60,19 @@ from services.engine.unjoined import joined_by_the_library
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.logging import Log
 from services.runtime.model_facts import (
+    CONFIG_FILE,
     ModelFacts,
     ModelUnreadable,
     UnsupportedModel,
+    json_object,
     own_name,
     read_model,
     reading,
     weight_files,
 )
 from services.runtime.model_files import LoadFormat
+from services.runtime.model_needs import ALIASES, canonical
+from services.runtime.quantisation import Quantisation, quantisation_of
 
 log = Log(__name__)
 
@@ -394,8 +398,7 @@ def _load_model(
         facts = read_model(directory, dummy=dummy, context_length=context_length)
     except UnsupportedModel as found:
         if found.needs:
-            name = own_name(directory)
-            refuse_by_configuration(name, _configuration(directory, name), (*found.needs, *missing))
+            _refuse_all(directory, found, missing)
         raise
     config = _configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, missing)
@@ -426,6 +429,17 @@ def _load_model(
             with suppress(UnsupportedModel):
                 return _by_row(load, facts, dtype, place)
         raise
+
+
+def _refuse_all(directory: Path, found: UnsupportedModel, missing: Sequence[str]) -> None:
+    """Raise UnsupportedModel with what was `found`, what is `missing`, and what the library's configuration
+    shows."""
+    name = own_name(directory)
+    try:
+        config = _configuration(directory, name)
+    except UnsupportedModel:  # of a type that the library does not know
+        raise found from None
+    refuse_by_configuration(name, config, (*found.needs, *missing))
 
 
 def _over_pages(
@@ -462,8 +476,13 @@ def _by_row(load: Callable[..., Any], facts: ModelFacts, dtype: str, device: tor
 
 
 def _configuration(directory: Path, name: str) -> Any:
+    words = json_object(directory / CONFIG_FILE, required=True)
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        if words.get("model_type") in ALIASES:
+            known = canonical(words)
+            config = AutoConfig.for_model(**known)
+        else:
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModel(
             f"the model {name} cannot be served: the transformers library does not know its configuration: "
@@ -644,15 +663,15 @@ def _check_memory(directory: Path, device: torch.device, least: int) -> None:
 def _not_over_pages(name: str, config: Any, error: Exception) -> UnsupportedModel:
     return UnsupportedModel(
         f"the model {name} ({config.model_type}) cannot be served: its definition does not run over pages: "
-        f"{_first_line(error)}{_unsaid(config)}"
+        f"{_first_line(error)}{_unsaid(config, error)}"
     )
 
 
-def _unsaid(config: Any) -> str:
-    """What a definition may have failed for want of: the library's own words name no setting."""
-    if getattr(config, "pad_token_id", None) is not None:
+def _unsaid(config: Any, error: Exception) -> str:
+    """The setting for want of which a definition failed: the library's own words name none."""
+    if getattr(config, "pad_token_id", None) is not None or "NoneType" not in str(error):
         return ""
-    return "; its configuration names no pad_token_id, by which some definitions find positions"
+    return "; its config.json has no pad_token_id, by which its definition finds positions: write one in"
 
 
 def _why(error: Exception) -> str:

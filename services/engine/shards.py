@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import nn
 
 from services.engine.container import attention_of, maker_of
-from services.engine.quantised import Quantisation, WeightTable
+from services.engine.quantised import WeightTable
 from services.engine.sources import Box, Cut, FileWeight, Source, Unlike, Unwalked, Weights, fetch, sources_of
 from services.engine.unpacking import DoesNotFit, PackedWeight, numbers_of
 from services.runtime.model_facts import (
@@ -28,6 +28,7 @@ from services.runtime.model_facts import (
     stored_types,
     weight_files,
 )
+from services.runtime.quantisation import Quantisation
 
 SPREAD: Final = 0.02
 

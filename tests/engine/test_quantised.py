@@ -17,12 +17,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from services.engine import unpacking
 from services.engine.engine import load_engine
 from services.engine.model import load_model
-from services.engine.quantised import quantisation_of
 from services.engine.shards import StoredTensor, weights_in
 from services.engine.sources import Box
 from services.engine.team import Mute
 from services.engine.unpacking import Experts, Scaled, numbers_of
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from services.runtime.quantisation import quantisation_of
 from services.topology import Topology
 from tests.engine import tiny
 from tests.engine.counted import Counted

@@ -87,14 +87,14 @@ def test_probe_can_fail_a_window_that_is_not_in_the_mask_is_refused(
     monkeypatch.setattr(
         "transformers.models.mistral.modeling_mistral.create_sliding_window_causal_mask", create_causal_mask
     )
-    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW};"):
         load_model(directory, "float32", "cpu")
 
 
 def test_probe_can_fail_a_window_that_only_the_librarys_cache_has_is_refused(tmp_path: Path) -> None:
     """Moshi's definition lets a prompt see more than it keeps of it."""
     config = transformers.MoshiConfig(**WINDOWS, ffn_dim=80, audio_vocab_size=64)
-    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {WINDOW};"):
         load_model(tiny.save(config, tmp_path / "moshi"), "float32", "cpu")
 
 
@@ -134,7 +134,7 @@ def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
     assert load_model(directory, "float32", "cpu")._tells_places
     monkeypatch.setattr(Model, "_tells_places", property(lambda _: False, lambda *_: None), raising=False)
     monkeypatch.setattr("services.engine.model._by_row", no_other_way)
-    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, "float32", "cpu")
 
 
@@ -180,7 +180,7 @@ def test_positions_that_a_definition_counts_otherwise_are_seen(tmp_path: Path) -
     """A decoder of the RoBERTa family has its first token behind the place of the padding."""
     shape = {**tiny.SHAPE, "num_attention_heads": 4, "pad_token_id": 1}
     config = transformers.RobertaConfig(**shape, is_decoder=True)
-    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(tiny.save(config, tmp_path / "roberta"), "float32", "cpu")
 
 
@@ -216,7 +216,7 @@ def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_computed_ro
     directory = tiny.save(config, tmp_path / kind)
     assert load_model(directory, dtype, "cpu").by_row
     monkeypatch.setattr("services.engine.model._by_row", no_other_way)
-    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, dtype, "cpu")
 
 
@@ -236,7 +236,7 @@ def test_probe_can_fail_tokens_that_see_others_outside_their_attention_are_refus
 
     monkeypatch.setattr(LlamaMLP, "forward", shifted)
     directory = tiny.save(tiny.ARCHITECTURES["llama-gqa-untied"], tmp_path / "shifted")
-    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING}$"):
+    with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, "float32", "cpu")
 
 
@@ -274,7 +274,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         json.dumps({"model_type": "nonesuch", "vocab_size": 9, "max_position_embeddings": 9})
     )
     save_file({}, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match=r"does not know its configuration.*nonesuch"):
+    with pytest.raises(UnsupportedModel, match=r"\(nonesuch\) .* a definition of its type, which"):
         load_model(tmp_path, "float32", "cpu")
 
 
@@ -395,7 +395,7 @@ def test_a_device_whose_memory_ends_while_a_model_loads_is_no_fault_of_the_model
 def test_values_that_differ_by_layer_are_refused_in_words(tmp_path: Path) -> None:
     """The library gives none of them for the whole model, and fails whoever asks."""
     transformers.Dots3NoteTextConfig().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="it needs layers that differ from each other"):
+    with pytest.raises(UnsupportedModel, match=r"it needs .*layers that differ from each other"):
         load_model(tmp_path, "float32", "cpu", load_format=LoadFormat.DUMMY)
 
 

@@ -14,10 +14,10 @@ from typing import Final
 import torch
 from transformers.utils import logging as library_logging
 
-from services.engine.container import text_of
 from services.engine.supported import refuse_by_configuration
 from services.runtime.errors import in_a_line
-from services.runtime.model_facts import RAW_NEEDS, UnsupportedModel
+from services.runtime.model_facts import UnsupportedModel
+from services.runtime.model_needs import ONE_TEXT, needs_of
 from tests.engine.crew import Crew
 from tests.models import recipes
 from tests.models.trial import Outcome, TrialVerdict, try_model, why
@@ -63,12 +63,9 @@ def outcome_of(kind: str) -> Outcome:
 def refused_as_released(kind: str) -> Outcome | None:
     """What is refused by its configuration needs no model."""
     config = recipes.released(kind)
-    try:
-        text_of(config)
-    except ValueError as error:
-        return Outcome(TrialVerdict.REFUSED, in_a_line(error))
-    words = config.to_dict()
-    missing = [need for need, asks in RAW_NEEDS.items() if asks(words.get("text_config") or words)]
+    missing = needs_of(config.to_dict())
+    if ONE_TEXT in missing:
+        return Outcome(TrialVerdict.REFUSED, f"it needs {ONE_TEXT}")
     try:
         refuse_by_configuration(kind, config, missing)
     except UnsupportedModel as refusal:

@@ -23,6 +23,7 @@ from services.engine.paged import PagedKernel
 from services.engine.team import Mute, alone
 from services.rooms.request import Sampling, Token
 from services.runtime.errors import StartupError
+from services.runtime.model_facts import WAY_OUT
 from services.topology import Topology
 from tests.engine import scenes
 from tests.engine.crew import Crew
@@ -125,7 +126,7 @@ def why_not_split(directory: Path, topology: Topology) -> str:
 
 def why(refusal: str, directory: Path | None = None) -> str:
     """A refusal's words without the model's name and place, which are only this trial's."""
-    words = re.split(" cannot be served(?: by several ranks)?: ", refusal)[-1]
+    words = re.split(" cannot be served(?: by several ranks)?: ", refusal)[-1].removesuffix(WAY_OUT)
     return words if directory is None else words.replace(f"{directory}/", "").replace(f"{directory}: ", "")
 
 

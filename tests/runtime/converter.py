@@ -1,9 +1,11 @@
 """Stands in for the GGUF converter: notes that it ran, then does what its source file says.
 
-GGUF ok      writes a directory of one file
-GGUF fail    writes half of it, and fails with a last line
-GGUF hang    writes half of it, and does not end by itself
-GGUF once    hangs the first time only
+ok      writes a directory of one file
+fail    writes half of it, and fails with a last line
+hang    writes half of it, and does not end by itself
+once    hangs the first time only
+
+The word follows the header, which has no fields.
 """
 
 import os
@@ -18,7 +20,7 @@ def main(source: Path, target: Path, name: str) -> int:
     notes.write_text(f"{before}{os.getpid()}\n")
     sys.stdout.write(f"working on {name}\n")
     sys.stdout.flush()
-    what = source.read_text().split()[1]
+    what = source.read_bytes()[24:].decode()
     target.mkdir()
     (target / "half").write_text(name)
     if what == "fail":

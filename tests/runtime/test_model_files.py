@@ -56,7 +56,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def gguf(folder: Path, what: str) -> Path:
     file = folder / "Some-Model.Q4_K_M.gguf"
-    file.write_text(f"GGUF {what}")
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + what.encode())
     return file
 
 

@@ -1,0 +1,30 @@
+"""Refusal of models by their files, before a command imports or starts anything."""
+
+import re
+
+from services.decode.settings import Speculation
+from services.runtime.errors import StartupError
+from services.runtime.model_files import LoadFormat, resolve
+from services.runtime.worker_settings import WorkerSettings
+
+
+def check_models(model: str, load_format: str, draft: str = "") -> None:
+    """Raise StartupError if `model`, or the draft model `draft` where there is one, cannot be served."""
+    resolve(model, LoadFormat(load_format))
+    if draft:
+        try:
+            resolve(draft)
+        except StartupError as error:
+            words = re.sub(r"^--model \S+: ", "", str(error))
+            raise StartupError(f"--speculate model:{draft}: {words}") from error
+
+
+def check_worker_models(settings: WorkerSettings) -> None:
+    """Check the models of a worker. Raises StartupError."""
+    draft = settings.draft_model
+    check_models(settings.model, settings.load_format, "" if draft is None else draft.model)
+
+
+def draft_of(speculate: str) -> str:
+    """The draft model that `--speculate` names; empty where it names none."""
+    return Speculation.parse(speculate).model if speculate else ""
