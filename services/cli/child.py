@@ -1,16 +1,14 @@
 """What is one child process doing, and what did it say last?"""
 
 import asyncio
-import os
 import signal
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, Protocol
 
-import services
+from services.runtime import child_process
+from services.runtime.child_process import tied_command
 from services.runtime.serve import TOLD
 
 LINE_BYTES_MAX: Final = 4096
@@ -125,8 +123,7 @@ async def start_child(
     """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order. It
     inherits `files`, by their numbers."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.runtime.tether", str(os.getpid())),
-        *command,
+        *tied_command(*command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -139,12 +136,8 @@ async def start_child(
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, and what has a child run this very package, whatever lies in the current directory, and
-    tell its lines at once."""
-    root = str(Path(services.__file__ or "").resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
-    same_code = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    return {**LARGE_PAGES, **environ, **same_code}
+    """Return the environment of a part of the stack. It runs this package, and writes its lines at once."""
+    return {**LARGE_PAGES, **child_process.child_environ(environ), "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(code: int) -> str:

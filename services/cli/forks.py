@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Final
 from services.cli.backoff import Backoff
 from services.cli.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
 from services.cli.preloaded import BEGIN, READY, Order
+from services.runtime.child_process import module_command
 from services.runtime.clock import Clock
 from services.runtime.tether import adopting
 
@@ -147,7 +147,7 @@ class Forks:
         ours.setblocking(False)
         with theirs, ExitStack() as unless_it_starts:
             unless_it_starts.callback(ours.close)
-            command = (sys.executable, "-m", "services.cli.preloaded", str(theirs.fileno()))
+            command = module_command("services.cli.preloaded", str(theirs.fileno()))
             files = (theirs.fileno(),)
             process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
             unless_it_starts.pop_all()

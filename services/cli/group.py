@@ -27,6 +27,7 @@ from services.cli.preloaded import split
 from services.cli.quiet import HEAD
 from services.cli.rank_ends import Ended, collect, death
 from services.cli.shape import check_shape
+from services.runtime.child_process import module_command
 from services.runtime.clock import Clock, SystemClock
 from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import EXIT_FAILED
@@ -78,7 +79,7 @@ def _by_commands(why: str) -> None:
 
 
 def baton_command(settings: WorkerSettings) -> Sequence[str]:
-    return (sys.executable, "-m", "services.cli.main", settings.role, *to_flags(settings))
+    return module_command("services.cli.main", settings.role, *to_flags(settings))
 
 
 class RankProcesses:

@@ -29,7 +29,7 @@ from services.runtime.errors import SettingsError, StartupError
 from services.runtime.garbage import importing
 from services.runtime.serve import tell
 from services.runtime.settings import PREFIX, load, settings_of, variables_of
-from services.runtime.surroundings import settle
+from services.runtime.surroundings import check_interpreter, settle
 
 KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
@@ -194,6 +194,10 @@ def main() -> None:
         sys.exit(tell(StartupError(text)))
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know other letters than ours
         sys.stdout.reconfigure(errors="replace")
+    try:
+        check_interpreter()
+    except StartupError as error:
+        sys.exit(tell(error))
     dropped = settle(os.environ)
     if dropped:
         told = "dropped from the environment, as docs/settings.md says"

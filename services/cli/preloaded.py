@@ -31,6 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from services.runtime.child_process import module_command
 from services.runtime.shown_command import show_command
 from services.runtime.surroundings import settle
 from services.runtime.tether import tie_to_parent
@@ -59,7 +60,7 @@ class Order:
     @property
     def command(self) -> tuple[str, ...]:
         """The one that does the same."""
-        return (sys.executable, "-m", MODULE, *self.words)
+        return module_command(MODULE, *self.words)
 
     def write(self) -> int:
         """An open file that holds it. Raises OSError."""
@@ -129,7 +130,7 @@ def split() -> tuple[int, socket.socket] | None:
     ours.close()
     tie_to_parent(asker)
     os.setsid()
-    show_command((sys.executable, "-m", "services.cli.preloaded", str(theirs.fileno())))
+    show_command(module_command("services.cli.preloaded", str(theirs.fileno())))
     _serve_and_run(theirs)
     sys.exit(0)
 

@@ -35,6 +35,7 @@ from services.cli.serve_settings import (
     make_plan,
 )
 from services.cli.supervisor import Supervisor
+from services.runtime.child_process import module_command
 from services.runtime.clock import SystemClock
 from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import StartupError
@@ -83,7 +84,7 @@ def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
     """What runs `word`: a service's command, the very one that a pod runs, or PREPARE."""
     module = "services.cli.prepare" if word == PREPARE else MODULE
     words = () if word == PREPARE else (word,)
-    return (sys.executable, "-m", module, *words, *arguments)
+    return module_command(module, *words, *arguments)
 
 
 class ServeStack:

@@ -17,7 +17,7 @@ import torch.distributed
 
 from services.engine.interface import TeamBroken
 from services.pages.checksum import WORD
-from services.runtime.gloo_connections import connect_gloo, first_line
+from services.runtime.gloo_connections import connect_gloo, first_line, set_timeout
 from services.topology import Topology
 
 NAME: Final = "team"
@@ -186,7 +186,7 @@ def join_team(
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Group:
     torch.cuda.set_device(device)
     options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    set_timeout(options, timeout)
     return c10d.ProcessGroupNCCL(store, rank, size, options)
 
 

@@ -10,6 +10,7 @@ grammar that passes its bounds within them is refused, where a worker would have
 """
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from services.grammars.finite_schemas import has_finite_value
 from services.grammars.fold import Fold, GrammarLost, first_line
 from services.grammars.vocabulary import vocabulary_of
 from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
+from services.runtime.child_process import child_environ, module_command
 from services.runtime.errors import StartupError
 
 JUDGE_S: Final = 2.0
@@ -148,8 +150,9 @@ class Judge:
     def _alive(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             # In a session of its own: who interrupts the one that serves lets it finish.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.grammars.judge"],
+            self._process = subprocess.Popen(  # noqa: S603
+                module_command("services.grammars.judge"),
+                env=child_environ(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # nothing of a grammar is logged

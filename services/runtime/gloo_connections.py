@@ -25,9 +25,14 @@ def connect_gloo(
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return c10d.ProcessGroupGloo(store, rank, size, timeout)
     options = c10d.ProcessGroupGloo._Options()
-    options._timeout = timeout
+    set_timeout(options, timeout)
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=_address_toward(host, port))]
     return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Set the time-out of a process group's `options`, of gloo's or NCCL's. torch has only a private name."""
+    options._timeout = timeout
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,10 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from services.runtime.child_process import child_environ, module_command, tied_command
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import reading, sampled_digest
 
-TETHER: Final = "services.runtime.tether"
 CONVERTER: Final = "services.engine.convert"
 CONVERSION_FORMAT: Final = b"6"
 """Part of the fingerprint: to be changed when the converter writes something else."""
@@ -112,10 +111,8 @@ def _convert(
     with tempfile.TemporaryFile() as errors:
         # The lock goes along: should this process die, it stays held until the converter has ended too.
         process = subprocess.Popen(  # noqa: S603
-            [
-                *(sys.executable, "-m", TETHER, str(os.getpid())),
-                *(sys.executable, "-m", CONVERTER, str(source), str(part), name),
-            ],
+            tied_command(*module_command(CONVERTER, str(source), str(part), name)),
+            env=child_environ(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

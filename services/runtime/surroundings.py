@@ -5,10 +5,17 @@ change its numbers or take its cores is dropped before any of them is loaded; wh
 reason is left. Each family has its line here, and docs/settings.md is made from it.
 """
 
+import os
+import sys
+import warnings
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from services.runtime.errors import StartupError
+
+WARNINGS: Final = "PYTHONWARNINGS"
 
 
 class VariableVerdict(StrEnum):
@@ -178,6 +185,17 @@ FAMILIES: Final = (
         " compared with what it has to compute before it is used",
     ),
     Family(
+        (WARNINGS,),
+        VariableVerdict.DROPPED,
+        "`error` would end a request with any warning of a library",
+    ),
+    Family(
+        ("PYTHONOPTIMIZE",),
+        VariableVerdict.DROPPED,
+        "at 2 it takes away the docstrings that transformers reads: a process that was started so does not"
+        " start; at 1 it holds for the process that was started, and not for its parts",
+    ),
+    Family(
         ("LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "MALLOC_*", "PYTHON*"),
         VariableVerdict.HONOURED,
         "they have worked before Baton's first line; whoever sets them runs code as Baton's user. `baton"
@@ -186,6 +204,22 @@ FAMILIES: Final = (
     ),
 )
 """A name is judged by the first family that has it; `*` stands for any ending."""
+
+
+def check_interpreter() -> None:
+    """Refuse a Python without docstrings. Undo the filters of warnings that a variable chose.
+
+    Raises StartupError.
+    """
+    if sys.flags.optimize > 1:
+        raise StartupError(
+            "this Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), which the transformers library"
+            " reads: unset it"
+        )
+    if os.environ.get(WARNINGS):
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
 
 
 def settle(environ: MutableMapping[str, str]) -> list[str]:

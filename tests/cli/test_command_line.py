@@ -65,6 +65,36 @@ def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str
     assert result.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("command", ["chat", "version"])
+def test_a_python_without_docstrings_is_refused_in_one_line(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli.main", command],
+        env={**os.environ, "PYTHONOPTIMIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "PYTHONOPTIMIZE=2" in one_line_error(done)
+
+
+def test_warnings_that_a_variable_makes_errors_are_none() -> None:
+    script = (
+        "import warnings; from services.cli import main\n"
+        "main.app = lambda: warnings.warn('old', stacklevel=1); main.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "dropped from the environment, as docs/settings.md says: PYTHONWARNINGS" in done.stderr
+    assert "UserWarning: old" in done.stderr
+
+
 def test_a_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
     script = 'cd "$0" && rmdir "$0" && exec "$1" -P -m services.cli.main bootstrap'
     result = subprocess.run(

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Final
 
 from services.cli.bench.comparison import SystemSpec
 from services.cli.bench.systems import System
+from services.runtime.child_process import child_environ, module_command
 from services.runtime.listen import port_of, reserve_port
 
 HOST: Final = "127.0.0.1"
@@ -24,14 +24,14 @@ def running(url: str, flags: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, reserve_port(HOST) as reserved:
         address = f"http://{HOST}:{port_of(reserved)}"
-        command = (sys.executable, "-m", "services.cli.main", "serve", "--port", str(port_of(reserved)))
+        command = module_command("services.cli.main", "serve", "--port", str(port_of(reserved)))
         spec = SystemSpec(
             name="baton serve",
             url=address,
             start=(*command, "--grpc-port", "0", *shlex.split(flags)),
             ready=(f"{address}/ready",),
         )
-        system = System(spec, Path(folder) / "log", Path.cwd(), os.environ)
+        system = System(spec, Path(folder) / "log", Path.cwd(), child_environ(os.environ))
         try:
             system.start()
             yield address

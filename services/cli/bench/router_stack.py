@@ -13,6 +13,7 @@ import httpx
 
 from services.cli.child import Child, start_child
 from services.rooms.request import Request, Sampling
+from services.runtime.child_process import module_command
 from services.runtime.errors import StartupError
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.model_facts import read_model
@@ -115,9 +116,7 @@ class RouterStack:
 
     async def _start(self, name: str, *command: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        child = await start_child(
-            name, (sys.executable, "-m", *command), environ, lambda _: True, self._heard
-        )
+        child = await start_child(name, module_command(*command), environ, lambda _: True, self._heard)
         self._children.append(child)
 
     def _heard(self, line: str) -> None:

@@ -1,0 +1,91 @@
+"""Children run this package, whatever the working directory and the environment hold."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from services.cli import child
+from services.grammars.judge import Judge
+from services.rooms.request import Grammar, GrammarKind
+from services.runtime import model_cache
+from services.runtime.child_process import child_environ, module_command
+from services.runtime.model_cache import converted
+from tests.openai import tiny
+
+SERVICES: Final = Path(__file__).parents[2] / "services"
+NO_CHILD_OF_THIS_PACKAGE: Final = {
+    "cli/bench/bursts.py",  # a process that spins
+    "cli/bench/compare.py",  # the folder of its programs
+    "cli/bench/systems.py",  # other systems' commands, tied by a file that imports nothing of this package
+    "cli/serve.py",  # a command that a person is shown
+    "runtime/child_process.py",
+}
+DIGITS: Final = Grammar(GrammarKind.REGEX, "[0-9]{2}")
+
+
+@pytest.fixture
+def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a `services` package, as many web projects have, that may not be imported."""
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("print('imported'); raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return tmp_path
+
+
+def test_only_one_module_makes_commands_of_this_interpreter() -> None:
+    named = {
+        str(path.relative_to(SERVICES))
+        for path in SERVICES.rglob("*.py")
+        if re.search(r"sys\.executable|-m services|\"-m\"", path.read_text())
+    }
+    commented = {name for name in named if "sys.executable" not in (SERVICES / name).read_text()}
+    assert named - commented == NO_CHILD_OF_THIS_PACKAGE
+
+
+def test_every_process_of_this_package_is_given_its_environment() -> None:
+    """A module that makes such a command and starts it gives it the environment."""
+    starts = re.compile(r"subprocess\.(Popen|run)|create_subprocess_exec")
+    lacking = [
+        str(path.relative_to(SERVICES))
+        for path in SERVICES.rglob("*.py")
+        if starts.search(text := path.read_text()) and "_command(" in text and "child_environ(" not in text
+    ]
+    assert lacking == []
+
+
+def test_grammars_are_compiled_by_this_package(other_project: Path) -> None:
+    backend = tiny.byte_level().backend_tokenizer
+    judge = Judge(backend, backend.get_vocab_size(), (0,))
+    try:
+        assert judge.ask(DIGITS, False) == DIGITS
+    finally:
+        judge.close()
+
+
+def test_a_model_is_converted_by_this_package(other_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(other_project / "cache"))
+    monkeypatch.setattr(model_cache, "CONVERTER", "tests.runtime.converter")
+    file = other_project / "Some-Model.Q4_K_M.gguf"
+    file.write_text("GGUF ok")
+    assert (converted(file, "Some-Model", lambda _: None) / "config.json").is_file()
+
+
+def test_a_part_of_the_stack_imports_this_package(other_project: Path) -> None:
+    command = module_command("services.cli.main", "version")
+    environ = child.child_environ(os.environ)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("baton "), done
+
+
+def test_variables_that_change_what_libraries_do_are_not_inherited() -> None:
+    environ = child_environ({"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONPATH": "/x", "A": "b"})
+    assert environ == {
+        "A": "b",
+        "PYTHONPATH": f"{SERVICES.parent}{os.pathsep}/x",
+        "PYTHONSAFEPATH": "1",
+    }
