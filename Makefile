@@ -76,6 +76,20 @@ test-rest: $(STAMP) programs ## run the tests that `make test` leaves out
 	@echo "test-rest: pytest, what make test leaves out"
 	@$(PYTEST) --tier rest $(ARGS)
 
+LOWEST := .venv/lowest
+
+# What is not among them, torch and what tests need, is what .venv has.
+$(LOWEST)/.installed: $(STAMP) pyproject.toml $(wildcard requirements/*.txt)
+	@echo "install: the lowest versions that pyproject.toml allows" >&2
+	@rm -rf $(LOWEST) && $(BIN)/python -m venv $(LOWEST)
+	@$(subst $(BIN),$(LOWEST)/bin,$(LISTED)) -r $(LISTS)/lowest.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(LOWEST)/lib/python3*/site-packages)/beside.pth
+	@touch $@
+
+test-lowest: $(LOWEST)/.installed ## run the API's tests and a stack on the lowest versions that are allowed, 3 minutes
+	@echo "test-lowest: pytest"
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --lowest $(ARGS)
+
 test-all: $(STAMP) programs ## run every test once, and hold each folder to its budget
 	@echo "test-all: pytest"
 	@$(PYTEST) --tier all $(ARGS)

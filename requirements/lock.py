@@ -8,8 +8,9 @@
     build.txt       what builds Baton itself
     dev.txt         what tests and checks need beside all this
     bootstrap.txt   what the bootstrap's image has
+    lowest.txt      the lowest versions that pyproject.toml allows, for `make test-lowest`
 
-Each has the hashes of all files of a version, for Linux on x86-64 and Arm from Python 3.11 on, and is
+`python requirements/lock.py lowest` writes that list alone. Each has the hashes of all files of a version, for Linux on x86-64 and Arm from Python 3.11 on, and is
 installed by `pip install --no-deps --require-hashes`.
 """
 
@@ -77,8 +78,18 @@ def write(file: str, what: str, pins: Pins) -> None:
     (HERE / file).write_text(text)
 
 
-def main() -> None:
+def write_lowest(project: Path) -> None:
+    """Write lowest.txt, without torch: an index has builds for CPUs alone of few of its versions."""
+    lowest = compile_lock([project], RUN, "--resolution", "lowest-direct")
+    torch = {pin for pin in lowest if CUDA.match(name_of(pin)) or name_of(pin) == "torch"}
+    write("lowest.txt", "The lowest versions that pyproject.toml allows.", _without(lowest, torch))
+
+
+def main(lists: Sequence[str]) -> None:
     project = ROOT / "pyproject.toml"
+    write_lowest(project)
+    if list(lists) == ["lowest"]:
+        return
     everything = compile_lock([project, *BUILD], (*RUN, "dev"))
     with tempfile.TemporaryDirectory() as folder:
         pinned = Path(folder) / "pinned.txt"
@@ -112,4 +123,4 @@ def _without(pins: Pins, others: Mapping[str, str] | set[str]) -> Pins:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

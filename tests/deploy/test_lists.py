@@ -8,10 +8,13 @@ from typing import Final
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import LISTS, Pin, bootstrap_requirements, pins, project
 
+LOWEST: Final = "lowest"
+"""The list of `make test-lowest`: the lowest version of each package, which no other list has."""
 NAMES: Final = sorted(path.stem for path in LISTS.glob("*.txt"))
 RUN: Final = ("torch", "torch-cuda", "run")
 HASH: Final = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -80,10 +83,24 @@ def test_what_a_listed_package_needs_here_is_listed(name: str) -> None:
 
 
 def test_the_lists_agree_with_each_other() -> None:
-    whole = of(*NAMES)
+    whole = of(*(name for name in NAMES if name != LOWEST))
     for package, found in whole.items():
         by_marker: dict[str, set[str]] = {}
         for pin in found:
             version = str(pin.requirement.specifier).partition("+")[0]  # without what it was built for
             by_marker.setdefault(str(pin.requirement.marker), set()).add(version)
         assert all(len(each) == 1 for each in by_marker.values()), package
+
+
+def test_each_lower_bound_is_the_version_that_is_tested() -> None:
+    groups, listed = project(), of(LOWEST)
+    for text in [each for group in ("", "certs", "gguf", "otel") for each in groups[group]]:
+        wanted = Requirement(text)
+        if wanted.name == "torch":
+            continue  # an index has builds for CPUs alone of few of its versions
+        [bound] = [each.version for each in wanted.specifier if each.operator == ">="]
+        [pin] = listed[canonicalize_name(wanted.name)]
+        [tested] = [each.version for each in pin.requirement.specifier]
+        assert Version(tested) == Version(bound), (
+            f"{wanted.name}: bound {bound}, `make test-lowest` has {tested}"
+        )
