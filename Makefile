@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test test-rest test-all programs check verify verify-long verify-groups verify-models verify-kernels proto lock bench gpu gpu-bundle clean help
+.PHONY: install run test test-lowest test-rest test-all programs check verify verify-long verify-groups verify-models verify-kernels proto lock bench gpu gpu-bundle clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -77,6 +77,7 @@ test-rest: $(STAMP) programs ## run the tests that `make test` leaves out
 	@$(PYTEST) --tier rest $(ARGS)
 
 LOWEST := .venv/lowest
+LOWEST_TESTS := tests/openai tests/runtime tests/wire tests/grammars tests/process/test_serve.py tests/process/one_stack/test_openai_client.py
 
 # What is not among them, torch and what tests need, is what .venv has.
 $(LOWEST)/.installed: $(STAMP) pyproject.toml $(wildcard requirements/*.txt)
@@ -88,7 +89,7 @@ $(LOWEST)/.installed: $(STAMP) pyproject.toml $(wildcard requirements/*.txt)
 
 test-lowest: $(LOWEST)/.installed ## run the API's tests and a stack on the lowest versions that are allowed, 3 minutes
 	@echo "test-lowest: pytest"
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --lowest $(ARGS)
+	@$(subst $(BIN),$(LOWEST)/bin,$(PYTEST)) $(or $(ARGS),$(LOWEST_TESTS))
 
 test-all: $(STAMP) programs ## run every test once, and hold each folder to its budget
 	@echo "test-all: pytest"
