@@ -10,8 +10,9 @@
     bootstrap.txt   what the bootstrap's image has
     lowest.txt      the lowest versions that pyproject.toml allows, for `make test-lowest`
 
-`python requirements/lock.py lowest` writes that list alone. Each has the hashes of all files of a version, for Linux on x86-64 and Arm from Python 3.11 on, and is
-installed by `pip install --no-deps --require-hashes`.
+`python requirements/lock.py lowest` writes that list alone. Each has the hashes of all files of a
+version, for Linux on x86-64 and Arm from Python 3.11 on, and is installed by `pip install --no-deps
+--require-hashes`.
 """
 
 import re
