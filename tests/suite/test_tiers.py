@@ -37,7 +37,7 @@ def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
     assert ran == [f"-m pytest -n 2 --dist loadfile --tier {tier} "]
 
 
-@pytest.mark.parametrize("broken", ["check", "test", "test-rest", "nothing"])
+@pytest.mark.parametrize("broken", ["check", "test", "test-lowest", "test-rest", "nothing"])
 def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each(
     broken: str, tmp_path: Path
 ) -> None:
@@ -47,7 +47,7 @@ def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each
     make.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, timeout=60)
-    words = ["check", "test", "test-rest"]
+    words = ["check", "test", "test-lowest", "test-rest"]
     ran = words[: words.index(broken) + 1] if broken in words else words
     assert done.stdout.splitlines() == [f"{word} in true" for word in ran]
     assert (done.returncode != 0) is (broken in words)
