@@ -1,10 +1,11 @@
 """What does the bootstrap answer over HTTP beside the OpenAI API?
 
 GET /health          200 while the process serves
+GET /ping            200 once a request could be served, else 503
 GET /ready           200 once a canary hand-over has passed through a worker of each side, or a canary through
                      a decode worker that serves alone, else 503 and why
 
-The platform asks these two without a key; it is told whether, and operators, with whom. The others are for
+The platform asks these three without a key; it is told whether, and operators, with whom. The others are for
 operators alone, and may be on a port of their own.
 
 GET /metrics         Prometheus text
@@ -41,6 +42,11 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
     @router.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @router.get("/ping")
+    async def ping() -> Response:
+        """Whether a request could be served, as SageMaker asks it."""
+        return Response(status_code=503 if _missing(registry) else 200)
 
     @router.get("/ready")
     async def ready(request: Request) -> JSONResponse:

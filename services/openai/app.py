@@ -3,9 +3,10 @@
     POST /v1/chat/completions   /v1/completions   /v1/responses
     POST /v1/messages           /v1/messages/count_tokens
     GET  /v1/models             /v1/models/{id}
-    POST /tokenize              /detokenize
+    POST /tokenize              /detokenize                 also below /v1
     GET  /tokenizer_info
-    GET  /version
+    GET  /version               /
+    POST /invocations           as a chat or a completion, by what the body has
 
 Everything it needs is injected. The process that runs it adds its own routes (`routers`): they get
 request ids, error shapes and counting like the ones here. No middleware that wraps `receive` may be put
@@ -40,7 +41,7 @@ from services.openai.messages.manners import manners_of
 from services.openai.messages.routes import messages_routes
 from services.openai.metrics import HttpMetrics
 from services.openai.model import ServedModel
-from services.openai.model_routes import model_routes
+from services.openai.model_routes import model_routes, root_route
 from services.openai.prompts import Prompts
 from services.openai.responses.carrier import KEY_BYTES, Carrier
 from services.openai.responses.kept import KeptResponses
@@ -94,7 +95,7 @@ def create_app(
         token_routes(backend, model, prompts, bodies),
         kept_routes(kept),
     ]
-    return _application([*own, *routers], metrics, direct, door, tracer)
+    return _application([*own, *routers, root_route(version)], metrics, direct, door, tracer)
 
 
 def create_pages(api: Edge, routers: Sequence[APIRouter], door: Door | None = None) -> Edge:

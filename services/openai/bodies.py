@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from services.openai.api_settings import ApiSettings
 from services.openai.backend import Backend
-from services.openai.body import COMMAS_MAX, IncomingBody, read_body
+from services.openai.body import COMMAS_MAX, IncomingBody, ShapeOf, read_body
 from services.openai.body_pool import BodyPool
 from services.openai.door import caller_in
 from services.openai.schemas import Shape
@@ -51,7 +51,7 @@ class Bodies:
         return self._beginnings.bytes + self._rests.bytes
 
     @asynccontextmanager
-    async def of(self, request: Request, shape: type[M]) -> AsyncIterator[M]:
+    async def of(self, request: Request, shape: type[M] | ShapeOf[M]) -> AsyncIterator[M]:
         """The request's body as `shape`, for as long as its texts are needed. Raises ApiError, Overloaded,
         ClientGone."""
         incoming = IncomingBody(caller_in(request.scope), self._beginnings, self._rests, BEGINNING_BYTES)

@@ -2,7 +2,8 @@
 
 import asyncio
 from codecs import BOM_UTF8
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -27,6 +28,8 @@ COMMAS_MAX: Final = 2**18
 """Token ids, which cost a tenth of that; more where the context has more."""
 
 M = TypeVar("M", bound=Shape)
+ShapeOf = Callable[[Mapping[str, Any]], type[M]]
+"""The shape of a body, by the fields that it has."""
 
 
 class IncomingBody:
@@ -83,7 +86,7 @@ class IncomingBody:
 
 async def read_body(
     request: Request,
-    shape: type[M],
+    shape: type[M] | ShapeOf[M],
     incoming: IncomingBody,
     *,
     limit: int,
@@ -119,7 +122,7 @@ async def read_body(
     return parse(raw, shape, commas_max)
 
 
-def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
+def parse(raw: bytes, shape: type[M] | ShapeOf[M], commas_max: int = COMMAS_MAX) -> M:
     """`raw` as JSON of `shape`; null means absent. Raises ApiError."""
     if len(raw) > SMALL_BYTES and _is_much(raw, commas_max):
         much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {commas_max} numbers."
@@ -138,12 +141,13 @@ def parse(raw: bytes, shape: type[M], commas_max: int = COMMAS_MAX) -> M:
         raise invalid(None, "The body has to be a JSON object.", "invalid_type")
     if len(value) > FIELDS_MAX:
         raise invalid(None, f"The body has {len(value)} fields, more than any request may have.")
-    given = shape.unserved.without_ignored(value)
+    own: type[M] = shape if isinstance(shape, type) else shape(value)
+    given = own.unserved.without_ignored(value)
     try:
-        return shape.model_validate(given)
+        return own.model_validate(given)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-        raise first_fault(faults, given, fields_of(shape), shape.unserved) from None
+        raise first_fault(faults, given, fields_of(own), own.unserved) from None
 
 
 async def _read(request: Request, incoming: IncomingBody, limit: int) -> bytes:

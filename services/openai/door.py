@@ -25,7 +25,7 @@ from services.openai.rate_limit import RateLimit
 from services.runtime.addresses import network_of
 from services.runtime.api_keys import ApiKeys, Caller
 
-PROBES: Final = frozenset({"/health", "/ready"})
+PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""
 IN_STATE: Final = "caller"
 """Under which name who asks is in the state of a request's scope."""

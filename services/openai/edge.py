@@ -5,6 +5,7 @@ or not, it is counted and has one line in the log, and nothing but an error in t
 comes out of a bug.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, Final
@@ -31,6 +32,8 @@ from services.runtime.tracing import OFF, Tracer
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
 UNAUTHORIZED: Final = 401
+SLASHES: Final = re.compile("//+")
+DROPPED: Final = b"x-baton-dropped-tools"
 TOLD_TO_PROBES: Final = frozenset({200, 503})
 """Yes and no: the answer of a probe, whoever asks, is no request that went well or failed."""
 
@@ -66,6 +69,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _plain_path(scope)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # what differs is the body, which the server below leaves out
         given = header(scope, SENT)
@@ -150,6 +154,16 @@ class Edge:
         return True
 
 
+def _plain_path(scope: Scope) -> Scope:
+    """A path with a slash at its end, or with several in a row, is the one without.
+
+    Clients join a base URL that ends with a slash and a path that begins with one.
+    """
+    path = scope["path"]
+    plain = "/" + SLASHES.sub("/", path).strip("/")
+    return scope if path == plain else {**scope, "path": plain}
+
+
 async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:
     scope["route"] = route
     response: Response = await route.endpoint(Request(scope, receive))
@@ -197,9 +211,10 @@ async def routing_error(request: Request, error: Exception) -> Response:
 
 
 def _marks(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    """The headers of its id."""
+    """The headers of its id, and of what was left out."""
     names = dict.fromkeys((SENT, exchange.manners.id_header.encode()))
-    return [(name, exchange.request_id.encode()) for name in names]
+    marks = [(name, exchange.request_id.encode()) for name in names]
+    return [*marks, (DROPPED, exchange.dropped_tools.encode())] if exchange.dropped_tools else marks
 
 
 def _is_sending(scope: Scope) -> bool:

@@ -4,7 +4,7 @@ One line each. Of what was asked and answered it has numbers and words of closed
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""
+
+DROPPED_CHARS_MAX: Final = 1024
 
 log = Log(__name__)
 
@@ -54,6 +56,8 @@ class Exchange:
     """The response, if it is one of events."""
     render_failure: Callable[[ApiError], list[dict[str, Any]]] | None = None
     """Makes the last chunks of `events`, which tell what went wrong."""
+    dropped_tools: str = ""
+    """Tools of the request that are not served and were left out."""
     _span: Span | None = None
 
     @property
@@ -102,6 +106,12 @@ class Exchange:
         self.request_id, self.named = request_id, True
         if self._span is not None:
             self._span.set({"baton.request_id": request_id})
+
+    def drop_tools(self, titles: Sequence[str]) -> None:
+        """A header of the response and a line of the log say which tools were left out."""
+        if titles:
+            self.dropped_tools = ", ".join(titles)[:DROPPED_CHARS_MAX]
+            log.info("tools that are not served were left out", tools=self.dropped_tools, **self.names)
 
     def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
         """What is asked for; nobody asks where there is no span."""

@@ -1,6 +1,8 @@
 """Where are OpenAI's two generating routes served?"""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,12 +17,17 @@ from services.openai.edge import exchange_of
 from services.openai.generating import Generating
 from services.openai.model import ServedModel
 from services.openai.rendering import Rendering
-from services.openai.schemas import ChatRequest, CompletionRequest
+from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from services.runtime.clock import Clock
 
 
+def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
+    """A body without a prompt is a chat."""
+    return CompletionRequest if "prompt" in fields and "messages" not in fields else ChatRequest
+
+
 def generate_routes(generating: Generating, model: ServedModel, bodies: Bodies, clock: Clock) -> APIRouter:
-    """`/v1/chat/completions` and `/v1/completions`."""
+    """`/v1/chat/completions`, `/v1/completions`, and SageMaker's `/invocations`, which is one of both."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", **told(ChatRequest, ChatAnswer, events=ChatChunk, of=GENERATING))
@@ -33,6 +40,14 @@ def generate_routes(generating: Generating, model: ServedModel, bodies: Bodies, 
     )
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
+            return await generating.completion(request, body, partial(completion_rendering, request, body))
+
+    @router.post("/invocations", include_in_schema=False)
+    async def invocations(request: Request) -> Response:
+        async with bodies.of(request, _invoked) as body:
+            if isinstance(body, ChatRequest):
+                return await generating.chat(request, body, partial(chat_rendering, request, body))
+            assert isinstance(body, CompletionRequest)
             return await generating.completion(request, body, partial(completion_rendering, request, body))
 
     def chat_rendering(request: Request, body: ChatRequest) -> Rendering:

@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """That a caller may give."""
+CODEX: Final = "codex"
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -15,3 +16,9 @@ def header(scope: Scope, name: bytes) -> str | None:
         if known == name:
             return str(value, "latin-1")
     return None
+
+
+def is_codex(scope: Scope) -> bool:
+    """Whether the caller is Codex, by the headers in which it names itself."""
+    names = (header(scope, b"originator"), header(scope, b"user-agent"))
+    return any(name is not None and name.lower().startswith(CODEX) for name in names)

@@ -16,8 +16,13 @@ from services.openai.intake import check_model
 from services.openai.model import ServedModel
 
 
+def root_answer(release: str) -> dict[str, str]:
+    """What is served here, and where."""
+    return {"name": "Baton", "version": release, "api": "/v1", "documents": "/openapi.json"}
+
+
 def model_routes(backend: Backend, model: ServedModel, release: str, created_s: int) -> APIRouter:
-    """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
+    """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info`, `/version` and `/`."""
     router = APIRouter()
     created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -58,5 +63,16 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
     @router.get("/version", **told(answers=Release))
     async def version() -> dict[str, str]:
         return {"version": release}
+
+    return router
+
+
+def root_route(release: str) -> APIRouter:
+    """`/`, which agents and load balancers ask to see whether a server is there."""
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def root() -> dict[str, str]:
+        return root_answer(release)
 
     return router

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from services.openai.answer_history import TEXT_PARTS, chat_message, text_part
 from services.openai.call_arguments import arguments_text
 from services.openai.chat_template import Content
+from services.openai.errors import shown
 from services.openai.headers import REQUEST_ID
 from services.openai.json_text import TooDeep, read_json
 from services.openai.unsupported import OF_OPENAI, Unserved
@@ -38,7 +39,7 @@ from services.rooms.request import (
     STOP_TOKEN_IDS_MAX,
 )
 
-STOP_STRINGS_MAX: Final = 16
+STOP_STRINGS_MAX: Final = 32
 STOP_STRING_CHARS_MAX: Final = 1024
 PROMPTS_MAX: Final = 64
 """Prompts of one /v1/completions request; each runs as a request of its own."""
@@ -55,12 +56,12 @@ BAD_WORDS_MAX: Final = 64
 BAD_WORD_CHARS_MAX: Final = 128
 ALLOWED_TOKEN_IDS_MAX: Final = 4096
 CHAT_TEMPLATE_CHARS_MAX: Final = 256 * 2**10
-TOOLS_MAX: Final = 128
-"""OpenAI's."""
+TOOLS_MAX: Final = 1024
+"""OpenAI takes 128, Anthropic any number: agents with several MCP servers bring hundreds."""
 TOOL_CHARS_MAX: Final = 64 * 2**10
 """Of one tool, as JSON."""
-CALLS_MAX: Final = 128
-"""Of one message."""
+CALLS_MAX: Final = 4096
+"""Of one message; as many as blocks of Anthropic's."""
 CALL_ID_CHARS_MAX: Final = 256
 DOCUMENTS_MAX: Final = 1024
 WORDS_MAX: Final = 32
@@ -191,8 +192,8 @@ def _words(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _tool_choice(value: Any) -> Any:
-    """A word, or `{"type": "function", "function": {"name": …}}` → the word or the function's name."""
+def read_tool_choice(value: Any) -> Any:
+    """A word, or an object that names a function or several, as a chat or the Responses API has it."""
     if value in ("none", "auto", "required") or isinstance(value, NamedTool | AllowedTools):
         return value
     if isinstance(value, str):
@@ -200,13 +201,18 @@ def _tool_choice(value: Any) -> Any:
     if not isinstance(value, dict):
         raise PydanticCustomError("choice_type", "it has to be a text or an object")
     match value:
-        case {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return NamedTool(name)
-        case {
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}} | {
             "type": "allowed_tools",
-            "allowed_tools": {"mode": ("auto" | "required") as mode, "tools": list(tools)},
-        } if len(tools) <= TOOLS_MAX:
+            "mode": mode,
+            "tools": tools,
+        } if mode in ("auto", "required") and isinstance(tools, list) and len(tools) <= TOOLS_MAX:
             return AllowedTools(mode, tuple(map(function_named, tools)))
+        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
+            raise PydanticCustomError(
+                "tool_choice", f"tools of the type '{shown(kind)}' are not served; functions are"
+            )
     raise PydanticCustomError("tool_choice", "an object has to name a function, or be OpenAI's allowed_tools")
 
 
@@ -656,7 +662,7 @@ class ChatRequest(GenerationRequest, Conversation):
     tool_choice: Annotated[
         str | NamedTool | AllowedTools,
         BeforeValidator(
-            _tool_choice,
+            read_tool_choice,
             json_schema_input_type=Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice,
         ),
     ] = "auto"

@@ -21,9 +21,10 @@ from services.openai.schemas import DetokenizeRequest, TokenizeRequest
 
 
 def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies: Bodies) -> APIRouter:
-    """`/tokenize` and `/detokenize`."""
+    """`/tokenize` and `/detokenize`, also below `/v1`."""
     router = APIRouter()
 
+    @router.post("/v1/tokenize", include_in_schema=False)
     @router.post("/tokenize", **told(TokenizeRequest, TokensOfText, of=TAKING))
     async def tokenize(request: Request) -> Response:
         async with bodies.of(request, TokenizeRequest) as body:
@@ -41,6 +42,7 @@ def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies:
             }
         )
 
+    @router.post("/v1/detokenize", include_in_schema=False)
     @router.post("/detokenize", **told(DetokenizeRequest, TextOfTokens, of=TAKING))
     async def detokenize(request: Request) -> Response:
         async with bodies.of(request, DetokenizeRequest) as body:

@@ -99,7 +99,7 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"presence_penalty": 3}, "presence_penalty", None),
     ({"frequency_penalty": -3}, "frequency_penalty", None),
     ({"seed": 2**63}, "seed", None),
-    ({"stop": ["a"] * 17}, "stop", None),
+    ({"stop": ["a"] * 33}, "stop", None),
     ({"stop": [1] * 1000}, "stop[0]", "invalid_type"),
     ({"stop": ""}, "stop", None),
     ({"stop": ["a", ""]}, "stop[1]", None),

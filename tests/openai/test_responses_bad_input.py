@@ -25,6 +25,7 @@ UNHELD: Final[dict[str, Any]] = {
     "parameters": {"type": "object", "properties": {"a": {"not": {}}}},
 }
 
+MORE: dict[str, Any] = {"type": "additional_tools", "role": "developer"}
 FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": None}, "input", "missing_required_parameter"),
     ({"input": 5}, "input", "invalid_type"),
@@ -61,7 +62,8 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"top_logprobs": 21}, "top_logprobs", None),
     ({"include": ["file_search_call.results"]}, "include[0]", None),
     ({"background": True}, "background", "unsupported_value"),
-    ({"truncation": "auto"}, "truncation", "unsupported_value"),
+    ({"truncation": "left"}, "truncation", None),
+    ({"truncation": "auto", "input": LONG}, "input", "context_length_exceeded"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
     ({"prompt": {"id": "x"}}, "prompt", "unsupported_parameter"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_value"),
@@ -70,12 +72,16 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"text": {"verbosity": "loud"}}, "text.verbosity", None),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", None),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", None),
-    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", None),
     ({"text": {"format": SCHEMA}}, "text.format.schema", None),
     ({"tools": 5}, "tools", "invalid_type"),
     ({"tools": [5]}, "tools[0]", "invalid_type"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", None),
     ({"tools": [WEATHER, {"type": "custom", "name": "x"}]}, "tools[1].type", None),
+    ({"tools": [WEATHER, {"type": "custom", "name": "x", "optional": False}]}, "tools[1].type", None),
+    ({"tools": [{**SPACE, "tools": [{"type": "custom", "name": "x"}]}]}, "tools[0].tools[0].type", None),
+    ({"input": [MORE | {"tools": [{"type": "mcp"}]}, USER]}, "input[0].tools[0].type", None),
+    ({"input": [MORE | {"tools": [{"name": "x"}]}, USER]}, "input[0].tools[0].type", None),
+    ({"input": [MORE | {"tools": [WEATHER]}]}, "input", None),
     ({"tools": [{"name": "x"}]}, "tools[0].type", "missing_required_parameter"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name", None),
     ({"tools": [{**WEATHER, "name": "x y"}]}, "tools[0].name", None),

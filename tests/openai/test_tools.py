@@ -213,7 +213,7 @@ def called(arguments: Any) -> dict[str, Any]:
 
 TOOL_FAULTS: Final[list[tuple[dict[str, Any], str]]] = [
     ({"tools": "x"}, "tools"),
-    ({"tools": [NOW] * 129}, "tools"),
+    ({"tools": [NOW] * 1025}, "tools"),
     ({"tools": [WEATHER, NOW, NOW]}, "tools[2].function.name"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
     ({"tools": [tool(name="a b")]}, "tools[0].function.name"),

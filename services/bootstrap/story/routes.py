@@ -1,6 +1,6 @@
 """What does the bootstrap show to people: the page, and the JSON that it and `baton top|explain` read?
 
-GET /                for a browser: go to /ui
+GET /                for a browser: go to /ui; else what is served
 GET /ui              the page: live picture, requests, and a request's timeline as a picture
 GET /live            workers, queues, pages, rooms by phase, the newest requests and the newest failed ones
 GET /workers         the workers, as in /live
@@ -23,8 +23,10 @@ from services.bootstrap.story.chains import PREFIX, RetryChains
 from services.bootstrap.story.parts import Story
 from services.bootstrap.story.tell import of_queued, of_refused, tell
 from services.openai.door import known_callers_only, operators_only
+from services.openai.model_routes import root_answer
 from services.rooms.room_index import is_of
 from services.rooms.timeline import Moment
+from services.runtime.process_metrics import release
 
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 500
@@ -57,9 +59,7 @@ def page_router() -> APIRouter:
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/ui")
-        return _unknown(
-            "Nothing is served at /. The API is at /v1; a browser finds the pages at /ui.", "path"
-        )
+        return _json({**root_answer(release()), "pages": "/ui"})
 
     @router.get("/ui", include_in_schema=False, dependencies=[Depends(known_callers_only)])
     async def page() -> Response:

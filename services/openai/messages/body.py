@@ -29,6 +29,7 @@ from services.openai.schemas import (
     MESSAGES_MAX,
     STOP_STRINGS_MAX,
     TOOLS_MAX,
+    Effort,
     JsonSchema,
     Message,
     Nothing,
@@ -177,6 +178,10 @@ Block = TextBlockParam | ThinkingBlockParam | HiddenThought | ToolUse | ToolResu
 PART_KINDS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 
+OTHER_ROLES: Final[Mapping[str, str]] = {"ctx": "system", "developer": "system", "msg": "user"}
+"""Roles that releases of Claude Code were seen to send, and OpenAI's name for a system's."""
+
+
 class MessageParam(Shape):
     """One turn, or a part of one: those of a role that follow each other are one."""
 
@@ -186,6 +191,9 @@ class MessageParam(Shape):
         """An answer of any API, as Anthropic's writes it."""
         if not isinstance(value, dict):
             return value
+        role = value.get("role")
+        if isinstance(role, str) and role in OTHER_ROLES:
+            value = {**value, "role": OTHER_ROLES[role]}
         if is_foreign(value, PART_KINDS):
             return _blocks_of(Message.model_validate(read_message(value)))
         return without_envelope(value, PARAM_FIELDS) if value.get("role") == "assistant" else value
@@ -286,7 +294,7 @@ class OutputFormat(Shape):
 
 
 class OutputConfig(Shape):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

@@ -1,9 +1,15 @@
 """What of a request does its answer say again?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.openai.responses.shapes import FunctionTool, NamespaceTool, ResponsesRequest, TextFormat
+from services.openai.responses.shapes import (
+    FunctionTool,
+    NamespaceTool,
+    OtherTool,
+    ResponsesRequest,
+    TextFormat,
+)
 from services.openai.schemas import AllowedTools, Drawing, NamedTool
 
 
@@ -36,10 +42,10 @@ def head_of(
         "temperature": drawing.temperature,
         "text": {"format": _format(body.text.format), "verbosity": body.text.verbosity or "medium"},
         "tool_choice": _choice(body.tool_choice),
-        "tools": [_tool(tool) for tool in body.tools],
+        "tools": _tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": drawing.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation,
         "usage": None,
         "user": body.user,
     }
@@ -62,9 +68,14 @@ def _choice(choice: str | NamedTool | AllowedTools) -> Any:
             return choice
 
 
+def _tools(tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> list[dict[str, Any]]:
+    """The tools that are served."""
+    return [_tool(tool) for tool in tools if not isinstance(tool, OtherTool)]
+
+
 def _tool(tool: FunctionTool | NamespaceTool) -> dict[str, Any]:
     if isinstance(tool, NamespaceTool):
-        inner = [_tool(each) for each in tool.tools]
+        inner = _tools(tool.tools)
         return {"type": tool.type, "name": tool.name, "description": tool.description, "tools": inner}
     return {
         "type": tool.type,

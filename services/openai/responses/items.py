@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, FailFast, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from services.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
@@ -144,7 +144,7 @@ PART_KINDS: Final = frozenset(TEXT_PARTS)
 MESSAGE_FIELDS: Final = frozenset(MessageItem.model_fields)
 
 
-def _typed(value: Any) -> Any:
+def with_type(value: Any) -> Any:
     """With its type, which a message and a reference may leave out."""
     if not isinstance(value, dict):
         return value
@@ -160,7 +160,7 @@ def _typed(value: Any) -> Any:
     return value
 
 
-def _few_items(value: Any) -> Any:
+def few_items(value: Any) -> Any:
     """Before any of them is looked at."""
     if not isinstance(value, list):
         raise PydanticCustomError("prompt_type", "it has to be a text or a list of items")
@@ -169,16 +169,8 @@ def _few_items(value: Any) -> Any:
     return value
 
 
-def _kind_of_input(value: Any) -> str:
+def kind_of_input(value: Any) -> str:
     return "text" if isinstance(value, str) else "items"
-
-
-OneItem = Annotated[Annotated[Item, Field(discriminator="type")], BeforeValidator(_typed)]
-Input = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[OneItem], Field(fail_fast=True), BeforeValidator(_few_items), Tag("items")],
-    Discriminator(_kind_of_input),
-]
 
 
 def items_of(message: Message) -> list[tuple[Told, str]]:

@@ -22,6 +22,7 @@ from services.openai.drawing import drawing_of
 from services.openai.edge import exchange_of
 from services.openai.errors import ApiError, invalid, shown
 from services.openai.generating import Generating
+from services.openai.headers import is_codex
 from services.openai.model import ServedModel
 from services.openai.responses.carrier import Carrier
 from services.openai.responses.echo import head_of
@@ -31,7 +32,13 @@ from services.openai.responses.making import ResponseBuilder
 from services.openai.responses.naming import Names
 from services.openai.responses.rendering import ResponsesRendering
 from services.openai.responses.shapes import LOGPROBS, THOUGHTS, ResponsesRequest
-from services.openai.responses.translation import chat_of, functions_of, looked_up
+from services.openai.responses.translation import (
+    chat_of,
+    dropped_tools,
+    functions_of,
+    looked_up,
+    nothing_dropped,
+)
 from services.openai.responses.turns import Placed
 from services.openai.terms import Terms
 from services.runtime.clock import Clock
@@ -57,7 +64,8 @@ def response_routes(
     async def responses(request: Request) -> Response:
         terms = Terms()
         async with bodies.of(request, ResponsesRequest) as body:
-            with terms.spoken():
+            with nothing_dropped(body), terms.spoken():
+                note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 chat = chat_of(body, items, carrier, terms)
                 return await generating.chat(request, chat, partial(rendering, request, body, items))
@@ -67,9 +75,13 @@ def response_routes(
         terms = Terms()
         async with bodies.of(request, ResponsesRequest) as body:
             with terms.spoken():
+                note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 count = await generating.count(request, chat_of(body, items, carrier, terms))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    def note_dropped(request: Request, body: ResponsesRequest) -> None:
+        exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(request.scope)))
 
     def rendering(request: Request, body: ResponsesRequest, items: Sequence[Placed]) -> ResponsesRendering:
         exchange, owner = exchange_of(request), owner_in(request.scope)

@@ -4,14 +4,23 @@ Those that OpenAI's has for texts and functions, and beside them the sampling fi
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 from services.openai.errors import shown
-from services.openai.responses.items import Id, Input
+from services.openai.responses.items import Id, Item, few_items, kind_of_input, with_type
 from services.openai.responses.unserved import OF_RESPONSES
 from services.openai.schemas import (
     TOOLS_MAX,
@@ -25,6 +34,7 @@ from services.openai.schemas import (
     Shape,
     Whole,
     Words,
+    read_tool_choice,
 )
 from services.openai.unsupported import Unserved
 
@@ -34,51 +44,12 @@ METADATA_MAX: Final = 16
 METADATA_NAME_CHARS_MAX: Final = 64
 METADATA_CHARS_MAX: Final = 512
 """OpenAI's three."""
-LABEL_CHARS_MAX: Final = 512
-FORMAT_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _included(value: str) -> str:
     if value not in (LOGPROBS, THOUGHTS):
         raise PydanticCustomError("include", f"'{shown(value)}' is not served; {LOGPROBS} and {THOUGHTS} are")
     return value
-
-
-def _format_name(value: str) -> str:
-    if FORMAT_NAME.fullmatch(value) is None:
-        raise PydanticCustomError("name", "it has to be 1 to 64 letters, digits, '_' and '-'")
-    return value
-
-
-def _choice(value: Any) -> Any:
-    """A word, or an object that names one function, or several."""
-    if value in ("none", "auto", "required"):
-        return value
-    if isinstance(value, str):
-        raise PydanticCustomError("tool_choice", "it has to be none, auto, required, or name a function")
-    match value:
-        case {"type": "function", "name": str(name)}:
-            return NamedTool(name)
-        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": list(tools)} if (
-            len(tools) <= TOOLS_MAX
-        ):
-            return AllowedTools(mode, tuple(map(_allowed, tools)))
-        case {"type": str(kind)} if kind not in ("function", "allowed_tools"):
-            raise PydanticCustomError(
-                "tool_choice", f"tools of the type '{shown(kind)}' are not served; functions are"
-            )
-        case dict():
-            raise PydanticCustomError(
-                "tool_choice", "an object has to name a function, or be OpenAI's allowed_tools"
-            )
-    raise PydanticCustomError("choice_type", "it has to be a text or an object")
-
-
-def _allowed(tool: Any) -> str:
-    match tool:
-        case {"type": "function", "name": str(name)}:
-            return name
-    raise PydanticCustomError("tool_choice", "one of its tools is no function with a name")
 
 
 def _metadata(value: dict[str, str]) -> dict[str, str]:
@@ -99,7 +70,16 @@ def _few_tools(value: Any) -> Any:
     return value
 
 
-Label = Annotated[str, StringConstraints(max_length=LABEL_CHARS_MAX)]
+def _tool_kind(value: Any) -> str:
+    """The shape of a tool, by its type."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("function", "namespace") else "other" if isinstance(kind, str) else "function"
+
+
+def _inner_kind(value: Any) -> str:
+    """The shape of a tool within a namespace."""
+    kind = _tool_kind(value)
+    return "other" if kind == "namespace" else kind
 
 
 class FunctionTool(Function):
@@ -111,6 +91,24 @@ class FunctionTool(Function):
     output_schema: Nothing = None
 
 
+class OtherTool(BaseModel):
+    """A tool of a kind that is not served: one that a server runs, or one without a schema.
+
+    It is left out where its caller marks it optional, or where an agent sends it unasked; else it is refused.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    type: str
+    name: str | None = None
+    optional: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its kind and name, for a note in a header."""
+        text = self.type if self.name is None else f"{self.type} {self.name}"
+        return re.sub(r"[^!-+\--~ ]", "?", text)
+
+
 class NamespaceTool(Shape):
     """Functions under one name."""
 
@@ -118,21 +116,52 @@ class NamespaceTool(Shape):
     name: Id
     description: str = ""
     tools: Annotated[
-        list[FunctionTool],
+        list[
+            Annotated[
+                Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+                Discriminator(_inner_kind),
+            ]
+        ],
         FailFast(),
         BeforeValidator(_few_tools),
         Field(min_length=1),
     ]
 
 
-AnyTool = Annotated[FunctionTool | NamespaceTool, Field(discriminator="type")]
+CHOICES: Final = Literal["none", "auto", "required"] | dict[str, Any]
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_tool_kind),
+]
+Tools = Annotated[list[AnyTool], FailFast(), BeforeValidator(_few_tools)]
+
+
+class AdditionalTools(Shape):
+    """An item that brings tools, as Codex sends them."""
+
+    type: Literal["additional_tools"]
+    role: str = "developer"
+    id: Id | None = None
+    tools: Tools = Field(default_factory=list)
+
+
+OneItem = Annotated[
+    Annotated[Item | AdditionalTools, Field(discriminator="type")], BeforeValidator(with_type)
+]
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[OneItem], Field(fail_fast=True), BeforeValidator(few_items), Tag("items")],
+    Discriminator(kind_of_input),
+]
 
 
 class TextFormat(Shape):
     """`text`, `json_object`, or `json_schema` with a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, AfterValidator(_format_name)] | None = None
+    name: str | None = None
     schema_: JsonSchema | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None
@@ -178,35 +207,67 @@ class ResponsesRequest(Sampled):
     include: Annotated[list[Annotated[str, AfterValidator(_included)]], FailFast(), Field(max_length=64)] = (
         Field(default_factory=list)
     )
-    tools: Annotated[list[AnyTool], FailFast(), BeforeValidator(_few_tools)] = Field(default_factory=list)
+    tools: Tools = Field(default_factory=list)
     tool_choice: Annotated[
         str | NamedTool | AllowedTools,
-        BeforeValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any]),
+        BeforeValidator(read_tool_choice, json_schema_input_type=CHOICES),
     ] = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(default_factory=dict)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    """Nothing is dropped to make a conversation fit. With `auto` the refusal says so."""
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Words = Field(default_factory=dict)
-    user: Label | None = None
+    user: str | None = None
     """This and the next three: of the platform, and said again in the answer."""
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Label | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
 
     @property
     def summary(self) -> str | None:
         """As what thoughts are shown."""
         return self.reasoning.summary or self.reasoning.generate_summary
 
+    def tool_lists(self) -> Iterator[tuple[str, Sequence["FunctionTool | NamespaceTool | OtherTool"]]]:
+        """All lists of tools, each with its path."""
+        yield "tools", self.tools
+        for place, item in enumerate(() if isinstance(self.input, str) else self.input):
+            if isinstance(item, AdditionalTools):
+                yield f"input[{place}].tools", item.tools
+
     def functions(self) -> Iterator[tuple[FunctionTool, NamespaceTool | None, str]]:
         """Each with the namespace that it is in, and the path by which it was sent."""
-        for place, tool in enumerate(self.tools):
-            if isinstance(tool, FunctionTool):
-                yield tool, None, f"tools[{place}]"
-                continue
-            for inner, function in enumerate(tool.tools):
-                yield function, tool, f"tools[{place}].tools[{inner}]"
+        seen: list[tuple[FunctionTool, str | None]] = []
+        for path, tools in self.tool_lists():
+            for function, namespace, where in _functions(tools, path):
+                known = (function, None if namespace is None else namespace.name)
+                if path != "tools" and known in seen:
+                    continue
+                seen.append(known)
+                yield function, namespace, where
+
+    def other_tools(self) -> Iterator[tuple[OtherTool, str]]:
+        """The tools that are not served, each with its path."""
+        for path, tools in self.tool_lists():
+            for place, tool in enumerate(tools):
+                if isinstance(tool, OtherTool):
+                    yield tool, f"{path}[{place}]"
+                for inner, each in enumerate(tool.tools if isinstance(tool, NamespaceTool) else ()):
+                    if isinstance(each, OtherTool):
+                        yield each, f"{path}[{place}].tools[{inner}]"
+
+
+def _functions(
+    tools: Sequence[FunctionTool | NamespaceTool | OtherTool], path: str
+) -> Iterator[tuple[FunctionTool, NamespaceTool | None, str]]:
+    for place, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool):
+            yield tool, None, f"{path}[{place}]"
+        for inner, function in enumerate(tool.tools if isinstance(tool, NamespaceTool) else ()):
+            if isinstance(function, FunctionTool) and isinstance(tool, NamespaceTool):
+                yield function, tool, f"{path}[{place}].tools[{inner}]"

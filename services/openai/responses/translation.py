@@ -4,11 +4,12 @@ Whatever else is to be said of it is said of that request, in the caller's own t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from services.openai.errors import invalid, shown
+from services.openai.errors import ApiError, invalid, shown
 from services.openai.field_faults import first_fault
 from services.openai.responses.carrier import Carrier
 from services.openai.responses.items import ChatItem, MessageItem, ReferenceItem, Told, items_of
@@ -16,6 +17,7 @@ from services.openai.responses.kept import KeptResponses
 from services.openai.responses.naming import item_of
 from services.openai.responses.shapes import (
     LOGPROBS,
+    AdditionalTools,
     FunctionTool,
     NamespaceTool,
     ResponsesRequest,
@@ -27,6 +29,7 @@ from services.openai.terms import Terms
 from services.openai.tool_names import namespaced_name
 
 TOLD: Final[TypeAdapter[Told]] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
+TOO_LONG: Final = "context_length_exceeded"
 PREVIOUS: Final = "previous_response_id"
 SAME: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
@@ -68,6 +71,8 @@ def _own(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[
         return
     for place, item in enumerate(body.input):
         path = f"input[{place}]"
+        if isinstance(item, AdditionalTools):
+            continue
         if isinstance(item, ChatItem):
             yield from (Placed(each, path + step) for each, step in items_of(item.message))
             continue
@@ -142,6 +147,33 @@ def _tools(body: ResponsesRequest, terms: Terms) -> Iterator[dict[str, Any]]:
         yield {"type": "function", "function": _function(function, namespace)}
 
 
+def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
+    """The tools that are left out, for a note. Raises ApiError for one that may not be.
+
+    is_codex: the caller is Codex, which sends tools of OpenAI's servers whatever server it asks.
+    """
+    dropped = []
+    for tool, path in body.other_tools():
+        if not (tool.optional or is_codex):
+            kinds = "'function', 'namespace'"
+            why = f"'{shown(tool.type)}' is not served; it has to be one of {kinds}, or 'optional'"
+            raise invalid(f"{path}.type", f"Invalid value for '{path}.type': {why}.")
+        dropped.append(tool.title)
+    return dropped
+
+
+@contextmanager
+def nothing_dropped(body: ResponsesRequest) -> Iterator[None]:
+    """A refusal of a conversation that is too long says that `truncation` shortens nothing."""
+    try:
+        yield
+    except ApiError as error:
+        if body.truncation != "auto" or error.code != TOO_LONG:
+            raise
+        why = f"{error} 'truncation' \"auto\" drops nothing here; send a shorter conversation."
+        raise ApiError(error.status, why, param=error.param, code=error.code) from None
+
+
 def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         name: getattr(function, name)
@@ -180,10 +212,9 @@ def _format(asked: TextFormat | None) -> dict[str, Any] | None:
         return None
     if asked.type == "json_object":
         return {"type": "json_object"}
-    for name, value in (("name", asked.name), ("schema", asked.schema_)):
-        if value is None:
-            param = f"text.format.{name}"
-            raise invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+    if asked.schema_ is None:
+        param = "text.format.schema"
+        raise invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
     named = {"name": asked.name, "schema": asked.schema_, "strict": bool(asked.strict)}
     return {"type": "json_schema", "json_schema": named}
 

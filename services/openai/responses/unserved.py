@@ -18,7 +18,6 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "moderation": (),
     "n": (1,),
     "prompt": (),
-    "truncation": ("disabled",),
 }
 """The values that ask for nothing else than what is served."""
 _OF_A_BODY: Final = {

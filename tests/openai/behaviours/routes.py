@@ -236,9 +236,9 @@ SERVER: Final = behaviours(
         fields={"min_characters": 10},
     ),
     Behaviour(
-        "SageMaker's /invocations is not there",
+        "SageMaker's /invocations answers a chat",
         VC,
-        Refused(None, 404, "another platform's route"),
+        lambda a: a.text == "Hello world",
         "/invocations",
         {"messages": [USER]},
     ),
