@@ -29,6 +29,8 @@ from services.rooms.errors import UnknownRoom, UnknownWorker
 from services.rooms.phases import Side
 from services.rooms.registry import Registry
 from services.rooms.registry_records import WHOLE, RoomEntry
+from services.wire.malformed import Malformed
+from services.wire.registration import process_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
@@ -87,8 +89,8 @@ def admin_router(
     @router.put("/workers/{process}")
     async def worker(process: str, prefill_weight: int = Query(ge=0, le=WHOLE)) -> JSONResponse:
         try:
-            weigh(process, prefill_weight)
-        except UnknownWorker as error:
+            weigh(process_from_wire(process), prefill_weight)
+        except (Malformed, UnknownWorker) as error:
             return _not_found(str(error), "process")
         told = {"process": process, "prefill_weight": prefill_weight}
         return JSONResponse({**told, "decode_weight": WHOLE - prefill_weight})

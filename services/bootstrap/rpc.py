@@ -23,13 +23,13 @@ from services.wire.conversions import (
     Malformed,
     outcome_from_wire,
     peer_to_wire,
-    request_id_from_wire,
     room_to_wire,
 )
 from services.wire.errors import errors_as_status
 from services.wire.events import event_to_wire, line_from_wire
 from services.wire.limits import REPORTS_MAX
 from services.wire.load import load_from_wire
+from services.wire.names import name_from_wire, request_id_from_wire, shown_from_wire
 from services.wire.registration import process_from_wire, weight_from_wire, worker_from_wire
 
 LIST_DEFAULT: Final = 100
@@ -110,6 +110,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
     ) -> workers_pb2.ReportExitReply:
         async with errors_as_status(context):
             registry = self._rooms.registry
+            name_from_wire(request.name, "name")
             for incarnation in registry.of_process(request.name, request.pid):
                 side = registry.side_of(incarnation)
                 if side is not None:
@@ -212,7 +213,9 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         async with errors_as_status(context):
             entry = self._rooms.registry.get(RoomId(request.room))
             self._check_opener(context, entry.id, request.key)
-            self._rooms.fail(entry.id, Cause(Reason.CANCELLED, request.why[:WHY_CHARS_MAX] or "cancelled"))
+            self._rooms.fail(
+                entry.id, Cause(Reason.CANCELLED, shown_from_wire(request.why, WHY_CHARS_MAX) or "cancelled")
+            )
         return rooms_pb2.CancelRoomReply()
 
     async def GetRoom(
@@ -226,7 +229,11 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
     ) -> rooms_pb2.ListRoomsReply:
         async with errors_as_status(context):
             registry = self._rooms.registry
-            entries = registry.find(request.request_id) if request.request_id else registry.rooms()
+            entries = (
+                registry.find(request_id_from_wire(request.request_id))
+                if request.request_id
+                else registry.rooms()
+            )
             limit = min(request.limit or LIST_DEFAULT, LIST_MAX)
             rooms = [room_to_wire(entry, events=False) for entry in islice(entries, limit)]
         return rooms_pb2.ListRoomsReply(rooms=rooms)

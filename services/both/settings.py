@@ -8,7 +8,7 @@ from services.prefill.settings import PrefillSettings
 from services.rooms.phases import Side
 from services.rooms.registry_records import WHOLE
 from services.runtime.errors import SettingsError
-from services.runtime.setting_kinds import PORT, choices, number
+from services.runtime.setting_kinds import NAME_CHARS_MAX, PORT, choices, number
 from services.runtime.settings import setting, settings_of
 
 SIDES: Final = choices("both", *(side.value for side in Side))
@@ -57,6 +57,9 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in side_names(self.name):
+            if len(name) > NAME_CHARS_MAX:
+                raise SettingsError(f"--name: {name}, with its side, has over {NAME_CHARS_MAX} characters")
         if self.topology.ranks > 1:
             raise SettingsError(
                 f"{self.dimensions}: a process that serves both sides is one rank; for more, start workers of"

@@ -5,7 +5,9 @@ from typing import Final
 
 from starlette.types import Scope
 
-REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+from services.wire.names import REQUEST_ID_CHARACTER
+
+REQUEST_ID: Final = re.compile(REQUEST_ID_CHARACTER + "{1,128}")
 """That a caller may give."""
 CODEX: Final = "codex"
 

@@ -24,6 +24,8 @@ ORIGIN: Final = re.compile(
     r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]+", re.ASCII
 )
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+NAME_CHARS_MAX: Final = 128
+HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}", re.ASCII)
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
 
 
@@ -84,7 +86,7 @@ def split_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise BadValue
-    if not colon or not host or any(c.isspace() or c == "/" for c in host):
+    if not colon or not HOST_PATTERN.fullmatch(host):
         raise BadValue
     return host, _whole(port, 1, 65535)
 
@@ -217,7 +219,12 @@ DURATION_MS: Final = SettingKind(
 )
 ADDRESS: Final = SettingKind("HOST:PORT", "host:port, such as 127.0.0.1:8100", _address)
 FILE: Final = matching(r"[^\0\n]+", "FILE", "the path of a file")
-HOST: Final = matching(r"[A-Za-z0-9._:%-]+", "HOST", "an address or host name without a port")
+HOST: Final = matching(HOST_PATTERN.pattern, "HOST", "an address or host name without a port")
+NAME: Final = matching(
+    f"[A-Za-z0-9._-]{{0,{NAME_CHARS_MAX}}}",
+    "NAME",
+    f"up to {NAME_CHARS_MAX} letters, digits, dots, dashes or underscores",
+)
 HOST_NAMES: Final = SettingKind(
     "NAMES", "host names without ports, separated by commas, such as llm.example,llm", _host_names, ",".join
 )

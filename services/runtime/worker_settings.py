@@ -1,5 +1,6 @@
 """What can be set on a worker, prefill and decode alike?"""
 
+import re
 import socket
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -14,6 +15,8 @@ from services.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
     DURATION_MS,
+    NAME,
+    NAME_CHARS_MAX,
     PORT,
     SIZE,
     SWITCH,
@@ -26,10 +29,9 @@ from services.runtime.setting_kinds import (
 from services.runtime.settings import setting
 from services.topology import RANKS_MAX, Topology
 
+OUTSIDE_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
+"""Characters of a host's name that a worker's name may not have."""
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
-NAME: Final = matching(
-    r"[A-Za-z0-9._-]{0,128}", "NAME", "up to 128 letters, digits, dots, dashes or underscores"
-)
 DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 DTYPE: Final = choices("auto", "bfloat16", "float32")
 QUANTIZE: Final = choices(*(each.value for each in Quantize))
@@ -164,7 +166,8 @@ class WorkerSettings(ServiceSettings):
             object.__setattr__(self, "advertise", self.host)
         self._check_group()
         if not self.name:
-            object.__setattr__(self, "name", f"{self.role}-{socket.gethostname()}")
+            host = OUTSIDE_NAMES.sub("-", socket.gethostname())
+            object.__setattr__(self, "name", f"{self.role}-{host}"[:NAME_CHARS_MAX])
 
     @property
     def places(self) -> int:

@@ -8,6 +8,7 @@ from services.pages.holdings import Holdings
 from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
 from services.wire.baton.v1 import workers_pb2
+from services.wire.names import shown_from_wire
 
 KEYS_MAX: Final = 32
 KEY_CHARS_MAX: Final = 32
@@ -29,7 +30,7 @@ def census_to_wire(
 def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
     """As the pages for people show it. What is beyond the bounds is left out: it concerns nothing else."""
     told: dict[str, Any] = {
-        name: {key[:KEY_CHARS_MAX]: int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
+        name: {shown_from_wire(key, KEY_CHARS_MAX): int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
         for name, counts in (
             ("queues", wire.queues),
             ("rooms", wire.rooms),

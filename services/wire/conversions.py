@@ -21,7 +21,7 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.rooms.errors import Cause, Reason, Refusal
+from services.rooms.errors import Cause, Reason
 from services.rooms.phases import Side
 from services.rooms.registry_records import RoomEntry, WorkerFacts
 from services.rooms.request import (
@@ -46,11 +46,18 @@ from services.rooms.trace import read_trace
 from services.topology import Topology
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.events import event_to_wire
+from services.wire.malformed import Malformed as Malformed
+from services.wire.names import (
+    address_from_wire,
+    label_from_wire,
+    name_from_wire,
+    request_id_from_wire,
+    shown_from_wire,
+)
 from services.wire.receiver_secret import DIGEST_BYTES
 
 TEXT_CHARS_MAX: Final = 1024
 """Longest text of a cause; the rest is cut."""
-REQUEST_ID_CHARS_MAX: Final = 256
 TIME_LEFT_MS_MAX: Final = 2**32 - 1
 """Of a request, as it is told: more is told as this, which is seven weeks."""
 
@@ -62,10 +69,6 @@ BIAS_MAX: Final = 1000
 SCORES_A_MESSAGE: Final = 2**12
 """Log-probabilities of a prompt."""
 SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1
-
-
-class Malformed(Refusal):
-    """A message that decodes but makes no sense; names the field."""
 
 
 _SIDES: Final = {Side.PREFILL: rooms_pb2.SIDE_PREFILL, Side.DECODE: rooms_pb2.SIDE_DECODE}
@@ -228,12 +231,6 @@ def ends_from_wire(wire: inference_pb2.InferenceRequest, now_ms: int) -> int | N
     return now_ms + wire.time_left_ms if wire.HasField("time_left_ms") else None
 
 
-def request_id_from_wire(request_id: str) -> str:
-    if len(request_id) > REQUEST_ID_CHARS_MAX:
-        raise Malformed(f"request_id has more than {REQUEST_ID_CHARS_MAX} characters")
-    return request_id
-
-
 def room_from_wire(room: int) -> RoomId:
     if room < 1:
         raise Malformed("room is not set")
@@ -241,9 +238,11 @@ def room_from_wire(room: int) -> RoomId:
 
 
 def check_peer(peer: rooms_pb2.Peer, field: str) -> None:
-    """Raises Malformed for a peer that cannot be found again."""
+    """Raises Malformed for a peer that cannot be found again, or that is named as no setting allows."""
     if not (peer.name and peer.incarnation and peer.address):
         raise Malformed(f"{field} needs a name, an incarnation and an address")
+    name_from_wire(peer.name, f"{field}.name")
+    address_from_wire(peer.address, f"{field}.address")
     if len(peer.secret_digest) not in (0, DIGEST_BYTES):
         raise Malformed(f"{field} has a digest of {len(peer.secret_digest)} bytes, {DIGEST_BYTES} are wanted")
 
@@ -311,7 +310,7 @@ def cause_to_wire(cause: Cause) -> rooms_pb2.Cause:
 
 def cause_from_wire(wire: rooms_pb2.Cause) -> Cause:
     try:
-        return Cause(Reason(wire.reason), wire.text[:TEXT_CHARS_MAX])
+        return Cause(Reason(wire.reason), shown_from_wire(wire.text, TEXT_CHARS_MAX))
     except ValueError as error:
         raise Malformed(f"cause.reason has the unknown value {wire.reason!r}") from error
 
@@ -355,7 +354,11 @@ def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
         raise Malformed("layout has an empty dimension")
     if len(set(layers)) < len(layers):
         raise Malformed("layout.groups name a layer twice")
-    return KvLayout(wire.model, groups, wire.context_length, wire.quantize or NOT_QUANTIZED)
+    model, quantize = (
+        label_from_wire(wire.model, "layout.model"),
+        label_from_wire(wire.quantize, "layout.quantize"),
+    )
+    return KvLayout(model, groups, wire.context_length, quantize or NOT_QUANTIZED)
 
 
 def _group_from_wire(wire: workers_pb2.KvGroup) -> KvGroup:
@@ -372,7 +375,9 @@ def _group_from_wire(wire: workers_pb2.KvGroup) -> KvGroup:
     for name in ("layers", "heads"):
         if any(one >= other for one, other in pairwise(getattr(wire, name))):
             raise Malformed(f"layout.{name} are not in ascending order, each once")
-    planes = tuple(KvPlane(each.name, each.elements) for each in wire.planes)
+    planes = tuple(
+        KvPlane(label_from_wire(each.name, "layout.planes.name"), each.elements) for each in wire.planes
+    )
     return KvGroup(kind, wire.dtype, wire.page_tokens, tuple(wire.layers), tuple(wire.heads), planes)
 
 

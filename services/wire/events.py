@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from services.rooms.timeline import Event, Line, Moment
 from services.wire.baton.v1 import rooms_pb2
+from services.wire.names import shown_from_wire
 
 LINE_BYTES_MAX: Final = 1024
 """Longest line of a timeline that is kept as it came."""
@@ -35,4 +36,5 @@ def event_from_wire(wire: bytes, source: str) -> Event:
         event = rooms_pb2.RoomEvent.FromString(wire)
     except DecodeError:
         return Event(0, source, Moment.UNREADABLE)
-    return Event(event.wall_ms, source, event.name[:64], event.detail[:512], event.host_us)
+    name, detail = shown_from_wire(event.name, 64), shown_from_wire(event.detail, 512)
+    return Event(event.wall_ms, source, name, detail, event.host_us)

@@ -1,7 +1,5 @@
 """What does a worker say of itself when it registers?"""
 
-from typing import Final
-
 from services.ids import Incarnation
 from services.rooms.phases import Side
 from services.rooms.registry_records import WHOLE, OtherSide, StackFacts, WorkerFacts
@@ -14,9 +12,8 @@ from services.wire.conversions import (
     side_to_wire,
     topology_from_wire,
 )
+from services.wire.names import label_from_wire, name_from_wire
 from services.wire.receiver_secret import DIGEST_BYTES
-
-NAME_CHARS_MAX: Final = 128
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
@@ -36,7 +33,7 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
         model=layout.model,
         context_length=layout.context_length,
         stack=StackFacts(
-            schema=wire.schema,
+            schema=label_from_wire(wire.schema, "schema"),
             kv_checksum=checksum_from_wire(wire.kv_checksum).value,
             quantize=layout.quantize,
             kind=tuple(group.kind.value for group in layout.groups),
@@ -82,9 +79,7 @@ def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None
 
 def process_from_wire(name: str) -> str:
     """What a process is called that serves both sides. Raises Malformed."""
-    if not 1 <= len(name) <= NAME_CHARS_MAX:
-        raise Malformed(f"process must have 1 to {NAME_CHARS_MAX} characters")
-    return name
+    return name_from_wire(name, "process")
 
 
 def weight_from_wire(prefill_weight: int) -> int:

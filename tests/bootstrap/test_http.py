@@ -63,6 +63,10 @@ async def test_a_process_that_serves_both_sides_is_given_a_weight(at: House) -> 
         gone = await http.put("/workers/prefill-0?prefill_weight=70")
         assert gone.status_code == 404
         assert gone.json()["error"]["message"] == "no process called 'prefill-0' serves both sides here"
+        for odd in ("a b", "%1b[31m", "x" * 5_000):
+            reply = await http.put(f"/workers/{odd}?prefill_weight=70")
+            assert reply.status_code == 404
+            assert len(reply.text) < 400
         for wrong in ("prefill_weight=101", "prefill_weight=-1", "prefill_weight=most", ""):
             reply = await http.put(f"/workers/worker-0?{wrong}", json={"prefill_weight": 20})
             assert reply.status_code == 422, wrong

@@ -42,6 +42,7 @@ from services.wire import conversions as wire
 from services.wire import events
 from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from services.wire.conversions import Malformed
+from services.wire.names import LABEL, REQUEST_ID
 from services.wire.registration import worker_from_wire
 from tests.layouts import one_group
 
@@ -52,7 +53,10 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 penalties = st.floats(-wire.PENALTY_MAX, wire.PENALTY_MAX)
 biases = st.floats(-wire.BIAS_MAX, wire.BIAS_MAX)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=64).map(
+    lambda text: "".join(filter(str.isprintable, text))
+)
+labels = st.from_regex(LABEL, fullmatch=True)
 seeds = st.integers(0, 2**64 - 1)
 samplings = st.builds(
     Sampling,
@@ -70,7 +74,7 @@ samplings = st.builds(
 )
 requests = st.builds(
     Request,
-    request_id=texts,
+    request_id=st.from_regex(REQUEST_ID, fullmatch=True),
     prompt=st.lists(ids, min_size=1, max_size=8).map(tuple),
     max_tokens=st.integers(5, 2**32 - 1),
     min_tokens=st.integers(0, 5),
@@ -131,12 +135,12 @@ groups = st.builds(
     layers=ascending,
     heads=ascending,
     planes=st.lists(
-        st.builds(KvPlane, name=texts, elements=st.integers(1, 256)), min_size=1, max_size=PLANES_MAX
+        st.builds(KvPlane, name=labels, elements=st.integers(1, 256)), min_size=1, max_size=PLANES_MAX
     ).map(tuple),
 )
 
 
-@given(texts, st.lists(groups, min_size=1, max_size=GROUPS_MAX))
+@given(labels, st.lists(groups, min_size=1, max_size=GROUPS_MAX))
 def test_layouts_come_back_as_they_were(model: str, listed: list[KvGroup]) -> None:
     apart = (
         replace(
@@ -252,6 +256,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("max_tokens", change(max_tokens=0)),
         ("min_tokens", change(min_tokens=5)),
         ("request_id", change(request_id="x" * 300)),
+        ("request_id", change(request_id="a b")),
         ("stop_token_ids", change(stop_token_ids=[1] * 65)),
         ("eos_token_ids", change(eos_token_ids=[1] * 1025)),
         ("output", change(output=[1, 2, 3, 4])),

@@ -24,7 +24,8 @@ from services.transfer.interface import TransferError
 from services.wire import conversions as wire
 from services.wire import events
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
-from services.wire.conversions import REQUEST_ID_CHARS_MAX, TEXT_CHARS_MAX
+from services.wire.conversions import TEXT_CHARS_MAX
+from services.wire.names import REQUEST_ID, request_id_from_wire, shown_from_wire
 from services.wire.registration import worker_from_wire
 from tests.wire.fuzz import TEXTS, messages, unsigned
 
@@ -32,7 +33,7 @@ M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 SENSIBLE = {
-    "request_id": st.text(max_size=8),
+    "request_id": st.from_regex(REQUEST_ID, fullmatch=True),
     "traceparent": st.sampled_from(["", f"00-{'4b' * 16}-{'00f0' * 4}-01", f"00-{'0' * 32}-{'1' * 16}-01"]),
     "output": st.lists(unsigned(32), max_size=3),
     "prompt": st.lists(unsigned(32), min_size=1, max_size=6),
@@ -137,7 +138,7 @@ def test_a_logprob_is_a_number_that_can_be_shown(message: inference_pb2.Token) -
 def test_a_cause_is_what_it_says_or_refused(message: rooms_pb2.Cause) -> None:
     cause = read(wire.cause_from_wire, message)
     if cause is not None:
-        message.text = message.text[:TEXT_CHARS_MAX]
+        message.text = shown_from_wire(message.text, TEXT_CHARS_MAX)
         assert canonical(wire.cause_to_wire(cause[0])) == canonical(message)
 
 
@@ -147,7 +148,7 @@ def test_an_outcome_is_what_it_says_or_refused(message: rooms_pb2.Outcome) -> No
     if outcome is not None:
         assert (outcome[0] is None) == (not message.HasField("cause"))
         if message.HasField("cause"):
-            message.cause.text = message.cause.text[:TEXT_CHARS_MAX]
+            message.cause.text = shown_from_wire(message.cause.text, TEXT_CHARS_MAX)
         assert canonical(wire.outcome_to_wire(outcome[0])) == canonical(message)
 
 
@@ -172,8 +173,9 @@ def test_a_worker_is_what_it_says_or_refused(message: workers_pb2.RegisterReques
 def test_an_event_is_cut_to_its_bounds(message: rooms_pb2.RoomEvent) -> None:
     event = events.event_from_wire(message.SerializeToString(), "teller")
     back = events.event_to_wire(event)
-    assert message.detail.startswith(back.detail)
+    assert back.detail == shown_from_wire(message.detail, 512)
     assert back.source == "teller"
+    assert (back.name + back.detail).isprintable()
     assert len(back.name) <= 64
     assert len(back.detail) <= 512
 
@@ -205,8 +207,8 @@ def test_a_room_is_a_number_from_one_on(room: int) -> None:
 
 @given(TEXTS)
 def test_a_request_id_is_kept_or_refused_whole(request_id: str) -> None:
-    kept = read(wire.request_id_from_wire, request_id)  # type: ignore[type-var]
-    assert kept == (None if len(request_id) > REQUEST_ID_CHARS_MAX else (request_id,))
+    kept = read(request_id_from_wire, request_id)  # type: ignore[type-var]
+    assert kept == ((request_id,) if REQUEST_ID.fullmatch(request_id) else None)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
