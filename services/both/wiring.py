@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from services.both.settings import BothSettings
+from services.both.settings import BothSettings, side_names
 from services.decode.metrics import DecodeMetrics
 from services.decode.turn import DecodeWork
 from services.decode.wiring import fit as fit_decode
@@ -29,6 +29,7 @@ from services.wire import credential
 from services.wire.baton.v1 import workers_pb2
 from services.worker.leader_host import WorkerHost
 from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from services.worker.own_exit import OwnExit
 from services.worker.wiring import Fitting, Rank, Start, draw_incarnation
 
 PREFILL: Final = 0
@@ -40,10 +41,15 @@ def run(settings: BothSettings, load: LoadBoth) -> int:
     """Run a worker of both sides, on the engines that `load` brings up, until it is told to stop. Returns the
     exit code."""
     threads = pin(settings.cpus, settings.threads)
+    own_exit, settings = OwnExit.prepare(settings, side_names(settings.name))
 
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
-        return await serve_both(settings, partial(load, settings.of_engine, threads), shutdown)
+        own_exit.begin(settings)
+        try:
+            return await serve_both(settings, partial(load, settings.of_engine, threads), shutdown)
+        finally:
+            await own_exit.end()
 
     return serve.run(main)
 

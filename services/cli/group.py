@@ -31,12 +31,14 @@ from services.runtime.child_process import module_command
 from services.runtime.clock import Clock, SystemClock
 from services.runtime.cpus import allowed_cpus
 from services.runtime.errors import EXIT_FAILED
+from services.runtime.exit_file import ExitFile, ExitRecord
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.logging import Log
 from services.runtime.serve import run, unless_stopped
 from services.runtime.setting_kinds import join_address
 from services.runtime.settings import PREFIX, to_environ, to_flags
 from services.runtime.worker_settings import WILDCARDS, WorkerSettings
+from services.worker.own_exit import report_previous
 
 log = Log(__name__)
 
@@ -109,6 +111,11 @@ class RankProcesses:
         """Keep the group running until `shutdown`. Returns the exit code. Raises StartupError if it does not
         come up the first time."""
         with ExitStack() as reserved:
+            file = None
+            if self._settings.exit_file:
+                file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
+                reporting = asyncio.create_task(report_previous(file, self._report_exit))
+                reserved.callback(reporting.cancel)
             # Nobody else is given these ports, while a rank that is told of one may listen there.
             host, port = self._settings.host, self._settings.metrics_port
             pages = port_of(reserved.enter_context(reserve_port(host, port, "--metrics-port")))
@@ -118,7 +125,7 @@ class RankProcesses:
             ranks = self._ranks(meeting, pages)
             while True:
                 started_ms = self._clock.now_ms()
-                ended = await self._run_once(ranks, pages, shutdown)
+                ended = await self._run_once(ranks, pages, shutdown, file)
                 if ended.in_order or (shutdown.is_set() and not ended.started):
                     return 0
                 if shutdown.is_set():
@@ -152,10 +159,14 @@ class RankProcesses:
             for rank, cpus in zip(here, shares, strict=True)
         ]
 
-    async def _run_once(self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event) -> Ended:
+    async def _run_once(
+        self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event, file: ExitFile | None
+    ) -> Ended:
         """One incarnation, from the start of its ranks until all of them were seen to exit."""
         secret, given = self._own_exit()
         children = [await self._start(each, given) for each in ranks]
+        if file is not None:
+            file.leave([ExitRecord(self._settings.name, children[0].pid, secret)])
         ends = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
         started = asyncio.create_task(self._see_started(pages))

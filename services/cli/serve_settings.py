@@ -47,7 +47,8 @@ TOKEN_BYTES: Final = 32
 ON_GPUS: Final = ("auto", "cuda")
 """Values of `--device` that leave the choice of a GPU to us."""
 CHOSEN: Final = frozenset(
-    {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads", "exit_digest"}
+    {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
+    | {"exit_digest", "exit_file"}
     | {"tp", "pp", "rank", "world", "rendezvous", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca"}
     | {"side", "prefill_grpc_port", "prefill_metrics_port"}

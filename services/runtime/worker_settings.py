@@ -150,6 +150,12 @@ class WorkerSettings(ServiceSettings):
         EXIT_DIGEST,
         secret=True,
     )
+    exit_file: str = setting(
+        "",
+        "File on a disk of this host that the worker locks as long as it lives, so that the next one that is"
+        " started with it can report this one's exit. For platforms, which report none.",
+        TEXT,
+    )
     meet_timeout_ms: int = setting(
         120_000,
         "Longest that a rank waits for the others to come at the start: hosts differ in when they begin.",
@@ -165,6 +171,7 @@ class WorkerSettings(ServiceSettings):
         if not self.advertise:
             object.__setattr__(self, "advertise", self.host)
         self._check_group()
+        self._check_exit_file()
         if not self.name:
             host = OUTSIDE_NAMES.sub("-", socket.gethostname())
             object.__setattr__(self, "name", f"{self.role}-{host}"[:NAME_CHARS_MAX])
@@ -249,6 +256,15 @@ class WorkerSettings(ServiceSettings):
             )
         if self.launches and self.device.startswith("cuda:"):
             raise SettingsError(f"--device {self.device} is one device for {ranks} ranks: give cuda or auto")
+
+    def _check_exit_file(self) -> None:
+        """Raises SettingsError."""
+        if self.exit_file and self.machines > 1:
+            raise SettingsError("--exit-file: the ranks of other machines may outlive these; leave it out")
+        if self.exit_file and self.exit_digest and not self.grouped:
+            raise SettingsError(
+                f"--exit-file {self.exit_file}: with BATON_EXIT_DIGEST its starter reports the exit; give one"
+            )
 
     def _check_machines(self) -> None:
         """Raises SettingsError for flags of a part of a group that do not go together."""

@@ -30,7 +30,7 @@ OWN: Final = frozenset(
     {"rank", "name", "bootstrap", "host", "advertise", "grpc_port", "metrics_port", "model", "device"}
     | {"threads", "cpus", "drain_timeout_ms", "log_level", "log_format", "kv_cache_memory", "rendezvous"}
     | {"world", "meet_timeout_ms", "machines", "machine"}
-    | {"tls_cert", "tls_key", "tls_ca", "run_token", "exit_digest"}
+    | {"tls_cert", "tls_key", "tls_ca", "run_token", "exit_digest", "exit_file"}
 )
 """Settings that may differ from rank to rank: they say where and with what a rank runs, not what it does."""
 

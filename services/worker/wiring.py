@@ -47,6 +47,7 @@ from services.worker.folds import Folds
 from services.worker.follower_host import FollowerHost
 from services.worker.leader_host import Role, WorkerHost
 from services.worker.metrics import WorkerMetrics
+from services.worker.own_exit import OwnExit
 from services.worker.parts import RankParts
 from services.worker.startup import agree_on, explained, form_group, load_together
 from services.worker.stepper import Stepper
@@ -130,15 +131,18 @@ def run_worker(
 ) -> int:
     """Run a worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
+    own_exit, settings = OwnExit.prepare(settings, (settings.name,))
 
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
+        own_exit.begin(settings)
         mine, own = draw_incarnation(), credential.draw()
         host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
         start = Start(settings, partial(load, settings, threads), host, mine, credential.of_ranks(own))
         try:
             return await start.serve(count, fit, shutdown)
         finally:
+            await own_exit.end()
             await host.close()
 
     return serve.run(main)

@@ -79,7 +79,7 @@ def run(
     home, log = folder / "home", folder / "log"
     home.mkdir(parents=True)
     arguments = list(pod.main["args"])
-    for old, new in replaced.items():
+    for old, new in {**replaced, "/home/baton": str(home)}.items():
         arguments = [each.replace(old, new) for each in arguments]
     told = {each["name"]: each.get("value", "") for each in pod.main["env"]}
     python = [sys.executable] if packages is None else [sys.executable, "-S"]

@@ -30,7 +30,7 @@ SAID_BY_THE_CHART = {
     | {"http_tls_key", "api_key_file", "admin_api_key_file", "grpc_host"},
     "worker": {"name", "advertise", "bootstrap", "grpc_port", "metrics_port", "device"}
     | {"tp", "pp", "rank", "world", "rendezvous", "meet_timeout_ms", "machines", "machine"}
-    | {"side", "prefill_grpc_port", "prefill_metrics_port"},
+    | {"side", "prefill_grpc_port", "prefill_metrics_port", "exit_file"},
     "all": {"host", "model", "drain_timeout_ms", "log_level", "log_format", "otlp_endpoint"}
     | {"tls_cert", "tls_key", "tls_ca"},
 }

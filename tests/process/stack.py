@@ -264,7 +264,8 @@ class Stack:
         starts("stack")
         log = self.folder / f"{name}.log"
         environ = clean_environ() | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environ}
-        secret, given = (b"", {}) if name == "bootstrap" else draw_exit_secret()
+        starts_worker = name != "bootstrap" and "--exit-file" not in command
+        secret, given = draw_exit_secret() if starts_worker else (b"", {})
         environ |= given
         with log.open("ab") as sink:
             process: Process

@@ -43,6 +43,9 @@ be as many as the node's cores. */}}
 {{- if eq .side "prefill" }}
 - --pp={{ .one.pp }}
 {{- end }}
+{{- if not .part }}
+- --exit-file=/home/baton/exit
+{{- end }}
 {{- if .part }}
 - --machines={{ .one.pods }}
 - --meet-timeout-ms={{ .one.startupSeconds }}s

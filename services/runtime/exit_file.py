@@ -1,0 +1,150 @@
+"""A locked file by which the next process of a worker proves that the last one has ended.
+
+A worker's process locks the file for as long as it lives, and leaves in it what the report of its exit shows.
+The kernel gives the lock to the next process once the last one has ended. One that is only stopped keeps it.
+The next process reports the exit (`exit-by-starter`), since a platform that starts workers anew reports none.
+What another boot of a machine has left proves nothing here: the file may lie on a shared disk.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from services.runtime.errors import StartupError, in_a_line
+from services.runtime.logging import Log
+
+log = Log(__name__)
+
+LOCK_S: Final = 10.0
+"""Longest wait for a process that is about to end."""
+POLL_S: Final = 0.05
+RECORDS_MAX: Final = 16
+"""Processes whose exit could not be reported yet, the newest."""
+BYTES_MAX: Final = 65_536
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+RANKS: Final = ".ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecord:
+    """What the report of a process's exit shows."""
+
+    name: str
+    """The worker's."""
+    pid: int
+    secret: bytes
+
+
+class ExitFile:
+    """The file of one worker on this host, locked by this process until it ends or closes it."""
+
+    def __init__(self, path: str, lock_s: float = LOCK_S) -> None:
+        """Raises StartupError where another process has the lock, and for a file that cannot be used."""
+        self._path = path
+        self._file = _open(path)
+        try:
+            _lock(self._file, path, lock_s)
+            ranks = _open(path + RANKS)
+            try:
+                _lock(ranks, path, lock_s)  # no rank of an earlier launcher is left
+            finally:
+                os.close(ranks)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._boot = BOOT_ID.read_text().strip()
+        self.previous: list[ExitRecord] = self._read()
+        """Processes that have ended, and whose exit was not reported yet. The last one is the newest."""
+        self._own: list[ExitRecord] = []
+
+    def __enter__(self) -> "ExitFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def leave(self, own: Iterable[ExitRecord]) -> None:
+        """What the next process reports of the processes that run now. Raises StartupError."""
+        self._own = list(own)
+        self._write()
+
+    def reported(self, record: ExitRecord) -> None:
+        """The bootstrap has answered the report of this exit."""
+        self.previous.remove(record)
+        self._write()
+
+    def _read(self) -> list[ExitRecord]:
+        text = os.pread(self._file, BYTES_MAX, 0)
+        if not text:
+            return []
+        try:
+            content = json.loads(text)
+            if content["boot"] != self._boot:
+                return []
+            return [
+                ExitRecord(str(each["name"]), int(each["pid"]), bytes.fromhex(each["secret"]))
+                for each in content["processes"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("no exit of a last process is reported", file=self._path, cause=in_a_line(error))
+            return []
+
+    def _write(self) -> None:
+        records = (self.previous + self._own)[-RECORDS_MAX:]
+        processes = [{**asdict(each), "secret": each.secret.hex()} for each in records]
+        text = json.dumps({"boot": self._boot, "processes": processes}).encode()
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, text, 0)
+        except OSError as error:
+            raise _unusable(self._path, error) from error
+
+
+def lock_as_rank(path: str) -> int:
+    """Keep a later launcher from reporting that this rank has ended, for as long as the rank lives.
+
+    Returns the open file. Raises StartupError.
+    """
+    file = _open(path + RANKS)
+    try:
+        _lock(file, path, LOCK_S, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _lock(file: int, path: str, lock_s: float, how: int = fcntl.LOCK_EX) -> None:
+    until_s = time.monotonic() + lock_s
+    while True:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise StartupError(
+                    f"--exit-file {path}: another process of this worker runs, or is stopped: end it first"
+                ) from None
+            time.sleep(POLL_S)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        else:
+            return
+
+
+def _unusable(path: str, error: OSError) -> StartupError:
+    return StartupError(f"--exit-file {path} cannot be used ({error.strerror}): give a file on a local disk")
