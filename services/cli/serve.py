@@ -28,6 +28,7 @@ from services.cli.quiet import LevelFilter
 from services.cli.screen import Screen
 from services.cli.serve_settings import (
     LOOPBACK,
+    Operators,
     ServeSettings,
     StackCommand,
     StackPlan,
@@ -47,6 +48,10 @@ Command = Callable[[str, Sequence[str]], Sequence[str]]
 MODULE: Final = "services.cli.main"
 PREPARE: Final = "prepare"
 HTTP_TIMEOUT_S: Final = 2.0
+NO_OPERATORS: Final = (
+    "Nobody reads what it does (/ui, baton top): with several API keys that needs --admin-api-key-file,"
+    " --admin-port or --open-admin"
+)
 STOP_MARGIN_MS: Final = 5_000
 """What a part may take to end beyond its own drain time."""
 
@@ -165,6 +170,7 @@ class ServeStack:
             self._settings.tls_dir,
             keyed=bool(plan.api_key),
             apart="--admin-port" in plan.bootstrap.flags,
+            operators=plan.operators,
             drawing=card.get("default_sampling_params") or {},
             metrics=[page for part in plan.workers for page in _metrics(part)],
         ):
@@ -233,12 +239,13 @@ def ready_lines(
     *,
     keyed: bool = False,
     apart: bool = False,
+    operators: Operators = Operators.CALLERS,
     drawing: Mapping[str, Any] = MappingProxyType({}),
     metrics: Sequence[str] = (),
 ) -> list[str]:
     """What to type now. `keyed`: the API asks for a key; `apart`: operators have a port of their own;
-    `drawing`: how tokens are drawn where a request does not say it, if the model recommends that; `metrics`:
-    where each worker's are, if that was asked for."""
+    `operators`: who reads their pages; `drawing`: how tokens are drawn where a request does not say it, if
+    the model recommends that; `metrics`: where each worker's are, if that was asked for."""
     baton = command_words(sys.argv[0])
     question = "What is the capital of France?"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
@@ -250,6 +257,11 @@ def ready_lines(
     if tls_dir:
         before.append(f"  export SSL_CERT_FILE={shlex.quote(os.path.abspath(tls_dir))}/ca.crt")  # noqa: PTH100
         curl += ' --cacert "$SSL_CERT_FILE"'
+    if operators is Operators.ADMINS and not apart:
+        before.append("  export BATON_ADMIN_API_KEYS=…  # an admin key, for the pages for operators")
+    pages = f"What it does, and any request's story: {url}/ui or {baton} top{to}"
+    if operators is Operators.NOBODY:
+        pages = NO_OPERATORS
     told = ", ".join(f"{name} {value}" for name, value in drawing.items())
     return [
         f"Ready: {model} on {url}",
@@ -258,7 +270,7 @@ def ready_lines(
         *before,
         f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         f"  {baton} chat{to} {shlex.quote(question)}",
-        *([] if apart else ["", f"What it does, and any request's story: {url}/ui or {baton} top{to}"]),
+        *([] if apart else ["", pages]),
         *(["", f"Metrics of the workers: {', '.join(metrics)}"] if metrics else []),
         "",
         "Ctrl-C stops it.",

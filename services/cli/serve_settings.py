@@ -9,6 +9,7 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -19,7 +20,7 @@ from services.cli.gpus import VISIBLE, Gpus, deal_gpus
 from services.cli.options import Flags
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
-from services.runtime.api_keys import first_key
+from services.runtime.api_keys import are_several, first_key
 from services.runtime.errors import SettingsError
 from services.runtime.service_settings import LOG_LEVEL
 from services.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
@@ -37,6 +38,16 @@ from services.runtime.tls_files import TlsFiles
 from services.runtime.worker_settings import WILDCARDS
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
+
+
+class Operators(Enum):
+    """Who reads the pages for operators."""
+
+    CALLERS = "whoever may call their port"
+    ADMINS = "admin keys"
+    NOBODY = "nobody"
+
+
 Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
 Worker = TypeVar("Worker", PrefillSettings, DecodeSettings, BothSettings)
 AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
@@ -188,6 +199,8 @@ class StackPlan:
     http_tls: TlsFiles | None
     api_key: str = field(repr=False)
     """One that the API takes; empty if it asks for none."""
+    operators: Operators
+    """Who reads the pages for operators."""
     run_token: str = field(repr=False)
     """What the parts show each other; empty where they show certificates."""
 
@@ -333,7 +346,18 @@ def make_plan(
         http_tls=bootstrap.http_tls,
         run_token=bootstrap.run_token,
         api_key=first_key(bootstrap.api_keys, bootstrap.api_key_file),
+        operators=_operators(bootstrap),
     )
+
+
+def _operators(bootstrap: BootstrapSettings) -> Operators:
+    """Raises StartupError."""
+    if bootstrap.admin_api_keys or bootstrap.admin_api_key_file:
+        return Operators.ADMINS
+    if bootstrap.admin_port is not None or bootstrap.open_admin:
+        return Operators.CALLERS
+    closed = are_several(bootstrap.api_keys, bootstrap.api_key_file)
+    return Operators.NOBODY if closed else Operators.CALLERS
 
 
 def _own_certificate(serve: ServeSettings, role: str) -> dict[str, str]:

@@ -123,6 +123,11 @@ def first_key(given: Sequence[str], file: str, flag: str = FILE_FLAG) -> str:
     return next(iter((*given, *(_all_good(Path(file), flag) if file else ()))), "")
 
 
+def are_several(given: Sequence[str], file: str) -> bool:
+    """Whether there is more than one API key, for whoever starts the server. Raises StartupError."""
+    return len({*given, *(_all_good(Path(file), FILE_FLAG) if file else ())}) > 1
+
+
 def _all_good(file: Path, flag: str) -> list[str]:
     """The keys of a file that holds nothing else. Raises StartupError, which names the line."""
     lines = _lines(file, flag)

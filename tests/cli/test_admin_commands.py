@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import termios
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +13,10 @@ import pytest
 from rich.console import Console, Group
 
 from services.cli import explain, top
-from services.cli.admin import Admin, NotTold
+from services.cli.admin import Admin, Bootstrap, NotTold, admin
 from services.cli.chat_settings import base_of
+from services.cli.main import KNOWN
+from services.runtime.errors import StartupError
 from tests.cli.typed import baton
 
 
@@ -60,6 +63,38 @@ def test_what_cannot_be_read_is_told_in_a_sentence(reply: httpx.Response | Excep
     with pytest.raises(NotTold) as error:
         reading(reply).read("live")
     assert told in str(error.value)
+
+
+def test_the_first_admin_key_is_sent_else_the_key_of_every_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent(**typed: str) -> str | None:
+        with admin(Bootstrap(**typed), KNOWN) as pages:
+            key: str | None = pages._http.headers.get("authorization")
+            return key
+
+    file = tmp_path / "keys"
+    file.write_text("# admins\nsk-of-the-file-0123456789\nsk-second-0123456789\n")
+    assert sent() is None
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-client")
+    assert sent() == "Bearer sk-of-a-client"
+    monkeypatch.setenv("BATON_ADMIN_API_KEY_FILE", str(file))
+    assert sent() == "Bearer sk-of-the-file-0123456789"
+    monkeypatch.setenv("BATON_ADMIN_API_KEYS", "sk-of-the-variable-0123456789")
+    assert sent() == "Bearer sk-of-the-variable-0123456789"
+    monkeypatch.delenv("BATON_ADMIN_API_KEYS")
+    monkeypatch.delenv("BATON_ADMIN_API_KEY_FILE")
+    assert sent(admin_api_key_file=str(file)) == "Bearer sk-of-the-file-0123456789"
+    with pytest.raises(StartupError, match=r"--admin-api-key-file .*none cannot be read"):
+        sent(admin_api_key_file=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("command", ["top", "explain", "role"])
+def test_each_command_takes_the_file_of_admin_keys(command: str) -> None:
+    words = {"top": [], "explain": ["x"], "role": ["worker-0", "--prefill", "70"]}[command]
+    said = baton(command, *words, "--admin-api-key-file", "/nowhere/keys")
+    assert said.returncode == 1
+    assert "--admin-api-key-file /nowhere/keys cannot be read" in said.stderr
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["explain", "x"]])

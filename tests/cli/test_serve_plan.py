@@ -10,7 +10,7 @@ from services.both.settings import BothSettings
 from services.cli.gpus import VISIBLE
 from services.cli.main import KNOWN
 from services.cli.serve import command_words, ready_lines
-from services.cli.serve_settings import NOT_TAKEN, StackCommand, load_serve, make_plan, passed_on
+from services.cli.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
 from services.prefill.settings import PrefillSettings
@@ -238,5 +238,10 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     lines = ready_lines("http://127.0.0.1:9000", "m", metrics=metrics)
     assert f"Metrics of the workers: {metrics[0]}, {metrics[1]}" in lines
     assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", apart=True))
+    admins = "\n".join(ready_lines("http://127.0.0.1:9000", "m", operators=Operators.ADMINS))
+    assert "export BATON_ADMIN_API_KEYS=" in admins
+    nobody = "\n".join(ready_lines("http://127.0.0.1:9000", "m", operators=Operators.NOBODY))
+    assert "9000/ui" not in nobody
+    assert "--admin-api-key-file, --admin-port or --open-admin" in nobody
     told = ready_lines("http://127.0.0.1:9000", "m", drawing={"temperature": 0.6, "top_k": 20})
     assert told[1] == "Where a request does not say it, as the model recommends: temperature 0.6, top_k 20"

@@ -186,6 +186,22 @@ async def test_an_answer_is_its_keys_alone(client: Client) -> None:
         assert (await http.get(here, headers=mine)).status_code == 200
 
 
+async def test_two_keys_with_one_request_id_have_answers_of_their_own(client: Client) -> None:
+    """Whoever knows another's X-Request-Id can neither overwrite nor name what is kept of it."""
+    mine, other = ({"Authorization": f"Bearer {key}", "X-Request-Id": "same"} for key in KEYS)
+    async with client(Door(ApiKeys(KEYS, None))) as http:
+        answers = [
+            (await http.post(RESPONSES, json={"input": text}, headers=headers)).json()
+            for text, headers in (("mine", mine), ("theirs", other))
+        ]
+        assert answers[0]["id"] != answers[1]["id"]
+        assert not any("same" in each["id"] for each in answers)
+        found = await http.get(f"{RESPONSES}/{answers[0]['id']}", headers=mine)
+        assert found.json()["output"] == answers[0]["output"]
+        for guess in ("resp_same", "same", answers[0]["id"]):
+            assert (await http.get(f"{RESPONSES}/{guess}", headers=other)).status_code == 404
+
+
 def answer(number: int, text: str = "") -> dict[str, Any]:
     return {"id": f"resp_{number}", "output": [], "text": text}
 

@@ -7,7 +7,7 @@ import pytest
 from services.bootstrap.settings import BootstrapSettings
 from services.cli.main import KNOWN
 from services.cli.serve import ready_lines
-from services.cli.serve_settings import StackCommand, StackPlan, load_serve, make_plan
+from services.cli.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 from services.runtime.errors import SettingsError
@@ -15,7 +15,7 @@ from services.runtime.settings import load
 from services.runtime.tls_files import TlsFiles
 from tests.safety.certificates import made, of
 
-KEY = "sk-one-0123456789"
+KEY, OTHER, ADMIN = "sk-one-0123456789", "sk-two-0123456789", "sk-admin-0123456789"
 
 
 def planned(flags: dict[str, str | None], environ: dict[str, str]) -> StackPlan:
@@ -74,6 +74,27 @@ def test_a_stack_without_either_is_plain() -> None:
 def test_one_certificate_for_all_parts_is_refused() -> None:
     with pytest.raises(SettingsError, match="BATON_TLS_CERT is not taken by baton serve, only by its parts"):
         load_serve({}, {"BATON_TLS_CERT": "a"}, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "operators"),
+    [
+        ({}, {}, Operators.CALLERS),
+        ({}, {"BATON_API_KEYS": KEY}, Operators.CALLERS),
+        ({}, {"BATON_API_KEYS": f"{KEY},{OTHER}"}, Operators.NOBODY),
+        ({"open_admin": "true"}, {"BATON_API_KEYS": f"{KEY},{OTHER}"}, Operators.CALLERS),
+        ({"admin_port": "0"}, {"BATON_API_KEYS": f"{KEY},{OTHER}"}, Operators.CALLERS),
+        ({}, {"BATON_API_KEYS": f"{KEY},{OTHER}", "BATON_ADMIN_API_KEYS": ADMIN}, Operators.ADMINS),
+    ],
+)
+def test_the_plan_knows_who_reads_the_pages_for_operators(
+    flags: dict[str, str | None], environ: dict[str, str], operators: Operators
+) -> None:
+    plan = planned(flags, environ)
+    assert plan.operators is operators
+    bootstrap = load(BootstrapSettings, named(plan.bootstrap), plan.bootstrap.environ)
+    assert bootstrap.admin_api_keys == ((ADMIN,) if "BATON_ADMIN_API_KEYS" in environ else ())
+    assert not any(ADMIN in flag for part in (plan.bootstrap, *plan.workers) for flag in part.flags)
 
 
 def test_the_ready_lines_say_where_key_and_authority_go_and_not_what_the_key_is(tmp_path: Path) -> None:
