@@ -132,7 +132,9 @@ class BootstrapSettings(ServiceSettings):
         number(0, 100_000),
     )
     responses_kept_bytes: int = setting(
-        64 * 2**20, "Most memory for them; the one used longest ago goes first.", SIZE
+        64 * 2**20,
+        "Most memory for them; the one used longest ago goes first, of the API key that has most.",
+        SIZE,
     )
     thoughts_key_file: str = setting(
         "",

@@ -215,6 +215,30 @@ def test_the_one_used_longest_ago_goes_first() -> None:
     assert [kept.find(f"resp_{number}", b"") is not None for number in range(3)] == [True, False, True]
 
 
+@pytest.mark.parametrize(("most", "size"), [(10, 10**6), (1000, 10_000)])
+def test_who_keeps_much_loses_its_own_and_none_of_another_key(most: int, size: int) -> None:
+    kept = KeptResponses(most, size)
+    for number in range(3):
+        kept.keep(answer(number, "mine"), [], b"mine")
+    for number in range(200):
+        assert kept.keep(answer(number, "x" * 100), [], b"much")
+    assert len(kept) <= most
+    assert kept.size <= size
+    assert [kept.find(f"resp_{number}", b"mine") is not None for number in range(3)] == [True] * 3
+    assert kept.find("resp_199", b"much") is not None
+    assert kept.find("resp_2", b"much") is None, "the same id is another key's answer"
+
+
+def test_an_answer_that_is_kept_again_takes_its_space_once() -> None:
+    kept = KeptResponses(10, 10**6)
+    for _ in range(3):
+        kept.keep(answer(1), [], b"")
+    size = kept.size
+    kept.forget("resp_1", b"")
+    assert size > 0
+    assert (len(kept), kept.size) == (0, 0)
+
+
 def test_what_is_kept_has_no_more_than_its_bytes() -> None:
     kept = KeptResponses(100, 10_000)
     for number in range(100):

@@ -3,6 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from services.openai.byte_letters import byte_letters
 from services.openai.model import log_floor
 from services.openai.token_floor import SHRINKS, TokenFloor
-from services.openai.tokenizer import PIECE_CHARS, WHOLE_BYTES_MAX, TooManyTokens
+from services.openai.tokenizer import PIECE_CHARS, WHOLE_BYTES_MAX, TooManyTokens, load_tokenizer
 from services.openai.tokenizer import Tokenizer as BatonTokenizer
 from tests.openai import tiny
 
@@ -253,6 +254,21 @@ def test_the_demos_own_tokenizer_has_a_floor() -> None:
     floor = TokenFloor(without(letters))
     assert floor.least("1" * 4_190_000) > 100_000
     assert floor.least("\x04\x06" * 100_000) == 0
+
+
+def test_the_demos_tokenizer_refuses_a_long_text_before_it_is_tokenised(demo_model_dir: Path) -> None:
+    tokenizer = load_tokenizer(demo_model_dir)
+    assert tokenizer.floor.unknown_because == ""
+    assert tokenizer.least_tokens("1" * 4_190_000) > 50_000
+    for text in (
+        "1" * 500,
+        "\x04" * 500,
+        "a\x04 b\x06" * 99,
+        "\U00050000" * 99,
+        "Hello, world. " * 50,
+        " " * 999,
+    ):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
