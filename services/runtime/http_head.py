@@ -20,6 +20,8 @@ HEADERS_MAX: Final = 256
 """In a head, and as many in trailers: each is looked at several times."""
 HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
+UNREAD_BYTES_MAX: Final = 64 * 1024
+"""Whoever sends more waits for the client. Over TLS the event loop would take half a megabyte."""
 READ_BYTES_MIN: Final = 4096
 """A client that takes less within `stalled_s` is taken for one that takes nothing."""
 PIPELINED_MAX: Final = 16
@@ -52,6 +54,8 @@ class BoundedHttp(PlainHttp):
     _answering: RequestResponseCycle | None = None
     """The request that is being answered, or was last. Others, sent behind it, wait for that."""
 
+    _head_bytes = 0
+    """That a head that is not whole takes."""
     _pipelined_bytes = 0
     """That came while requests waited behind another."""
 
@@ -61,6 +65,7 @@ class BoundedHttp(PlainHttp):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(UNREAD_BYTES_MAX)
         self._client = ClientConnection(self.flow, lambda: self._body_open)
         if self._entry is not None:
             self._entry.close, self._entry.can_close = transport.abort, self._waits_for_client
@@ -71,6 +76,7 @@ class BoundedHttp(PlainHttp):
         self._watch_no_more()
         if self._entry is not None:
             self._entry.leave()
+            self._entry = None
         answering = self._answering
         if answering is not None and not answering.response_complete:
             answering.disconnected = True  # else an answer to nobody is an error
@@ -86,7 +92,12 @@ class BoundedHttp(PlainHttp):
         self._pipelined_bytes = self._pipelined_bytes + len(data) if self.pipeline else 0
         if self._pipelined_bytes > PIPELINED_BYTES_MAX:
             self.refuse(PIPELINED)
-        self._account(len(data))
+        self._head_bytes = 0
+        if self._head_open:
+            self._head_bytes = (self._bytes or len(data)) + self._fields * FIELD_BYTES
+        if self._entry is not None:
+            self._entry.move()
+        self._account()
         self._watch()
 
     def on_message_begin(self) -> None:
@@ -129,7 +140,7 @@ class BoundedHttp(PlainHttp):
         if self.pipeline:
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
-        self._account()
+        self.loop.call_soon(self._account)  # by then the system has taken what it takes
         self._watch()
 
     def refuse(self, refusal: HttpRefusal) -> None:
@@ -143,11 +154,14 @@ class BoundedHttp(PlainHttp):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread_since_s = None
+        if self._entry is not None:
+            self._entry.move()
         self._account()
 
     def end_if_stalled(self, stalled_s: float) -> None:
         """End the connection, unsent bytes and all, if what is sent waits for the client, or the connection's
         end does, and the client has taken next to nothing for so long. To be called again and again."""
+        self._account()
         if not (self.flow.write_paused or self.transport.is_closing()):
             self._unread_since_s = None
             return
@@ -162,16 +176,11 @@ class BoundedHttp(PlainHttp):
         answered = self.cycle is None or self.cycle.response_complete
         return answered or self._body_open or self.flow.write_paused
 
-    def _account(self, came: int = 0) -> None:
-        """Count what the connection holds. `came`: bytes that have just come."""
-        if self._entry is None:
-            return
-        held = self._pipelined_bytes
-        if self._head_open:
-            held += (self._bytes or came) + self._fields * FIELD_BYTES
-        if self.flow.write_paused:
-            held += self.transport.get_write_buffer_size()
-        self._entry.hold(held)
+    def _account(self) -> None:
+        """Count what the connection holds."""
+        if self._entry is not None:
+            unread = self.transport.get_write_buffer_size()
+            self._entry.hold(self._head_bytes + self._pipelined_bytes + unread)
 
     def _begin_fields(self) -> None:
         self._fields_bytes = self._fields = 0

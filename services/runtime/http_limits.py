@@ -45,9 +45,12 @@ class ConnectionEntry:
 
     def hold(self, size: int) -> None:
         """From here on the connection holds `size` bytes. It may be closed in here."""
-        self.moved_s = time.monotonic()
         if size or self.held:
             self.limits.hold(self, min(size, HELD_BY_ONE_MAX))
+
+    def move(self) -> None:
+        """Bytes moved."""
+        self.moved_s = time.monotonic()
 
     def leave(self) -> None:
         """The connection is closed. Idempotent."""

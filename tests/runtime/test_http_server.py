@@ -130,6 +130,9 @@ class Pipe:
     def get_write_buffer_size(self) -> int:
         return self.unread
 
+    def set_write_buffer_limits(self, _: int) -> None:
+        pass
+
     def get_extra_info(self, _: str) -> None:
         return None
 
