@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -113,11 +114,15 @@ class ServeStack:
         self._environ = environ
         self._screen = screen
         self._forks = forks
+        self._exit_files = Path()
+        """By which a launcher that is started again reports the exit of the last one's ranks."""
 
     async def serve(self, shutdown: asyncio.Event) -> int:
         """Prepare, start, keep until `shutdown`, stop. Returns the exit code. Raises StartupError."""
-        async with self._forks or nullcontext():  # it imports while the model is prepared
-            return await self._serve(shutdown)
+        with TemporaryDirectory(prefix="baton-exits-") as folder:
+            self._exit_files = Path(folder)
+            async with self._forks or nullcontext():  # it imports while the model is prepared
+                return await self._serve(shutdown)
 
     async def _serve(self, shutdown: asyncio.Event) -> int:
         try:
@@ -193,7 +198,10 @@ class ServeStack:
             child = await self._forks.fork(part.name, words, environ, worth, say)
             if child is not None:
                 return child
-        return await start_child(part.name, self._command(part.role, part.flags), environ, worth, say)
+        flags = part.flags
+        if part.registers_as and not part.computes:
+            flags = (*flags, "--exit-file", str(self._exit_files / part.name))
+        return await start_child(part.name, self._command(part.role, flags), environ, worth, say)
 
     async def _prepare_model(self, shutdown: asyncio.Event) -> None:
         """In a process of its own: it takes the tensor library, which stays out of this one."""

@@ -48,8 +48,11 @@ class StackCommands:
         self._parts = parts
         self._port = port
         self._prepare = prepare
+        self.arguments: dict[str, Sequence[str]] = {}
+        """Of each part, as it was started last."""
 
     def __call__(self, word: str, arguments: Sequence[str]) -> Sequence[str]:
+        self.arguments[word] = arguments
         if word == PREPARE:
             return (sys.executable, "-c", self._prepare)
         if word == "bootstrap":
@@ -92,6 +95,23 @@ async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp
     stopped = [line for line in parts.journal if not line.endswith(" up")]
     assert stopped[0] == "bootstrap ended"
     assert {"prefill ended", "decode ended"} <= set(stopped)
+
+
+async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_digest(parts: Parts) -> None:
+    """Its own end does not prove that its ranks have ended. The next launcher, which gets the lock, knows."""
+    flags = {"decode_tp": "2"}
+    settings, commands = load_serve(flags, {}, KNOWN), StackCommands(parts, 0, PREPARES)
+    plan = make_plan(settings, flags, {}, [0, 1, 2], 8100)
+    screen = Screen(Console(file=io.StringIO()), SystemClock())
+    serve = ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit)
+    for part in plan.workers:
+        child = await serve._start_part(part)
+        await eventually(lambda part=part: f"{part.role} up" in parts.journal)  # type: ignore[misc]
+        child.kill()
+        await child.wait()
+        launches = part.role == "decode"
+        assert ("--exit-file" in commands.arguments[part.role]) == launches
+        assert (parts.digests(part.role) == ["none"]) == launches == (not child.exit_secret)
 
 
 async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused_tcp_port: int) -> None:

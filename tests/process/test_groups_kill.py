@@ -44,13 +44,15 @@ def model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def stacks(model: Path) -> Iterator[Shared[Stack]]:
-    """Two pipeline ranks compute the prompts, two tensor ranks draw, and there is no other pair."""
+def stacks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Stack]]:
+    """Two pipeline ranks compute the prompts, two tensor ranks draw, and there is no other pair. A launcher
+    that is started again reports the exit of the last one's ranks."""
+    exits = tmp_path_factory.mktemp("exits")
     start = partial(
         running_stack,
         str(model),
-        prefill=[{"pp": "2", "chunk_tokens": "64"}],
-        decode=[{"tp": "2", **SPLIT}],
+        prefill=[{"pp": "2", "chunk_tokens": "64", "exit_file": str(exits / "prefill-0")}],
+        decode=[{"tp": "2", **SPLIT, "exit_file": str(exits / "decode-0")}],
         bootstrap={"retry_wait_ms": "120000", "room_attempts": "8"},
         dtype="float32",
         kv_cache_memory="8MiB",
