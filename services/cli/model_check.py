@@ -4,13 +4,19 @@ import re
 
 from services.decode.settings import Speculation
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat, resolve
+from services.runtime.model_files import LoadFormat, ModelKind, resolve
+from services.runtime.model_refusals import refuse_without_tokenizer
 from services.runtime.worker_settings import WorkerSettings
 
 
-def check_models(model: str, load_format: str, draft: str = "") -> None:
-    """Raise StartupError if `model`, or the draft model `draft` where there is one, cannot be served."""
-    resolve(model, LoadFormat(load_format))
+def check_models(model: str, load_format: str, draft: str = "", *, answers: bool = False) -> None:
+    """Raise StartupError if `model`, or the draft model `draft`, cannot be served.
+
+    `answers`: requests come as text.
+    """
+    source = resolve(model, LoadFormat(load_format))
+    if answers and source.kind is ModelKind.DIRECTORY:
+        refuse_without_tokenizer(source.path)
     if draft:
         try:
             resolve(draft)

@@ -85,7 +85,10 @@ def _convert(source: Path, target: Path, name: str) -> None:
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below
     )
+    for weight, found, wanted in sorted(told["mismatched_keys"], key=str):
+        raise ConversionRefused(f"the weight {weight} has the shape {list(found)}, not {list(wanted)}")
     _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
     _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
     if header.ends and model.generation_config is not None:

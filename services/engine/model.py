@@ -31,6 +31,7 @@ from services.engine.device import find_device
 from services.engine.exact import exactly
 from services.engine.interface import TeamBroken
 from services.engine.kv_cache import DTYPES, PagedKvCache
+from services.engine.library_report import load_report
 from services.engine.memory import shortage
 from services.engine.quantised import refuse_codes
 from services.engine.rotations import settle_frequencies
@@ -76,6 +77,7 @@ from services.runtime.quantisation import Quantisation, quantisation_of
 
 log = Log(__name__)
 
+LINE_CHARACTERS: Final = 300
 FAILURES: Final = (RuntimeError, AttributeError, TypeError, ValueError, LookupError)
 """What a definition raises that does not compute with what it is given."""
 
@@ -477,6 +479,8 @@ def _by_row(load: Callable[..., Any], facts: ModelFacts, dtype: str, device: tor
 
 def _configuration(directory: Path, name: str) -> Any:
     words = json_object(directory / CONFIG_FILE, required=True)
+    if not words.get("model_type"):
+        raise ModelUnreadable(f"{directory / CONFIG_FILE}: no model_type in it, which names its definition")
     try:
         if words.get("model_type") in ALIASES:
             known = canonical(words)
@@ -486,7 +490,7 @@ def _configuration(directory: Path, name: str) -> Any:
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModel(
             f"the model {name} cannot be served: the transformers library does not know its configuration: "
-            f"{_first_line(error)}"
+            f"{_all_lines(error)}"
         ) from error
     for each in (config, config.get_text_config()):  # the library is given plain numbers
         vars(each).pop("quantization_config", None)
@@ -548,29 +552,30 @@ def _load(
 ) -> Any:
     """`maker`: makes a definition of `config`: with `pending` the definition's own class. `pending`: the
     weights, where they are not what lies in the files of `directory`. `ours`: with our attention."""
-    try:
-        with joined_by_the_library():
-            module, told = maker.from_pretrained(
-                directory if pending is None else None,
-                state_dict=pending,
-                config=config,
-                dtype=dtype,
-                attn_implementation=attention_of(config, ours=ours),
-                trust_remote_code=False,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told, and refused below
-            )
-    except StartupError:  # what reads pending weights has said it
-        raise
-    except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
-        raise UnsupportedModel(
-            f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot load "
-            f"it with an attention of ours: {_why(error)}"
-        ) from error
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {_first_line(error)}") from error
+    with load_report() as report:
+        try:
+            with joined_by_the_library():
+                module, told = maker.from_pretrained(
+                    directory if pending is None else None,
+                    state_dict=pending,
+                    config=config,
+                    dtype=dtype,
+                    attn_implementation=attention_of(config, ours=ours),
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are told, and refused below
+                )
+        except StartupError:  # what reads pending weights has said it
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
+            raise UnsupportedModel(
+                f"the model {name} ({config.model_type}) cannot be served: {_why(error, 'load')}"
+            ) from error
+        except (OSError, RuntimeError, SafetensorError) as error:
+            words = report.explain(_first_line(error))
+            raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {words}") from error
     for weight, found, wanted in sorted(told["mismatched_keys"], key=str):
         raise ModelUnreadable(
             f"{directory}: the weight {weight} has the shape {list(found)}, not {list(wanted)}"
@@ -624,8 +629,7 @@ def _bare(name: str, config: Any, dtype: str, *, ours: bool = True) -> Any:
         module = bare_module(config, DTYPES[dtype], ours=ours)
     except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModel(
-            f"the model {name} ({config.model_type}) cannot be served: the transformers library cannot make "
-            f"it with an attention of ours: {_why(error)}"
+            f"the model {name} ({config.model_type}) cannot be served: {_why(error, 'make')}"
         ) from error
     let_go(name, module)
     return module
@@ -674,9 +678,21 @@ def _unsaid(config: Any, error: Exception) -> str:
     return "; its config.json has no pad_token_id, by which its definition finds positions: write one in"
 
 
-def _why(error: Exception) -> str:
-    """A definition that knows no attentions but its own looks ours up among them by name."""
-    return "its definition takes none" if error.args == (NAME,) else _first_line(error)
+def _why(error: Exception, act: str) -> str:
+    """Why the library cannot `act`, "load" or "make", a model. A definition that knows no attentions but its
+    own looks ours up among them by name."""
+    cannot = f"the transformers library cannot {act} it"
+    if error.args == (NAME,):
+        return f"{cannot} with an attention of ours: its definition takes none"
+    if isinstance(error, KeyError):
+        return f"{cannot}: its config.json names {_first_line(error)}, which the library does not have"
+    return f"{cannot}: {_first_line(error)}"
+
+
+def _all_lines(error: Exception) -> str:
+    """The library's checks of a configuration name the value behind their first line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"
 
 
 def _first_line(error: Exception) -> str:

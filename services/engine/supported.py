@@ -36,6 +36,7 @@ from services.runtime.model_needs import (
     OTHER_LAYERS,
     SEEING,
     SHARED,
+    in_order,
 )
 
 HEEDED: Final = frozenset(
@@ -88,7 +89,7 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
     if not _told(text, "is_encoder_decoder"):
         layers = {str(kind) for kind in _told(text, "layer_types") or ()} - SEEING
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
-    _refuse(name, _told(config, "model_type"), found)
+    _refuse(name, _told(config, "model_type"), in_order(found))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ started. `services.engine.supported` reads the library's configuration, which ha
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from services.runtime.library_types import LIBRARY, drawing_types, known_types, library_version
@@ -33,6 +33,7 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
     "hybrid": "layers of attention and of state space (Mamba)",
     "conv": "convolution layers",
 }
+ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
 """Other words for a kind of layers."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
@@ -141,7 +142,13 @@ def needs_of(config: Json) -> list[str]:
     ]
     if not any(part.get("is_encoder_decoder") for part in parts):
         found += _layers(parts[1])
-    return [*dict.fromkeys([*found, *_heads(config), *_unknown(parts[0])])]
+    return in_order([*found, *_heads(config), *_unknown(parts[0])])
+
+
+def in_order(needs: Sequence[str]) -> list[str]:
+    """Each need once, whoever found it first: those of `ORDER`, and the others behind them."""
+    place = {need: index for index, need in enumerate(ORDER)}
+    return sorted(dict.fromkeys(needs), key=lambda need: place.get(need, len(ORDER)))
 
 
 def _layers(words: Json) -> Iterator[str]:

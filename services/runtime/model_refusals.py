@@ -29,6 +29,8 @@ MERGE: Final = (
 EMBEDDING: Final = "modules.json"
 """The file that sentence-transformers writes beside an embedding model."""
 POOLING: Final = "Pooling"
+TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
+"""Files that tokenizers are made of."""
 OTHER_WEIGHTS: Final = (
     ("*.gguf", "a GGUF file is given by itself: --model {file}"),
     ("consolidated*", "weights in their vendor's own form: take the release that transformers loads"),
@@ -67,6 +69,15 @@ def refuse_adapter(directory: Path) -> None:
         f"--model {directory}: it holds an adapter{of} ({found}) beside a model, which would be "
         f"served without it: {MERGE}, or take {found} out to serve the model alone"
     )
+
+
+def refuse_without_tokenizer(directory: Path) -> None:
+    """Raise ModelNotFound for a directory without any file of a tokenizer."""
+    if not any(next(directory.glob(pattern), None) for pattern in TOKENIZERS):
+        raise ModelNotFound(
+            f"--model {directory}: the directory has no tokenizer (tokenizer.json): copy the tokenizer's "
+            "files from the model's release"
+        )
 
 
 def refuse_without_weights(directory: Path) -> None:

@@ -28,6 +28,8 @@ the same and holds this page against it.
 
 * **Served** means that all of that was equal. Nothing else is served: a model that would be computed
   otherwise is refused at the start, with the words that stand here.
+* Where the library's own attentions differ from each other (ALiBi, say), the column *with* says which one
+  is meant.
 * Of a model that reads images or sound, too, the text is served.
 * Quantised checkpoints are dequantised as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4, GPTQ and
   AWQ ([which](engine.md#quantised-checkpoints)).

@@ -6,14 +6,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
+from transformers import FalconConfig
 
 from services.engine.engine import TorchEngine
 from services.engine.sight import Reach
+from tests.engine import tiny
 from tests.models import recipes
 from tests.models.page import PAGE, REWRITE, rendered, rows_of
+from tests.models.recipes import VOCABULARY
 from tests.models.sweep import all_types
 from tests.models.trial import Outcome, TrialVerdict, differences, generated, loaded, prompts, try_model
 
@@ -83,6 +87,19 @@ def test_what_the_page_says_of_each_type_is_what_comes_of_it() -> None:
     }
     assert not bad
     assert rendered(outcomes) == PAGE.read_text(encoding="utf-8"), f"run {REWRITE}"
+
+
+def test_the_trial_says_where_the_library_s_attentions_differ(tmp_path: Path) -> None:
+    """Falcon's ALiBi is another number in each. Rows are computed by the library's default, which is SDPA."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = FalconConfig(**shape, alibi=True, initializer_range=0.5, bos_token_id=None, eos_token_id=None)
+    outcome = try_model(tiny.save(config, tmp_path / "falcon"))
+    assert (outcome.verdict, outcome.sights) == (TrialVerdict.EQUAL, ("SDPA, where eager differs",))
 
 
 def off_by_one(engine: TorchEngine) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from services.cli.model_check import check_models
 from services.runtime import library_types
 from services.runtime.library_types import drawing_types, gguf_types, known_types
 from services.runtime.model_facts import ModelNotFound, ModelUnreadable, UnsupportedModel, read_model
@@ -316,6 +317,16 @@ def test_what_the_library_s_configurations_show_is_seen_in_the_files() -> None:
 # ---- the commands
 
 
+def test_a_stack_is_refused_a_model_without_a_tokenizer(model: Path) -> None:
+    check_models(str(model), "auto")
+    with pytest.raises(
+        ModelNotFound, match=r"no tokenizer \(tokenizer.json\): copy the tokenizer's files from"
+    ):
+        check_models(str(model), "auto", answers=True)
+    (model / "tokenizer.json").write_text("{}")
+    check_models(str(model), "auto", answers=True)
+
+
 @pytest.mark.stack
 @pytest.mark.parametrize(
     "command",
@@ -340,6 +351,7 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
         package = tmp_path / "fakes" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"open({str(noted)!r}, 'w').close()\nraise ImportError\n")
+    (model / "tokenizer.json").write_text("{}")
     words = LLAMA | {"kv_lora_rank": 512}
     bad = model
     if draft:

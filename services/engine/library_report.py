@@ -1,0 +1,53 @@
+"""The model library's report on weights that it could not load.
+
+The library logs it as a table of many lines, and its errors refer to "the above report". Here it is read in
+place of being logged, so that one line says what is wrong.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+LOGGER: Final = "transformers.modeling_utils"
+TITLE: Final = "LOAD REPORT"
+REFERS: Final = "above report"
+CAUSE: Final = re.compile(
+    r"^\w+(?:Error|Exception): (.+)\n.*\nError.* (?:destined for|processing parameter) (\S+?)(?:\. .*)?$",
+    re.MULTILINE,
+)
+"""An error that was met, and the weight that it was met for."""
+
+
+class LoadReport(logging.Filter):
+    """Takes the report out of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if TITLE not in message:
+            return True
+        self._text = message
+        return False
+
+    def explain(self, error: str) -> str:
+        """The library's `error`, or what its report says in its place where it refers to that."""
+        if REFERS not in error:
+            return error
+        found = CAUSE.search(self._text)
+        return f"{found[2]}: {found[1]}" if found else "weights do not fit the model's definition"
+
+
+@contextmanager
+def load_report() -> Iterator[LoadReport]:
+    """Take the library's report while it loads weights."""
+    report, logger = LoadReport(), logging.getLogger(LOGGER)
+    logger.addFilter(report)
+    try:
+        yield report
+    finally:
+        logger.removeFilter(report)
