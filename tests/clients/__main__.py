@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
 
 from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
+from tests.clients.long_model import write_long_model
 from tests.clients.page import row
-from tests.clients.table import CLIENTS
+from tests.clients.table import CLIENTS, Client
 from tests.clients.trial import NotInstalled, Outcome, tried
 from tests.process.stack import running_stack
 
@@ -38,29 +40,39 @@ def main() -> int:
     if unknown := sorted({*args.names} - {*names}):
         parser.error(f"no client is called {', '.join(unknown)}")
     failed = 0
-    with _stack(args.url) as url:
-        model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
-        for client in CLIENTS:
-            if args.names and client.name not in args.names:
-                continue
-            try:
-                outcome = tried(client, url, model, args.cache)
-            except NotInstalled as error:
-                outcome = Outcome(client.name, client.packages, False, (), f"not installed: {error}")
-            failed += not outcome.ok
-            sys.stdout.write((row(client, outcome) if args.table else json.dumps(asdict(outcome))) + "\n")
-            sys.stdout.flush()
+    chosen = [client for client in CLIENTS if not args.names or client.name in args.names]
+    for is_long in (False, True):
+        clients = [client for client in chosen if client.has_long_prompts is is_long]
+        if clients:
+            with _stack(args.url, is_long=is_long) as url:
+                failed += sum(not _try(client, url, args) for client in clients)
     return min(failed, 1)
 
 
+def _try(client: Client, url: str, args: argparse.Namespace) -> bool:
+    """Write what came of one client, and return whether it works."""
+    model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
+    try:
+        outcome = tried(client, url, model, args.cache)
+    except NotInstalled as error:
+        outcome = Outcome(client.name, client.packages, False, (), f"not installed: {error}")
+    sys.stdout.write((row(client, outcome) if args.table else json.dumps(asdict(outcome))) + "\n")
+    sys.stdout.flush()
+    return outcome.ok
+
+
 @contextmanager
-def _stack(url: str | None) -> Iterator[str]:
-    """`url`, or that of a stack of the demo model, which ends with this."""
+def _stack(url: str | None, *, is_long: bool) -> Iterator[str]:
+    """`url`, or that of a stack that ends with this: of the demo model, or of `long_model`."""
     if url is not None:
         yield url.rstrip("/")
         return
-    with running_stack(str(prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None))) as stack:
-        yield stack.url
+    demo = prepare(resolve(DEMO, LoadFormat.AUTO), lambda _: None)
+    with TemporaryDirectory(prefix="baton-long-model-") as folder:
+        model = write_long_model(demo, Path(folder)) if is_long else demo
+        loads = {"load_format": (LoadFormat.DUMMY if is_long else LoadFormat.AUTO).value}
+        with running_stack(str(model), prefill=[loads], decode=[loads], bootstrap=loads) as stack:
+            yield stack.url
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ class Client:
     asks: str
     """What the script does with it, for the page."""
     arguments: tuple[str, ...] = ()
+    has_long_prompts: bool = False
+    """Its own prompts do not fit the demo model's context: it is tried with `long_model`."""
 
     @property
     def is_node(self) -> bool:
@@ -126,6 +128,42 @@ CLIENTS: Final = (
         "claude_code.mjs",
         ("@anthropic-ai/claude-code@2.1.197",),
         "an answer, its stream, and what it says of a prompt that is too long",
+    ),
+    Client(
+        "claude-code-tools",
+        "claude_code_tools.mjs",
+        ("@anthropic-ai/claude-code@2.1.197",),
+        "its own 24 tools: a forced call, its result and the answer; `tool_choice` `any` of all of them,"
+        " whole, strict and streamed",
+        has_long_prompts=True,
+    ),
+    Client(
+        "codex",
+        "codex.mjs",
+        ("@openai/codex@0.171.0",),
+        "an answer with its own tools, without `web_search`, by the Responses API",
+        has_long_prompts=True,
+    ),
+    Client(
+        "opencode",
+        "opencode.mjs",
+        ("opencode-ai@1.18.33",),
+        "an answer with its own 10 tools, by `@ai-sdk/openai-compatible`",
+        has_long_prompts=True,
+    ),
+    Client(
+        "qwen-code",
+        "qwen_code.mjs",
+        ("@qwen-code/qwen-code@0.24.4",),
+        "an answer with its own 10 tools",
+        has_long_prompts=True,
+    ),
+    Client(
+        "continue",
+        "continue_cli.mjs",
+        ("@continuedev/cli@1.5.47",),
+        "an answer of its command line with its own 9 tools",
+        has_long_prompts=True,
     ),
     Client(
         "anthropic",

@@ -1,13 +1,16 @@
 """Is each script of a client's listed, short, and a program of its language?"""
 
 import ast
+import json
 import re
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from tests.clients.long_model import CONTEXT_TOKENS, write_long_model
 from tests.clients.page import PAGE, row
 from tests.clients.table import CLIENTS, LINES_MAX, SCRIPTS, Client
 from tests.clients.trial import Outcome
@@ -36,6 +39,19 @@ def test_every_package_has_one_version(client: Client) -> None:
     pinned = r"@?[\w./-]+(\[\w+\])?(==|@)\d[\w.]*"
     assert client.packages
     assert all(re.fullmatch(pinned, each) for each in client.packages)
+
+
+def test_a_model_for_long_prompts_is_the_demo_models_shape(demo_model_dir: Path, tmp_path: Path) -> None:
+    folder = write_long_model(demo_model_dir, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    own = json.loads((demo_model_dir / "config.json").read_text(encoding="utf-8"))
+    assert config["max_position_embeddings"] == CONTEXT_TOKENS > own["max_position_embeddings"]
+    assert config["hidden_size"] == own["hidden_size"]
+    ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    assert own["eos_token_id"] in ends
+    assert max(ends) < config["vocab_size"]
+    assert (folder / "tokenizer.json").exists()
+    assert not [*folder.glob("*.safetensors")]
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

@@ -9,7 +9,7 @@ import pytest
 from services.openai.backend import Limits
 from services.openai.schemas import STOP_STRINGS_MAX
 from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, USER, check
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -208,3 +208,51 @@ async def test_a_role_of_claude_codes_is_one_that_anthropic_has(
     assert prompts[:2] == prompts[2:]
     assert "Be brief." in prompts[0]
     assert "So." in prompts[1]
+
+
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+RECORD: Final = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}
+FIELDS: Final[dict[str, Any]] = {
+    "command": {"type": "string", "minLength": 2, "maxLength": 524288},
+    "resume": {"type": "string", "pattern": "^wf_[a-z0-9-]{6,}$"},
+    "url": {"type": "string", "format": "uri"},
+    "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
+    "line": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+    "timeout": {"type": "number", "default": 30000, "minimum": 0, "maximum": 600000},
+    "status": {
+        "anyOf": [{"type": "string", "enum": ["pending", "done"]}, {"type": "string", "const": "gone"}]
+    },
+    "blocks": {"type": "array", "maxItems": 32, "items": {"type": "string"}},
+    "background": {"type": "boolean", "default": False},
+    "metadata": RECORD,
+}
+"""Each kind of schema that the tools of Claude Code have."""
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_any_of_tools_like_claude_codes_is_called(
+    http: httpx.AsyncClient, backend: ScriptedBackend, strict: bool | None, stream: bool
+) -> None:
+    backend.script = lambda _: saying('<tool_call>\n{"name": "limit", "arguments": {"li', finish=LENGTH)
+    tools = [
+        {
+            "name": name,
+            "input_schema": {
+                "$schema": DRAFT,
+                "type": "object",
+                "properties": {name: schema},
+                "required": [name],
+                "additionalProperties": False,
+            },
+            "strict": strict,
+        }
+        for name, schema in FIELDS.items()
+    ]
+    body = {**ASKED[MESSAGES], "tools": tools, "tool_choice": {"type": "any"}, "stream": stream}
+    reply = await http.post(MESSAGES, json=body)
+    assert reply.status_code == 200, reply.text
+    assert '"name":"limit"' in reply.text
+    grammar = backend.asked[-1].grammar
+    assert grammar is not None
+    assert all(name in grammar.text for name in FIELDS)
