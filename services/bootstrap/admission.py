@@ -101,12 +101,13 @@ class Admission:
         tenant: bytes = b"",
         arrived_ms: int | None = None,
         may_be_local: bool = False,
+        scores: int = 0,
     ) -> RoomEntry:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
         what the room's span is a part of. `tokens`: KV positions that each of the `choices` may come to take
         on decode. `priority`, `tenant`: as of a `Claim`. `arrived_ms`: by the wall clock; None: now.
-        `may_be_local`: as of a `Need`.
+        `may_be_local`, `scores`: as of a `Need`.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
         the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
@@ -116,7 +117,14 @@ class Admission:
         QueueFull, at once, where that is to be expected.
         """
         margin = 0 if retry is None else retry.margin
-        need = Need(prompt_tokens, tokens, choices=choices, margin=margin, may_be_local=may_be_local)
+        need = Need(
+            prompt_tokens,
+            tokens,
+            choices=choices,
+            margin=margin,
+            may_be_local=may_be_local,
+            scores=scores,
+        )
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
         asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
@@ -475,4 +483,5 @@ def _cost(need: Need) -> int:
     """What a request takes of its tenant's share: what is computed of it, and what may be drawn, as far as
     that can be said."""
     longest = need.tokens - need.prompt_tokens + 1
-    return need.prompt_tokens + need.choices * min(max(longest, 1), OUTPUT_TOKENS)
+    computed = need.prompt_tokens + need.scores  # a scored token is computed, and scored
+    return computed + need.choices * min(max(longest, 1), OUTPUT_TOKENS)

@@ -272,6 +272,7 @@ class RequestStream:
                     tenant=request.tenant,
                     arrived_ms=request.arrived_ms,
                     may_be_local=request.prompt_logprobs is None,
+                    scores=request.scores,
                 )
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             raise self._without_another(strand, cause, error) from error
@@ -390,6 +391,7 @@ class RoomBackend:
                 tenant=request.tenant,
                 arrived_ms=request.arrived_ms,
                 may_be_local=request.prompt_logprobs is None,
+                scores=request.scores,
             )
         except asyncio.CancelledError:
             told, status = GIVEN_UP[why()]

@@ -319,19 +319,33 @@ class Sending(HandOverSide[S, SenderRequest]):
         """All that was posted for a failed room has ended."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
 
-    def load(self, tokens_per_s: int) -> WorkerLoad:
+    def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
         """By what prompts are expected to be computed here. What is cached is looked up once for each room:
-        it may be more or less by the time that it begins. `tokens_per_s`: as of a `WorkerLoad`."""
-        waiting = 0
+        it may be more or less by the time that it begins. Both arguments: as of a `WorkerLoad`."""
+        waiting = scored = 0
         for room in self.roster:
             if room.begun:
-                waiting += room.request.prefill_tokens - room.computed if room.computable else 0
+                if room.computable:
+                    waiting += room.request.prefill_tokens - room.computed
+                    scored += max(room.request.scores - room.computed, 0)
             elif room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT):
                 if room.likely_cached is None:
                     room.likely_cached = self.holdings.cached(room.reusable, room.request.salt)
                 waiting += room.request.prefill_tokens - room.likely_cached
+                scored += room.request.scores
+        waiting += scored * score_price // 1000
         entered = max((room.id for room in self.roster), default=RoomId(0))
-        return WorkerLoad((), (), 0, 0, 0, entered, tokens_waiting=waiting, tokens_per_s=tokens_per_s)
+        return WorkerLoad(
+            (),
+            (),
+            0,
+            0,
+            0,
+            entered,
+            tokens_waiting=waiting,
+            tokens_per_s=tokens_per_s,
+            score_price=score_price,
+        )
 
     # ---- a turn
 

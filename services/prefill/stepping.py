@@ -49,8 +49,13 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         """The next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._neighbour.chunk_tokens(self._chunk_tokens)
+        costs = self.cost.told
         parts = next_parts(
-            computable, self._left, self._scored_tokens, fixed_tokens=self.cost.told.fixed_tokens
+            computable,
+            self._left,
+            self._scored_tokens,
+            fixed_tokens=costs.fixed_tokens,
+            score_price=costs.score_price,
         )
         self._start(parts, [part.row for part in parts])
 
@@ -62,11 +67,12 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
                 self._sending.stepping(now_ms)
             return False
         step, drawn = ended
-        computed = sum(part.stop - part.start for part in step)
-        self.rate.stepped(computed, self.running_us, now_ms, most=self._left)
+        computed, scored = sum(part.stop - part.start for part in step), sum(part.scored for part in step)
+        tokens = self.cost.told.tokens(computed, scored)
+        self.rate.stepped(tokens, self.running_us, now_ms, most=self._left)
         if computed:
-            self._neighbour.stepped(computed, self.computing_us / 1000)
-            self.cost.note(computed, self.computing_us / 1000)
+            self._neighbour.stepped(tokens, self.computing_us / 1000)
+            self.cost.note(computed, self.computing_us / 1000, scored)
         for part, taken in zip(step, drawn, strict=True):
             if isinstance(taken, Undrawn):
                 self._fail(part, taken)

@@ -142,7 +142,9 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         return False
 
     def _load(self) -> WorkerLoad:
-        return self._sending.load(self._computing.rate.per_s(self._parts.clock.now_ms()))
+        computing = self._computing
+        tokens_per_s = computing.rate.per_s(self._parts.clock.now_ms())
+        return self._sending.load(tokens_per_s, computing.cost.told.score_price)
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)

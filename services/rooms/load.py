@@ -44,9 +44,12 @@ class WorkerLoad:
     number: int = 0
     """Higher than that of any which the same process said before."""
     tokens_waiting: int = 0
-    """Of a prefill worker: tokens that it has yet to compute of its rooms."""
+    """Of a prefill worker: tokens that it has yet to compute of its rooms, by what they cost."""
     tokens_per_s: int = 0
     """Of a prefill worker: that it computed of late in a second of computing; 0: it has not."""
+    score_price: int = 0
+    """Of a prefill worker: thousandths of a token by which a token that is scored counts for more, in both
+    (`counted-work`)."""
 
 
 @dataclass(slots=True)

@@ -62,6 +62,8 @@ class Need:
     may_be_local: bool = False
     """Where there is no prefill worker for it, or none but the same process, a decode worker that computes
     prompts gets it alone."""
+    scores: int = 0
+    """Tokens of the prompt that prefill scores beside computing them."""
 
     def on(self, worker: WorkerFacts) -> int:
         """KV positions that it may come to take of this worker."""

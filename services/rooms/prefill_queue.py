@@ -47,8 +47,13 @@ class PrefillQueue:
         left_ms = self._done_ms - now_ms
         return min(max(left_ms, 0), LEFT_MS_MAX) if self.tokens_per_s else None
 
+    def cost(self, tokens: int, scored: int) -> int:
+        """Tokens that cost as much as so many, of which some are scored, by the worker's own word
+        (`counted-work`)."""
+        return tokens if self.load is None else tokens + scored * self.load.score_price // 1000
+
     def place(self, room: RoomId, tokens: int, now_ms: int) -> None:
-        """It is about to get a room, issued now, of which so many tokens are to be computed."""
+        """It is about to get a room, issued now, of which so many tokens are to be computed: by `cost`."""
         self.since.place(room, tokens)
         self._done_ms = max(self._done_ms, now_ms) + self.takes_ms(tokens)
 

@@ -491,10 +491,11 @@ class Registry:
             wait.enter(room, entry, now_ms)
         self.index.opened(entry)
         if prefill is not None:
-            prefill.queue.place(room, entry.prompt_tokens, now_ms)
+            cost = prefill.queue.cost(entry.prompt_tokens, need.scores)
+            prefill.queue.place(room, cost, now_ms)
             # A canary is to prove a hand-over: decode does not compute what it knows no time of.
             entry.prefill_ms = None if canary else prefill.queue.left_ms(now_ms)
-            entry.prefill_own_ms = prefill.queue.takes_ms(entry.prompt_tokens)
+            entry.prefill_own_ms = prefill.queue.takes_ms(cost)
         for worker in (decode,) if prefill is None else (prefill, decode):
             worker.rooms.add(room)
             if canary:

@@ -5,6 +5,7 @@ from typing import Final
 from services.ids import RoomId
 from services.pages.layout import GROUPS_MAX
 from services.rooms.load import WorkerLoad
+from services.rooms.step_cost import SCORE_PRICE_MAX
 from services.wire.baton.v1 import rooms_pb2
 
 RATE_MAX: Final = 2**32 - 1
@@ -23,6 +24,7 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
         entered=load.entered,
         tokens_waiting=load.tokens_waiting,
         tokens_per_s=min(load.tokens_per_s, RATE_MAX),
+        score_price=load.score_price,
     )
 
 
@@ -38,4 +40,5 @@ def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
         number=wire.number,
         tokens_waiting=wire.tokens_waiting,
         tokens_per_s=wire.tokens_per_s,
+        score_price=min(wire.score_price, SCORE_PRICE_MAX),
     )

@@ -8,6 +8,9 @@ other, since each is soonest done so.
 First tokens come when their step ends. So a step that ends some prompt is no longer than is worth it to the
 others: see `_lot`.
 
+A token that is scored takes longer than one that is not, so it counts for more of the budget
+(`counted-work`). A step with scored prompts is about as long as any other, and has room for others.
+
 What the last step of a prompt computed is the one part of its KV that a sender does not write beside a step.
 So the last part of a sender's prompt of several steps is a small one.
 
@@ -81,11 +84,13 @@ def next_parts(
     *,
     sent: bool = True,
     fixed_tokens: int | None = None,
+    score_price: int = 0,
 ) -> list[PromptPart[P]]:
     """Fill one step. `rooms`: that may be computed, oldest first. `scored_tokens`: most of the budget
     that goes to prompts that are scored, whose logits take memory; they share that in the same way. `sent`:
     what is computed is to be written to a receiver. `fixed_tokens`: of a prompt, which take as long as a step
-    of none; None: it is not known, and the whole budget is used."""
+    of none; None: it is not known, and the whole budget is used. `score_price`: thousandths of a token that a
+    scored token takes of the budget beside its own."""
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
         return []
@@ -94,15 +99,39 @@ def next_parts(
     scored = [place for place, room in enumerate(waiting) if room.computed < room.request.scores]
     for place, count in zip(scored, _shared([left[each] for each in scored], scored_tokens), strict=True):
         left[place] = count
-    lot = budget_tokens if fixed_tokens is None else _lot(left, sum(rest), fixed_tokens)
-    takes = _shared(left, min(lot, budget_tokens))
+    prices = [1000] * len(waiting)
+    for place in scored:
+        prices[place] += score_price
+    costs, waits = _costs(left, prices), sum(_costs(rest, prices))
+    lot = budget_tokens if fixed_tokens is None else _lot(costs, waits, fixed_tokens)
+    takes = _bought(left, prices, min(lot, budget_tokens))
     if lot < budget_tokens and not any(map(eq, takes, rest)):
-        takes = _shared(left, budget_tokens)
+        takes = _bought(left, prices, budget_tokens)
     return [
         PromptPart(room, room.computed, room.computed + count)
         for room, count in zip(waiting, takes, strict=True)
         if count
     ]
+
+
+def _costs(tokens: Sequence[int], prices: Sequence[int]) -> list[int]:
+    """What each would take of a budget, in tokens that are not scored, rounded up. `prices`: thousandths."""
+    return [-(-count * price // 1000) for count, price in zip(tokens, prices, strict=True)]
+
+
+def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> list[int]:
+    """How many tokens of each the budget has room for. The oldest gets one at least, whatever it costs: else
+    cheaper ones that come without end would keep it waiting."""
+    costs = _costs(left, prices)
+    shares = _shared(costs, budget_tokens)
+    takes = [
+        count if share == cost else min(share * 1000 // price, count)
+        for count, cost, share, price in zip(left, costs, shares, prices, strict=True)
+    ]
+    oldest = next((place for place, count in enumerate(left) if count), None)
+    if oldest is not None:
+        takes[oldest] = max(takes[oldest], 1)
+    return takes
 
 
 def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
@@ -112,7 +141,7 @@ def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
     In steps of s tokens each waits for s / 2 that its own step computes beside it, and for what is fixed of
     half of the waits / s steps: least where s is the root of waits * fixed_tokens (Harris's economic order
     quantity). Twice that costs these a quarter more of both, and those that come next half of what is fixed.
-    It is long enough for one prompt.
+    It is long enough for one prompt. All tokens are what they cost.
     """
     ends = 2 * min((each for each in left if each), default=0)
     return max(isqrt(4 * waits * fixed_tokens), LOT_MIN, min(ends, left[0]) if left[0] else ends)

@@ -116,7 +116,7 @@ class RankWork(ABC, Generic[Reply, Asked]):
     def take_commands(self) -> bytes:
         cost = self._computing.cost.news()
         if cost is not None:
-            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft)
+            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
             self._parts.mailbox.put(group_pb2.Command(step_costs=told))
         return self._parts.mailbox.take()
 

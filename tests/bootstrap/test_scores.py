@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.openai.backend import RoomFailed, TokenStream
+from services.rooms.registry_records import RoomEntry
 from services.rooms.request import Request, Sampling, Score
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, ended, first, house, read, scores, tokens
 from tests.bootstrap.test_attempts import Pairs, decodes, prefills, two_pairs
@@ -54,6 +56,25 @@ async def test_scores_come_with_the_first_token_and_decodes_tokens_wait_for_it(a
     assert not any(told[1:])
     at.retired()
     await at.at_rest()
+
+
+async def test_counted_work_every_room_of_a_request_is_placed_as_one_that_scores_until_its_scores_came(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = []
+    admit = pairs.backend._rooms.admission.admit
+
+    async def admitted(*args: Any, **named: Any) -> RoomEntry:
+        placed.append(named["scores"])
+        return await admit(*args, **named)
+
+    monkeypatch.setattr(pairs.backend._rooms.admission, "admit", admitted)
+    pairs.prefill.script = [accepted(P), scores(TOLD[0]), None]
+    pairs.prefill_1.script = [accepted(P), scores(*TOLD), *prefills()[1:]]
+    pairs.decode.script = pairs.decode_1.script = decodes()
+    await all_of(await pairs.backend.generate(SCORED))
+    assert placed == [2, 2]
+    await pairs.all_at_rest(2, 3)
 
 
 async def test_record_fits_more_log_probabilities_than_a_record_holds_come_from_prefill(at: House) -> None:

@@ -23,7 +23,7 @@ deadline-everywhere terminal-reaches-peer cancel-remembered room-ends zero-at-id
 canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load retracted-is-no-failure
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 placed-by-use kept-at-home weight-is-no-state drain-keeps-promises zero-page-hand-over
-oldest-goes-on memory-as-used drafts-make-way stall-is-no-work
+oldest-goes-on memory-as-used drafts-make-way stall-is-no-work counted-work
 
 no-pickle known-callers-only exit-by-starter authorised-writer malformed-is-contained secrets-unlogged
 """

@@ -31,6 +31,7 @@ OF_NO_ROOM = frozenset(
         "scored-is-computed",
         "scored-once",
         "stall-is-no-work",
+        "counted-work",
     }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from services.ids import Incarnation, RoomId
 from services.prefill.room import PrefillRoom
 from services.rooms.request import Request
+from services.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
 from services.worker.prompts import next_parts
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
@@ -134,6 +135,66 @@ def test_what_an_earlier_room_drew_is_not_scored() -> None:
     asked = toy.request("1", range(6), 9, output=(1, 2, 3), prompt_logprobs=0)
     (part,) = next_parts([made(asked)], 20, 20)
     assert (part.stop, part.scored) == (9, 5)
+
+
+PRICE = 13_000
+"""Thousandths of a token that scoring one costs."""
+
+
+def bought(rooms: list[PrefillRoom], budget: int, price: int = PRICE) -> Told:
+    parts = next_parts(rooms, budget, 341, score_price=price)
+    return [(each.room.id, each.start, each.stop, each.last) for each in parts]
+
+
+def test_counted_work_a_step_scores_as_many_tokens_as_its_budget_pays_for() -> None:
+    assert bought([room(1, 7800, top=1)], 512) == [(1, 0, 512 // 14, False)]
+    assert bought([room(1, 7800, top=1)], 512, price=0) == [(1, 0, 341, False)], "of which memory is left"
+
+
+def test_counted_work_a_short_prompt_has_its_part_beside_one_that_is_scored() -> None:
+    for price in (0, 1_000, PRICE, 64_000):
+        long, short = room(1, 7800, top=1), room(2, 200)
+        taken = {
+            int(part.room.id): part.stop for part in next_parts([long, short], 512, 341, score_price=price)
+        }
+        assert taken[2] == (171 if price == 0 else 200), "whole, but where half is the other's"
+        assert taken[1] > 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=8), st.integers(1, 30))
+def test_counted_work_no_step_costs_more_than_its_budget_or_one_token(
+    sizes: list[tuple[int, bool]], budget: int
+) -> None:
+    rooms = [room(name, prompt, top=0 if scored else None) for name, (prompt, scored) in enumerate(sizes, 1)]
+    parts = next_parts(rooms, budget, 20, score_price=PRICE)
+    costs = [part.stop - part.start + 13 * part.scored for part in parts]
+    assert parts[0].room is rooms[0]
+    assert sum(costs) <= max(budget, 14 + budget // 2)
+
+
+def test_counted_work_a_scored_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> None:
+    long, steps = room(1, 100, top=0), 0
+    while not long.complete:
+        rooms = [long, *(room(2 + number, 4) for number in range(9))]
+        for part in next_parts(rooms, 10, 20, score_price=64_000):
+            part.room.computed = part.stop
+        steps += 1
+    assert steps <= 100
+
+
+def test_counted_work_what_scoring_costs_is_measured_and_steps_are_as_long_as_others() -> None:
+    """A step takes 20 ms, one for each token, and 13 for each that is scored."""
+    cost, longest = StepCost(PROMPTS, PROMPTS_ALIKE), 0
+    for number in range(200):
+        rooms = [room(1, 7800, top=1)] if number % 4 else [room(2, 128 + 64 * (number % 7))]
+        parts = next_parts(rooms, 512, 341, score_price=cost.told.score_price)
+        tokens, scored = sum(part.stop - part.start for part in parts), sum(part.scored for part in parts)
+        ms = 20 + tokens + 13 * scored
+        cost.note(tokens, ms, scored)
+        cost.told = cost.news() or cost.told
+        longest = max(longest, ms) if number >= 100 else 0
+    assert 10_000 < cost.told.score_price < 16_000
+    assert longest < 1.3 * (20 + 512)
 
 
 FIXED = 13

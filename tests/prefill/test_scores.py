@@ -7,10 +7,13 @@ import pytest
 from services.prefill.room import REPLIES_MAX
 from services.rooms.request import SCORES_MAX, Score, Token
 from services.wire import conversions
+from services.wire.baton.v1 import group_pb2
 from services.wire.conversions import scores_from_wire, token_from_wire
+from services.wire.load import load_from_wire
 from tests.prefill import toy
 from tests.prefill.bench import Caller
-from tests.prefill.test_turn import Pair, settle
+from tests.prefill.test_turn import Pair, computing, settle
+from tests.wire.servers import until
 
 PROMPT = tuple(range(100, 121))
 """Five whole pages of four, and a token."""
@@ -51,7 +54,58 @@ async def test_scores_are_told_before_the_first_token_in_bounded_messages(
     assert caller.heard == ["accepted", "scores", "scores", "scores", "first_token", "outcome"]
     assert scores_in(caller) == [toy.score_of(asked, each) for each in range(1, len(PROMPT))]
     assert pair.bench.gauge("baton_prefill_scored_tokens_total") == len(PROMPT) - 1
-    assert pair.bench.engine.scored_most == 6, "no step scores more than it may"
+    assert pair.bench.engine.scored_most == 4, "of eight: unmeasured, each costs as much as two"
+
+
+async def test_counted_work_a_short_prompt_does_not_wait_for_one_that_is_scored() -> None:
+    """Scoring a token costs 13 times as much as computing it: a step of 28 scores two tokens, or one beside
+    another prompt."""
+    made = Pair(chunk_tokens=28, scored_tokens=28)
+    bench = made.bench
+    costs = group_pb2.StepCosts(position=10, draft=1, scored=130)
+    await bench.enter(group_pb2.Command(step_costs=costs))
+    bench.engine.hold()
+    asked = toy.request("1", PROMPT, prompt_logprobs=2)
+    scored = await bench.run(asked)
+    await bench.grant(1, PAGES)
+    await computing(bench)
+    short = await bench.run(toy.request("2", PROMPT[:8]))
+    await bench.grant(2, (7, 8), slot=1)
+    await bench.turns(2)
+    for _ in range(2):
+        bench.engine.go(1)
+        await bench.step_end()
+        await bench.turn()
+    await until(lambda: "first_token" in short.heard)
+    assert "first_token" not in scored.heard
+    bench.engine.go()
+    await settle(bench)
+    assert bench.engine.scored_most == 2
+    assert scores_in(scored) == [toy.score_of(asked, each) for each in range(1, len(PROMPT))]
+    bench.assert_empty()
+    bench.close()
+
+
+async def test_counted_work_what_steps_take_is_measured_by_what_they_score(pair: Pair) -> None:
+    cost = pair.bench.work._computing.cost
+    await handed_over(pair, 1, prompt_logprobs=2)
+    assert cost._steps > 1
+    assert cost._positions == pytest.approx(len(PROMPT) / cost._steps)
+    assert cost._scored == pytest.approx((len(PROMPT) - 1) / cost._steps)
+
+
+async def test_counted_work_what_a_worker_says_of_its_load_has_what_is_scored() -> None:
+    made = Pair(chunk_tokens=28, scored_tokens=28)
+    bench = made.bench
+    costs = group_pb2.StepCosts(position=10, draft=1, scored=130)
+    await bench.enter(group_pb2.Command(step_costs=costs))
+    await bench.run(toy.request("1", PROMPT, prompt_logprobs=2))
+    load = load_from_wire(bench.work.load())
+    assert load.score_price == 13_000
+    assert load.tokens_waiting == len(PROMPT) + 13 * (len(PROMPT) - 1)
+    await bench.cancel(1)
+    await settle(bench)
+    bench.close()
 
 
 @pytest.mark.parametrize("top", [0, 1, 300])

@@ -77,6 +77,19 @@ def test_an_older_word_is_not_listened_to() -> None:
     assert queue.left_ms(0) == 10
 
 
+def test_counted_work_a_prompt_that_is_scored_is_expected_to_take_as_long_as_its_worker_says() -> None:
+    stack = registry_of(P1, D1)
+    load = WorkerLoad((), (), 0, 0, 0, RoomId(0), 1, 0, RATE, score_price=13_000)
+    stack.hear_load(P1.incarnation, load, 0)
+    scored = Need(100, 200, scores=99)
+    entry = stack.open_room("request", stack.place(scored), scored, 0)
+    assert entry.prefill_own_ms == entry.prefill_ms == 100 + 13 * 99
+    plain = Need(100, 200)
+    behind = stack.open_room("request", stack.place(plain), plain, 0)
+    assert behind.prefill_ms == 100 + 13 * 99 + 100
+    assert behind.prefill_own_ms == 100
+
+
 @pytest.mark.parametrize("waiting", [2**64 - 1, 10**12])
 def test_no_word_makes_a_time_that_no_message_holds(waiting: int) -> None:
     queue = PrefillQueue()

@@ -111,19 +111,23 @@ class StepCosts(_message.Message):
 
     POSITION_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """One more position of a step."""
     draft: _builtins.int
     """A token that the draft model says, beside its position."""
+    scored: _builtins.int
+    """A position whose logits score a prompt's token, beside the position."""
     def __init__(
         self,
         *,
         position: _builtins.int = ...,
         draft: _builtins.int = ...,
+        scored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "position", b"position", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,6 +83,7 @@ class WorkerLoad(_message.Message):
     ENTERED_FIELD_NUMBER: _builtins.int
     TOKENS_WAITING_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    SCORE_PRICE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Higher with each that the process tells, whichever way it comes: what comes late is known by it."""
     waiting: _builtins.int
@@ -96,6 +97,8 @@ class WorkerLoad(_message.Message):
     """Of a prefill worker: tokens that it has yet to compute of its rooms, as far as it does not hold them already."""
     tokens_per_s: _builtins.int
     """How many tokens it computed of late in a second of computing; 0: it has not yet."""
+    score_price: _builtins.int
+    """Of a prefill worker: by how many thousandths of a token a token that is scored counts for more, in both."""
     @_builtins.property
     def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group of its layout: pages that a room could be granted now. What those that run are about to take
@@ -118,10 +121,11 @@ class WorkerLoad(_message.Message):
         entered: _builtins.int = ...,
         tokens_waiting: _builtins.int = ...,
         tokens_per_s: _builtins.int = ...,
+        score_price: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "tokens_per_s", b"tokens_per_s", "tokens_waiting", b"tokens_waiting", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_pages", b"asked_pages", "entered", b"entered", "free_pages", b"free_pages", "number", b"number", "running", b"running", "running_max", b"running_max", "score_price", b"score_price", "tokens_per_s", b"tokens_per_s", "tokens_waiting", b"tokens_waiting", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
