@@ -120,7 +120,7 @@ def open_doors(settings: BootstrapSettings) -> Doors:
     # A web page has no key; where none is asked for, the address decides.
     hosts = tuple(named or (None if each is None else ANY_NAME) for each in (keys, admin_keys))
     log.info(
-        "callers",
+        "rights of callers",
         api_keys="none" if keys is None else "several" if keys.several else "one",
         prefixes=_prefixes(settings, keys),
         operator_pages=_operator_pages(settings, keys, admin_keys),

@@ -4,6 +4,7 @@ import logging
 
 import httpx
 import pytest
+from fastapi import APIRouter, Depends
 from prometheus_client import CollectorRegistry
 
 from services.bootstrap.doors import open_doors
@@ -11,6 +12,7 @@ from services.bootstrap.settings import BootstrapSettings
 from services.decode.settings import DecodeSettings
 from services.ids import Incarnation
 from services.openai.app import create_app, create_pages
+from services.openai.door import operators_only
 from services.runtime.exposed import beyond_this_machine
 from services.runtime.http_metrics import Connections
 from services.runtime.settings import load
@@ -107,5 +109,72 @@ async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_fo
                 assert reply.json()["error"]["message"]
                 probe = await http.get(f"http://127.0.0.1:{port}/rooms", headers={"Host": "10.1.2.3:8000"})
                 assert probe.status_code in (401, 404)
+    finally:
+        await serving.stop()
+
+
+TWO_KEYS = {"BATON_API_KEYS": "sk-one-0123456789,sk-two-0123456789"}
+ADMIN_KEYS = {"BATON_ADMIN_API_KEYS": "sk-admin-0123456789"}
+ALL, WITHIN = "shared by all callers", "shared within a key"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "api_keys", "prefixes", "pages"),
+    [
+        ({}, {}, "none", ALL, "whoever reaches the API"),
+        ({}, KEYS, "one", ALL, "the API key"),
+        ({}, ADMIN_KEYS, "none", ALL, "admin keys"),
+        ({}, KEYS | ADMIN_KEYS, "one", ALL, "admin keys"),
+        ({}, TWO_KEYS, "several", WITHIN, "nobody: set --admin-api-key-file, --admin-port or --open-admin"),
+        ({}, TWO_KEYS | ADMIN_KEYS, "several", WITHIN, "admin keys"),
+        ({"open_admin": "true"}, TWO_KEYS, "several", WITHIN, "every API key (--open-admin)"),
+        ({"admin_port": "0"}, TWO_KEYS, "several", WITHIN, "whoever reaches --admin-port"),
+        ({"admin_port": "0"}, TWO_KEYS | ADMIN_KEYS, "several", WITHIN, "admin keys"),
+        (
+            {"share_prefix_cache": "true", "open_admin": "true"},
+            TWO_KEYS,
+            "several",
+            "shared by all keys (--share-prefix-cache)",
+            "every API key (--open-admin)",
+        ),
+    ],
+)
+def test_the_start_logs_who_shares_prefixes_and_who_reads_the_pages_for_operators(
+    flags: dict[str, str],
+    environ: dict[str, str],
+    api_keys: str,
+    prefixes: str,
+    pages: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    open_doors(load(BootstrapSettings, {"http_port": "0", **flags}, environ)).close()
+    (record,) = [each for each in caplog.records if each.getMessage() == "rights of callers"]
+    told = {"api_keys": api_keys, "prefixes": prefixes, "operator_pages": pages}
+    assert record.baton_fields == told  # type: ignore[attr-defined]
+    assert "sk-" not in caplog.text
+
+
+@pytest.mark.parametrize(("environ", "status"), [({}, 200), (ADMIN_KEYS, 401)])
+async def test_the_port_of_the_pages_asks_for_an_admin_key_if_there_is_one(
+    environ: dict[str, str], status: int
+) -> None:
+    doors = open_doors(load(BootstrapSettings, {"http_port": "0", "admin_port": "0"}, TWO_KEYS | environ))
+    registry = CollectorRegistry()
+    router = APIRouter()
+
+    @router.get("/requests", dependencies=[Depends(operators_only)])
+    async def requests() -> str:
+        return "all"
+
+    app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
+    pages = create_pages(app, [router], doors.admin)
+    serving = await doors.serve(app, lambda: pages, 1, Connections(registry))
+    try:
+        url = f"http://127.0.0.1:{serving.admin_port}/requests"
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(url)).status_code == status
+            assert (await http.get(url, headers={"x-api-key": "sk-one-0123456789"})).status_code == status
+            assert (await http.get(url, headers={"x-api-key": "sk-admin-0123456789"})).status_code == 200
     finally:
         await serving.stop()
