@@ -100,6 +100,11 @@ def type_of(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "null")
 
 
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal. `1` is `1.0`, and not `true`."""
+    return type_of(one) == type_of(other) and bool(one == other)
+
+
 def is_anything(schema: Any) -> bool:
     """Whether every value fits, as far as it shows without a look at references."""
     return schema is True or schema == {}

@@ -9,7 +9,7 @@ Pure.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import TYPES, is_anything, type_of, types_in
+from services.grammars.json_schema import TYPES, is_anything, is_equal, type_of, types_in
 from services.openai.schema_shapes import COUNTS
 
 Keywords = dict[str, Any]
@@ -222,11 +222,6 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
     """In order."""
     given = schema.get("type", list(TYPES))
     return [given] if isinstance(given, str) else [*given]
-
-
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal. `1` is `1.0`, and not `true`."""
-    return type_of(one) == type_of(other) and bool(one == other)
 
 
 def without_unevaluated(schema: Keywords) -> Keywords:

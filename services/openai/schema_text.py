@@ -1,14 +1,17 @@
 """The text of a JSON schema that workers make a grammar of."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
 
+from services.grammars.json_schema import resolved, schemas_within
 from services.openai.closed_schemas import closed
 from services.openai.errors import invalid
+from services.openai.schema_alternatives import with_disjoint_alternatives
 from services.openai.schema_normalization import normalized, without_nulls
-from services.openai.schema_shapes import SchemaRefused
+from services.openai.schema_shapes import SchemaRefused, check_shape
 from services.openai.schemas import OPTIONS
 from services.rooms.request import GRAMMAR_BYTES_MAX
 
@@ -21,7 +24,11 @@ def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any
     except ValueError:
         pass  # of too many levels to be written, which are counted below
     try:
-        made = normalized(closed(without_nulls(schema)))
+        given = without_nulls(schema)
+        for each in schemas_within(given):
+            check_shape(each)
+        given = with_disjoint_alternatives(given, partial(resolved, given))  # while objects are open
+        made = normalized(closed(given))
     except SchemaRefused as error:
         why = f"no answer can be held to it: {error}."
         raise invalid(param, f"Invalid value for '{param}': {why}") from None
