@@ -17,7 +17,7 @@ from services.cli.admin_commands import add_admin_commands
 from services.cli.bench.app import bench
 from services.cli.certs import certs
 from services.cli.chat_settings import ChatSettings
-from services.cli.model_check import check_worker_models
+from services.cli.model_check import check_models, check_worker_models
 from services.cli.options import Flags, add_command
 from services.cli.peers_flags import refuse_peers_flags
 from services.cli.serve_settings import ServeSettings, not_taken, panels
@@ -59,6 +59,7 @@ def _serve(flags: Flags) -> int:
 def _bootstrap(flags: Flags) -> int:
     settings = load(BootstrapSettings, flags, os.environ, KNOWN)
     logging.configure(settings.log_level, settings.log_format)
+    check_models(settings.model, settings.load_format, answers=True)
     with importing():
         from services.bootstrap.wiring import run
 

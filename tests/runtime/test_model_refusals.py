@@ -332,6 +332,7 @@ def test_a_stack_is_refused_a_model_without_a_tokenizer(model: Path) -> None:
     "command",
     [
         "serve",
+        "bootstrap",
         "prefill",
         "decode",
         "worker",
@@ -361,7 +362,8 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
     (bad / "config.json").write_text(json.dumps(words))
     flags = ["--model", str(model), *(["--speculate", f"model:{bad}"] if draft else [])]
     ports = ["--port", str(free_port()), "--grpc-port", "0"]
-    flags += ports if command == "serve" else ["--bootstrap", "127.0.0.1:1"]
+    given = {"serve": ports, "bootstrap": []}
+    flags += given.get(command, ["--bootstrap", "127.0.0.1:1"])
     done = subprocess.run(
         [sys.executable, "-m", "services.cli.main", *command.split(), *flags],
         env={"PATH": "", "PYTHONPATH": str(tmp_path / "fakes"), "XDG_CACHE_HOME": str(tmp_path / "cache")},
