@@ -11,56 +11,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from services.openai.speech import Call, Schemas, Unreadable
+from services.openai.output_parts import Call, Schemas, Unreadable
 
 PYTHON_CHARS_MAX: Final = 64 * 2**10
 """Of calls in Python's notation: its parser takes hundreds of bytes for each byte."""
 ARGUMENTS: Final = ("arguments", "parameters")
-FUNCTION: Final = re.compile(r"<function=([^>\s]+)\s*>(.*?)</function>", re.DOTALL)
-PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)\s*>(.*?)(?:</parameter>|(?=<parameter=)|$)", re.DOTALL)
-ARGUMENT: Final = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-INVOKE: Final = re.compile(r'<(?:｜DSML｜)?invoke name="([^"]+)"\s*>(.*?)</(?:｜DSML｜)?invoke>', re.DOTALL)
-INVOKED_WITH: Final = re.compile(
-    r'<(?:｜DSML｜)?parameter name="([^"]+)"(?: string="(true|false)")?\s*>(.*?)</(?:｜DSML｜)?parameter>',
-    re.DOTALL,
-)
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]+)")
-NAMED: Final = re.compile(r"\s*(?:call:)?([\w.-]+)\s*(?=[{\[])", re.DOTALL)
-LAX: Final = re.compile(
-    r'(?:<\|"\|>|<escape>)(?P<text>.*?)(?:<\|"\|>|<escape>)|(?P<quoted>"(?:\\.|[^"\\])*")|'
-    r"(?<=[{,])\s*(?P<key>[\w.$-]+)\s*(?=:)",
-    re.DOTALL,
-)
+NAMED: Final = re.compile(r"\s*([\w.-]+)\s*(?=[{\[])", re.DOTALL)
 CALLED: Final = re.compile(r"([\w.-]+)\(")
 KEYED: Final = re.compile(r"(?:, )?(\w+)=")
 ENDED: Final = re.compile(r"\)(?:, |(\]))")
-MISTRAL_MARK: Final = "[TOOL_CALLS]"
 DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
 KIMI_SEP: Final = "<|tool_call_argument_begin|>"
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character. UTF-8 has none, so that JSON has to have its escape."""
 FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _no(word))
 
 
-def tagged(_: str, body: str, schemas: Schemas) -> list[Call]:
-    """Between `<tool_call>` and `</tool_call>`: JSON (Hermes, Qwen), `<function=…>` (Qwen's coders), or a
-    name and `<arg_key>` (GLM). Which one it is the text itself tells."""
-    text = body.strip()
-    if text.startswith(("{", "[")):
-        return _objects(text)
-    if text.startswith("<function="):
-        return [_of_tags(name, said, schemas) for name, said in FUNCTION.findall(text)] or _no(body)
-    name = text.partition("<arg_key>")[0].strip()
-    pairs = ARGUMENT.findall(text)
-    rest = ARGUMENT.sub("", text.removeprefix(name)).strip()
-    if rest or (not pairs and name not in schemas):
-        _no(text)
-    return [_call(name, {key.strip(): _typed(value, schemas, name, key.strip()) for key, value in pairs})]
-
-
-def ends_itself(body: str) -> bool:
-    """GLM's form is whole only where its mark says so."""
-    return body.lstrip().startswith(("{", "[", "<function="))
+def objects(_: str, body: str, __: Schemas) -> list[Call]:
+    """JSON objects, or lists of them, one behind the other (Hermes, Qwen)."""
+    return _objects(body)
 
 
 def bare(_: str, body: str, schemas: Schemas) -> list[Call]:
@@ -86,17 +58,13 @@ def pythonic(_: str, body: str, schemas: Schemas) -> list[Call]:
 
 def mistral(_: str, body: str, __: Schemas) -> list[Call]:
     """Behind `[TOOL_CALLS]`: a list of objects, or `name[ARGS]{…}`."""
-    calls: list[Call] = []
-    for each in body.split(MISTRAL_MARK):
-        text = each.strip()
-        if text.startswith("["):
-            calls += _objects(text)
-            continue
-        name, _mark, arguments = text.partition("[ARGS]")
-        if not _mark:
-            name, arguments = _named(text)
-        calls.append(_call(name.partition("[CALL_ID]")[0].strip(), _object(arguments)))
-    return calls
+    text = body.strip()
+    if text.startswith("["):
+        return _objects(text)
+    name, mark, arguments = text.partition("[ARGS]")
+    if not mark:
+        name, arguments = _named(text)
+    return [call_of(name.partition("[CALL_ID]")[0].strip(), _object(arguments))]
 
 
 def deepseek(_: str, body: str, __: Schemas) -> list[Call]:
@@ -105,21 +73,10 @@ def deepseek(_: str, body: str, __: Schemas) -> list[Call]:
     if not mark:
         _no(body)
     if before.strip() != "function":
-        return [_call(before.strip(), _object(after))]
+        return [call_of(before.strip(), _object(after))]
     name, _line_end, arguments = after.partition("\n")
     fenced = FENCE.match(arguments)
-    return [_call(name.strip(), _object(fenced[1] if fenced else arguments))]
-
-
-def invoked(_: str, body: str, schemas: Schemas) -> list[Call]:
-    """`<invoke name="…"><parameter name="…">…` (MiniMax M2, DeepSeek V3.2)."""
-    calls = []
-    for name, said in INVOKE.findall(body):
-        given: dict[str, Any] = {}
-        for key, is_text, value in INVOKED_WITH.findall(said):
-            given[key] = value if is_text == "true" else _typed(value, schemas, name, key)
-        calls.append(_call(name, given))
-    return calls or _no(body)
+    return [call_of(name.strip(), _object(fenced[1] if fenced else arguments))]
 
 
 def kimi(_: str, body: str, __: Schemas) -> list[Call]:
@@ -127,31 +84,20 @@ def kimi(_: str, body: str, __: Schemas) -> list[Call]:
     name, mark, arguments = body.partition(KIMI_SEP)
     if not mark:
         _no(body)
-    return [_call(name.strip().removeprefix("functions.").partition(":")[0], _object(arguments))]
-
-
-def gemma(_: str, body: str, __: Schemas) -> list[Call]:
-    """`call:name{key:<|"|>text<|"|>,other:3}`"""
-    name, arguments = _named(body)
-
-    def strict(found: re.Match[str]) -> str:
-        text, quoted, key = found["text"], found["quoted"], found["key"]
-        return quoted if quoted is not None else json.dumps(key if text is None else text)
-
-    return [_call(name, _object(LAX.sub(strict, arguments)))]
+    return [call_of(name.strip().removeprefix("functions.").partition(":")[0], _object(arguments))]
 
 
 def harmony(head: str, body: str, _: Schemas) -> list[Call]:
     """A message whose head says `to=functions.name`."""
     to = RECIPIENT.search(head)
-    return [_call("" if to is None else to[1], _object(body))]
+    return [call_of("" if to is None else to[1], _object(body))]
 
 
 def _no(text: str) -> NoReturn:
     raise Unreadable(text)
 
 
-def _decoded(text: str, at: int = 0) -> tuple[Any, int]:
+def decoded(text: str, at: int = 0) -> tuple[Any, int]:
     try:
         return decoder.raw_decode(text, at)
     except Unreadable:
@@ -165,10 +111,26 @@ def _objects(text: str) -> list[Call]:
     calls: list[Call] = []
     at = _skip(text, 0)
     while at < len(text):
-        value, at = _decoded(text, at)
+        try:
+            value, at = decoded(text, at)
+        except Unreadable:
+            if calls:
+                raise
+            value, at = _python_value(text), len(text)
         calls += calls_of(value)
         at = _skip(text, at)
     return calls or _no(text)
+
+
+def _python_value(text: str) -> Any:
+    """An object or a list in Python's notation."""
+    stripped = text.strip()
+    if len(stripped) > PYTHON_CHARS_MAX or not stripped.startswith(("{", "[")):
+        _no(text)
+    try:
+        return ast.literal_eval(stripped)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Unreadable(text) from error
 
 
 def _skip(text: str, at: int) -> int:
@@ -190,18 +152,13 @@ def _of_object(value: Any) -> Call:
     given: Any = next((value[each] for each in ARGUMENTS if each in value), {})
     if isinstance(given, str):
         given = _object(given)
-    return _call(value.get("name"), {} if given is None else given)
+    return call_of(value.get("name"), {} if given is None else given)
 
 
 def _object(text: str) -> Any:
     stripped = text.strip()
-    value, end = _decoded(stripped)
+    value, end = decoded(stripped)
     return value if end == len(stripped) else _no(text)
-
-
-def _of_tags(name: str, said: str, schemas: Schemas) -> Call:
-    given = {key: _typed(_line(value), schemas, name, key) for key, value in PARAMETER.findall(said)}
-    return _call(name, given)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -210,16 +167,16 @@ def _named(text: str) -> tuple[str, str]:
     return (found[1], text[found.end() :]) if found else _no(text)
 
 
-def _call(name: Any, arguments: Any) -> Call:
+def call_of(name: Any, arguments: Any) -> Call:
     """Raises Unreadable for what no client could take."""
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         _no(str(name))
     try:
+        name.encode()
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + written).encode()
-    except (ValueError, RecursionError) as error:  # among them halves of characters
+    except (ValueError, RecursionError) as error:
         raise Unreadable(name) from error
-    return Call(name, written)
+    return Call(name, SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", written))
 
 
 def _argued(text: str) -> list[Call]:
@@ -230,11 +187,11 @@ def _argued(text: str) -> list[Call]:
         given: dict[str, Any] = {}
         at = named.end()
         while key := KEYED.match(text, at):
-            given[key[1]], at = _decoded(text, key.end())
+            given[key[1]], at = decoded(text, key.end())
         ends = ENDED.match(text, at)
         if ends is None:
             break
-        calls.append(_call(named[1], given))
+        calls.append(call_of(named[1], given))
         at = ends.end()
         if ends[1] == "]" and at == len(text):
             return calls
@@ -254,31 +211,36 @@ def _python_calls(text: str) -> list[Call]:
 def _python_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
         _no("no call with names")
-    return _call(
+    return call_of(
         ast.unparse(node.func), {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
     )
 
 
-def _line(text: str) -> str:
-    """Without the line ends that are layout."""
-    return text.removeprefix("\n").removesuffix("\n")
-
-
-def _typed(text: str, schemas: Schemas, name: str, key: str) -> Any:
+def typed(text: str, schemas: Schemas, name: str, key: str) -> Any:
     """A value that is written without quotes, as the tool's schema has it: a text, or JSON."""
     types = set(types_of(schemas.get(name, {}).get("properties"), key))
     if "string" in types and types <= {"string"}:
         return text
-    stripped = text.strip()
     try:
-        value = {"True": True, "False": False, "None": None}.get(stripped, ...)
-        if value is ...:
-            value = _object(stripped)
+        value = json_value(text)
     except Unreadable:
-        return text
+        if "string" in types or not types & {"object", "array"}:
+            return text
+        try:
+            value = _python_value(text)
+            json.dumps(value, allow_nan=False)
+        except (Unreadable, TypeError, ValueError, RecursionError):
+            return text
     if "string" in types and not any(isinstance(value, PYTHON.get(each, ())) for each in types):
         return text
     return value
+
+
+def json_value(text: str) -> Any:
+    """A JSON value, whose words may be Python's. Raises Unreadable."""
+    stripped = text.strip()
+    words = {"True": True, "False": False, "None": None}
+    return words[stripped] if stripped in words else _object(stripped)
 
 
 PYTHON: Final[Mapping[str, tuple[type, ...]]] = {

@@ -10,9 +10,9 @@ from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
+from services.openai.output_parts import Said, Thought
 from services.openai.rendering import Collected, UsageShown
 from services.openai.schemas import ChatRequest
-from services.openai.speech import Said, Thought
 from services.openai.sse import PLAIN
 
 

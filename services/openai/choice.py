@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from services.openai.backend import TokenBatch
 from services.openai.beginnings import Beginning
 from services.openai.detokenizer import Detokenizer
+from services.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
 from services.openai.schemas import GenerationRequest
-from services.openai.speech import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
 from services.openai.stop_strings import StopStrings
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Request, Token
@@ -243,14 +243,17 @@ class ChoiceAssembler:
                 return Delta("".join(texts), tokens[:count], offsets, FinishReason.STOP, self._ended())
         if finish is None:
             return Delta("".join(texts), tokens, offsets, parts=self._certain())
-        texts += self._told(self._passed(self._detokenizer.flush())), self._told(self._stops.flush())
+        texts.append(self._told(self._passed(self._detokenizer.flush())))
+        if self._heard is None:
+            texts.append(self._stops.flush())
+        parts = self._ended()
         if self.stopped:
             finish = FinishReason.STOP
         elif finish is FinishReason.STOP:
             self._ended_by = tokens[-1].id
             if self._ended_by in self.request.stop_token_ids:
                 self._stopped_by = self._ended_by
-        return Delta("".join(texts), tokens, offsets, finish, self._ended())
+        return Delta("".join(texts), tokens, offsets, finish, parts)
 
     def _text_of(self, id_: int) -> str:
         """Certain with this token. One that the answer is told apart by is text for that alone."""
@@ -262,12 +265,28 @@ class ChoiceAssembler:
     def _told(self, text: str) -> str:
         """The same text, told apart."""
         if self._heard is not None and text:
-            self._parts += self._heard.voice.push(text)
+            self._add(self._heard.voice.push(text))
         return text
+
+    def _add(self, parts: Sequence[Part]) -> None:
+        """Add parts up to a stop string, which counts in content alone: reasoning and calls are none."""
+        for part in parts:
+            if self.stopped:
+                return
+            if isinstance(part, Said):
+                text = self._stops.push(part.text, armed=self.output_tokens > self._min_tokens)
+            else:
+                text = self._stops.flush()
+            if text:
+                self._parts.append(Said(text))
+            if not isinstance(part, Said):
+                self._parts.append(part)
 
     def _ended(self) -> Sequence[Told] | None:
         if self._heard is not None:
-            self._parts += self._heard.voice.flush()
+            self._add(self._heard.voice.flush())
+            if text := self._stops.flush():
+                self._parts.append(Said(text))
         return self._certain(ended=True)
 
     def _certain(self, *, ended: bool = False) -> Sequence[Told] | None:
@@ -303,6 +322,6 @@ class ChoiceAssembler:
     def _passed(self, text: str) -> str:
         """What may be said of it now."""
         self._chars += len(text)
-        if not self._may_stop:
+        if not self._may_stop or self._heard is not None:
             return text
         return self._stops.push(text, armed=self.output_tokens > self._min_tokens)

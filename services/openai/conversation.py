@@ -9,6 +9,7 @@ from typing import Any
 from services.openai.call_arguments import arguments_object
 from services.openai.chat_template import THOUGHT
 from services.openai.errors import ApiError, invalid, shown
+from services.openai.output_parts import Schemas
 from services.openai.schemas import (
     AllowedTools,
     ChatRequest,
@@ -19,7 +20,6 @@ from services.openai.schemas import (
     ToolCall,
     thought_of,
 )
-from services.openai.speech import Schemas
 
 
 def check_turns(messages: Sequence[Message]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.openai import call_forms
-from services.openai.speech import Dialect, RegionKind, TextRegion
+from services.openai import call_bodies, call_forms
+from services.openai.gemma_calls import GEMMA_BODY
+from services.openai.output_regions import Dialect, RegionKind, TextRegion
 
 NONE: Final = "none"
 AUTO: Final = "auto"
@@ -33,8 +34,8 @@ def _calls(*opens: str, **rest: object) -> TextRegion:
     return TextRegion(RegionKind.CALLS, opens, **rest)  # type: ignore[arg-type]
 
 
-def _thoughts(opens: str, closes: str) -> Dialect:
-    return Dialect((TextRegion(RegionKind.THOUGHT, (opens,), (closes,)),))
+def _thoughts(opens: str, closes: str, *until: str) -> Dialect:
+    return Dialect((TextRegion(RegionKind.THOUGHT, (opens,), (closes,), until),))
 
 
 def _harmony_kind(head: str) -> RegionKind:
@@ -54,8 +55,27 @@ HARMONY: Final = Dialect(
             sort=_harmony_kind,
             read=call_forms.harmony,
         ),
+        TextRegion(  # the prompt has begun the head
+            RegionKind.SAID,
+            opens=("to=functions.",),
+            closes=("<|end|>", "<|call|>", "<|return|>"),
+            until=("<|start|>", "<|channel|>"),
+            head="<|message|>",
+            sort=_harmony_kind,
+            bare=True,
+            read=call_forms.harmony,
+        ),
     ),
     inner=("<|constrain|>",),
+)
+
+DSML_OPENS: Final = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
+"""DeepSeek's from V3.2, V4 and V4.1 on."""
+KIMI_K3_DROPS: Final = (
+    "<|open|>response<|sep|>",
+    "<|close|>response<|sep|>",
+    "<|close|>message<|sep|>",
+    '<|open|>message role="assistant"<|sep|>',
 )
 
 CALL_FORMS: Final = (
@@ -65,7 +85,8 @@ CALL_FORMS: Final = (
         ("[TOOL_CALLS]",),
         ("mistral", "mistral3", "mixtral", "ministral"),
         Dialect(
-            (_calls("[TOOL_CALLS]", read=call_forms.mistral),), inner=("[ARGS]", "[CALL_ID]", "[TOOL_CALLS]")
+            (_calls("[TOOL_CALLS]", until=("[TOOL_CALLS]",), read=call_forms.mistral),),
+            inner=("[ARGS]", "[CALL_ID]"),
         ),
     ),
     Form(
@@ -86,17 +107,29 @@ CALL_FORMS: Final = (
         ),
     ),
     Form(
-        ("invoke", "deepseek_v32", "minimax_m2", "minimax-m2"),
-        ("<minimax:tool_call>", "<｜DSML｜function_calls>"),
-        ("deepseek_v32", "minimax_m2"),
+        ("invoke", "deepseek_v32", "deepseek_v4", "deepseek_v41", "minimax_m2", "minimax-m2"),
+        ("<minimax:tool_call>", *DSML_OPENS),
+        ("deepseek_v32", "deepseek_v4", "deepseek_v41", "minimax_m2"),
         Dialect(
             (
-                _calls("<minimax:tool_call>", closes=("</minimax:tool_call>",), read=call_forms.invoked),
+                _calls("<minimax:tool_call>", closes=("</minimax:tool_call>",), bodies=call_bodies.INVOKED),
                 _calls(
-                    "<｜DSML｜function_calls>", closes=("</｜DSML｜function_calls>",), read=call_forms.invoked
+                    *DSML_OPENS,
+                    closes=tuple(mark.replace("<", "</", 1) for mark in DSML_OPENS),
+                    bodies=call_bodies.DSML,
                 ),
             ),
             inner=("｜DSML｜",),
+        ),
+    ),
+    Form(
+        ("kimi_k3",),
+        ("<|open|>",),
+        ("kimi_k3",),
+        Dialect(
+            (_calls("<|open|>tools<|sep|>", closes=("<|close|>tools<|sep|>",), bodies=call_bodies.KIMI_K3),),
+            drops=KIMI_K3_DROPS,
+            inner=("<|open|>", "<|close|>", "<|sep|>"),
         ),
     ),
     Form(
@@ -115,8 +148,8 @@ CALL_FORMS: Final = (
         ("gemma4", "gemma4_text"),
         Dialect(
             (
-                _calls("<|tool_call>", closes=("<tool_call|>",), read=call_forms.gemma),
-                _calls("<start_function_call>", closes=("<end_function_call>",), read=call_forms.gemma),
+                _calls("<|tool_call>", closes=("<tool_call|>",), bodies=(GEMMA_BODY,)),
+                _calls("<start_function_call>", closes=("<end_function_call>",), bodies=(GEMMA_BODY,)),
             ),
             inner=('<|"|>', "<escape>"),
         ),
@@ -130,9 +163,10 @@ CALL_FORMS: Final = (
                 _calls(
                     "<tool_call>",
                     closes=("</tool_call>",),
-                    read=call_forms.tagged,
-                    whole=call_forms.ends_itself,
+                    read=call_forms.objects,
+                    bodies=call_bodies.TAGGED,
                 ),
+                _calls("<function=", closes=("</function>",), in_body=True, bodies=call_bodies.BARE),
             )
         ),
     ),
@@ -142,7 +176,7 @@ CALL_FORMS: Final = (
         ("llama4", "llama4_text"),
         Dialect(
             (
-                _calls("<|python_start|>", closes=("<|python_end|>",), read=call_forms.pythonic),
+                _calls("<|python_start|>", closes=("<|python_end|>",), bodies=call_bodies.PYTHONIC),
                 _calls("[", bare=True, read=call_forms.pythonic),
             )
         ),
@@ -161,7 +195,19 @@ CALL_FORMS: Final = (
 THOUGHT_FORMS: Final = (
     Form(("harmony", "openai_gptoss", "gpt-oss"), ("<|channel|>",), ("gpt_oss",), HARMONY),
     Form(("gemma", "gemma4"), ("<|channel>",), ("gemma4",), _thoughts("<|channel>thought", "<channel|>")),
-    Form(("mistral",), ("[THINK]",), (), _thoughts("[THINK]", "[/THINK]")),
+    Form(
+        ("mistral",),
+        ("[THINK]",),
+        (),
+        _thoughts("[THINK]", "[/THINK]") | _thoughts("<think>", "</think>"),
+    ),
+    Form(
+        ("kimi_k3",),
+        ("<|open|>think<|sep|>", "<|open|>"),
+        ("kimi_k3",),
+        _thoughts("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>")
+        | Dialect(drops=KIMI_K3_DROPS, inner=("<|open|>", "<|close|>", "<|sep|>")),
+    ),
     Form(("seed", "seed_oss"), ("<seed:think>",), ("seed_oss",), _thoughts("<seed:think>", "</seed:think>")),
     Form(
         ("think", "deepseek_r1", "deepseek-r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "step3"),

@@ -36,7 +36,7 @@ from services.openai.rendering import Rendering
 from services.openai.reply import Answering, StreamedReply, WholeReply
 from services.openai.salts import salt_of
 from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from services.openai.structures import Structures
+from services.openai.structures import Structures, structure_of
 from services.openai.tenants import tenant_of
 from services.openai.transcript import Transcript
 from services.rooms.request import Grammar, GrammarKind
@@ -84,7 +84,16 @@ class Generating:
         prompt = truncated(prompt, body, asked, self._backend.limits())
         await self._prompts.check_messages(request, body, tools, prompt)
         grammar, calls, held = await self._structures.of_chat(request, body, prompt)
-        told_apart = partial(heard, body, prompt, model.forms, model.tokenizer, calls, held)
+        told_apart = partial(
+            heard,
+            body,
+            prompt,
+            model.forms,
+            model.tokenizer,
+            calls,
+            held,
+            constrained=structure_of(body) is not None,
+        )
         return await self._reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 
     async def count(self, request: Request, body: ChatRequest) -> int:

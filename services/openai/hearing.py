@@ -21,9 +21,11 @@ from services.openai.dialects import (
     names_of,
 )
 from services.openai.held_reading import CallShape
+from services.openai.output_parts import Voice
+from services.openai.output_regions import Dialect, RegionKind
 from services.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
 from services.openai.schemas import ChatRequest, NamedTool
-from services.openai.speech import Dialect, RegionKind, Speech, Voice
+from services.openai.speech import Speech
 from services.openai.tokenizer import Tokenizer
 from services.runtime.errors import StartupError
 
@@ -110,9 +112,11 @@ def heard(
     tokenizer: Tokenizer,
     calls: Form | None,
     held: CallShape | None,
+    *,
+    constrained: bool = False,
 ) -> Heard | None:
-    """`calls`: the form in which they come. `held`: as what a grammar has them written. None: there is
-    nothing to tell apart."""
+    """`calls`: the form in which they come. `held`: as what a grammar has them written. `constrained`: a
+    grammar has the content, too. None: there is nothing to tell apart."""
     tools = offered(body)
     callable_ = calls.dialect if tools and calls is not None else None
     where = opening(body, prompt, forms, tokenizer)
@@ -120,14 +124,15 @@ def heard(
     by_template = forms.template is not None and calls is forms.calls and body.separate_reasoning
     if callable_ is None and thoughts is None and not by_template:
         return None
-    dialect = (callable_ or Dialect()) | (thoughts or Dialect())
-    cut_short = body.stop or body.stop_token_ids
+    may_think = thoughts is not None and not (constrained and where is Opening.CLOSED)
+    dialect = (callable_ or Dialect()) | ((thoughts if may_think else None) or Dialect())
     voice: Voice = Speech(
         dialect,
         schemas_of(tools),
         thinking=where is Opening.WITHIN,
         held=held,
-        grows=not cut_short,
+        grows=not body.stop_token_ids,
+        constrained=constrained,
     )
     marks = _among(tokenizer, dialect)
     if by_template and forms.template is not None:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from services.openai.answering import Usage, counted
 from services.openai.choice import Called, ChoiceAssembler, Delta, Told, whole_calls
 from services.openai.errors import ApiError
+from services.openai.output_parts import Said, Thought
 from services.openai.schemas import StreamOptions
-from services.openai.speech import Said, Thought
 from services.openai.sse import Framing
 from services.rooms.request import FinishReason, Token
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.openai.call_forms import calls_of
-from services.openai.speech import Call, Part, Said, Thought, Unreadable, joined
+from services.openai.output_parts import Call, Part, Said, Thought, Unreadable, joined
 from services.runtime.errors import StartupError, in_a_line
 
 THOUGHTS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})

@@ -5,174 +5,70 @@ how it was cut into pieces changes nothing. A call is told when it is whole and 
 told of it is never broken; one that cannot be read stays the text that it was. One that a grammar holds is
 told as it grows, where that is asked for: it cannot be broken, but cut off.
 
+A mark counts only where it can stand. Reasoning stands at an answer's beginning. A call begins as its format
+says behind its mark, and ends where its JSON ends, or at its last possible mark. Elsewhere a mark is text.
+
 Pure.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import groupby
-from typing import Any, Final, NamedTuple, Protocol
+from itertools import chain
+from typing import Final
 
 from services.openai.held_reading import CallShape, HeldCall
-
-Schemas = Mapping[str, Mapping[str, Any]]
-"""Of each tool that may be called: the JSON schema of its arguments."""
-
-
-class Said(NamedTuple):
-    """Of the answer."""
-
-    text: str
-
-
-class Thought(NamedTuple):
-    text: str
-
-
-class Call(NamedTuple):
-    """Of a tool."""
-
-    name: str
-    arguments: str
-    """A JSON object."""
-
-
-class CallBegun(NamedTuple):
-    """Of a tool; its arguments follow."""
-
-    name: str
-
-
-class CallGrown(NamedTuple):
-    """The call that was begun last."""
-
-    arguments: str
-    """What comes to its JSON."""
-
-
-Part = Said | Thought | Call | CallBegun | CallGrown
-
-
-class RegionKind(Enum):
-    """What stands between two marks."""
-
-    THOUGHT = "thought"
-    CALLS = "calls"
-    SAID = "said"
-
-
-class Unreadable(ValueError):
-    """A text between the marks of a call is none."""
-
-
-Read = Callable[[str, str, Schemas], Sequence[Call]]
-"""The calls in a body, behind its head. Raises Unreadable."""
-
-
-def _no_calls(_: str, body: str, __: Schemas) -> Sequence[Call]:
-    raise Unreadable(body)
-
-
-@dataclass(frozen=True, slots=True)
-class TextRegion:
-    """A part of the text between marks."""
-
-    kind: RegionKind
-    opens: tuple[str, ...]
-    closes: tuple[str, ...] = ()
-    """None: it lasts to the end of the text."""
-    until: tuple[str, ...] = ()
-    """Marks that end it and belong to what follows."""
-    head: str = ""
-    """The mark that ends what stands before the body, if anything does."""
-    sort: Callable[[str], RegionKind] | None = None
-    """What a head makes of it."""
-    bare: bool = False
-    """Its mark is its first character, and counts where nothing was said before it alone."""
-    read: Read = _no_calls
-    whole: Callable[[str], bool] = lambda _: True
-    """Whether a body may be whole that nothing closed."""
-
-    def calls(self, head: str, body: str, schemas: Schemas, *, closed: bool) -> Sequence[Call]:
-        """Raises Unreadable."""
-        if not closed and not self.whole(body):
-            raise Unreadable(body)
-        return self.read(head, body, schemas)
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a model marks its thoughts and its calls."""
-
-    regions: tuple[TextRegion, ...] = ()
-    drops: tuple[str, ...] = ()
-    """Marks that say nothing."""
-    inner: tuple[str, ...] = ()
-    """Marks within bodies, for those who read them."""
-
-    @property
-    def marks(self) -> frozenset[str]:
-        """All that it is told by."""
-        return frozenset(
-            mark
-            for region in self.regions
-            for mark in (*region.opens, *region.closes, *region.until, region.head)
-            if mark
-        ).union(self.drops, self.inner)
-
-    def only(self, *kinds: RegionKind) -> "Dialect":
-        """Without the regions of other kinds; what has a head may be of any."""
-        return Dialect(
-            tuple(each for each in self.regions if each.kind in kinds or each.sort is not None),
-            self.drops,
-            self.inner,
-        )
-
-    def __or__(self, other: "Dialect") -> "Dialect":
-        return Dialect(
-            tuple(dict.fromkeys(self.regions + other.regions)),
-            tuple(dict.fromkeys(self.drops + other.drops)),
-            tuple(dict.fromkeys(self.inner + other.inner)),
-        )
-
-
-class Voice(Protocol):
-    """What hears one answer."""
-
-    unread: int
-    """Calls that could not be read, and are text."""
-
-    @property
-    def thinking(self) -> bool:
-        """Whether what comes next is a thought, as far as it is known."""
-
-    def push(self, text: str) -> list[Part]:
-        """What is certain with the next piece of the text."""
-
-    def flush(self) -> list[Part]:
-        """What was held back. The end."""
-
+from services.openai.json_strings import JsonStrings, is_json
+from services.openai.open_region import OpenRegion, first_mark
+from services.openai.output_parts import (
+    Call,
+    CallBegun,
+    CallGrown,
+    Part,
+    Said,
+    Schemas,
+    Thought,
+    Unreadable,
+    joined,
+)
+from services.openai.output_regions import (
+    JSON_BODY,
+    CallStart,
+    Dialect,
+    RegionKind,
+)
 
 NO_GAP: Final = ""
+IN_REASONING_MAX: Final = 8
+"""Most marks of calls in reasoning that turn out to be text. Those behind them are."""
+READ_CHARS_MAX: Final = 2**19
+"""Most characters of one answer that are read as calls and are none. Behind them the next call's mark ends a
+call."""
+LAYOUT_MAX: Final = 256
+"""Most whitespace between a mark and its call."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A region that has begun."""
+class _Inner:
+    """A tool call within reasoning. It is one if nothing follows it, and text if the reasoning goes on."""
 
-    region: TextRegion
-    kind: RegionKind
     mark: str
-    head: list[str] = field(default_factory=list)
-    in_head: bool = False
-    body: list[str] = field(default_factory=list)
-    call: HeldCall | None = None
-    """That is being written as a grammar has it."""
-    told: bool = False
-    """What is in it was told, or has begun to be."""
-    arguments: list[str] = field(default_factory=list)
+    speech: "Speech"
+    text: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    failed: bool = False
+    """It is no call, or something else follows it."""
+
+    def push(self, text: str) -> None:
+        self.text.append(text)
+        self._add(self.speech.push(text))
+
+    def flush(self) -> None:
+        self._add(self.speech.flush())
+
+    def _add(self, parts: Sequence[Part]) -> None:
+        self.parts += parts
+        others = any(not isinstance(part, Call) for part in parts)
+        self.failed = self.failed or others or self.speech.unread > 0
 
 
 class Speech:
@@ -186,14 +82,21 @@ class Speech:
         thinking: bool = False,
         held: CallShape | None = None,
         grows: bool = False,
+        constrained: bool = False,
+        calls_alone: bool = False,
     ) -> None:
         """`thinking`: the prompt has opened a thought already. `held`: as what a grammar has calls written.
-        `grows`: those are told as they come."""
+        `grows`: those are told as they come. `constrained`: a grammar has the content, which has no marks.
+        `calls_alone`: nothing is read behind content."""
         self._dialect = dialect
         self._shape = held
         self._grows = grows
+        self._constrained = constrained
+        self._calls_alone = calls_alone
         self._schemas = schemas
-        self._calls_come = any(each.kind is RegionKind.CALLS or each.sort for each in dialect.regions)
+        calls = [each for each in dialect.regions if each.kind is RegionKind.CALLS]
+        self._calls_come = bool(calls) or any(each.sort for each in dialect.regions)
+        self._call_marks = tuple(mark for each in calls if not each.bare for mark in each.opens)
         self._held = ""
         self._gap = NO_GAP
         """Whitespace that is said if something follows it."""
@@ -201,16 +104,36 @@ class Speech:
         """Behind a thought or a call: whitespace is layout."""
         self._begun = False
         """Something was said or called."""
-        self._open: _Open | None = None
+        self._reasoned = False
+        """Reasoning has ended."""
+        self._spoken = False
+        """Something was said."""
+        self._seam = False
+        """Something else stands between what was said and what is said next."""
+        self._spaced = False
+        """What was said ends with whitespace."""
+        self._open: OpenRegion | None = None
+        self._inner: _Inner | None = None
+        self._not_calls = 0
+        self._chars_left = READ_CHARS_MAX
         self.unread = 0
         thoughts = [each for each in dialect.regions if each.kind is RegionKind.THOUGHT]
         if thinking and thoughts:
-            self._open = _Open(thoughts[0], RegionKind.THOUGHT, "")
+            self._open = OpenRegion(thoughts[0], RegionKind.THOUGHT, "")
             self._fresh = True
 
     @property
     def thinking(self) -> bool:
         return self._open is not None and self._open.kind is RegionKind.THOUGHT
+
+    @property
+    def in_string(self) -> bool:
+        """Whether a string of a call's JSON is open."""
+        return self._open is not None and self._open.json is not None and self._open.json.in_string
+
+    @property
+    def _is_over(self) -> bool:
+        return self._calls_alone and (self._spoken or self.unread > 0)
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -218,25 +141,34 @@ class Speech:
 
     def flush(self) -> list[Part]:
         parts = self._advance(last=True)
-        if self._open is not None and self._open.call is not None and not self._open.told:
-            self._read_as_any(self._open)
+        while self._open is not None and not self._is_over:
+            self._finish(parts, self._open)
             parts += self._advance(last=True)
-        if self._open is not None:
-            self._close(parts, "")
-        if self._gap and not self._fresh:
+        if self._gap and not self._fresh and not self._seam:
             parts.append(Said(self._gap))
         self._gap = NO_GAP
         return joined(parts)
 
     def _advance(self, *, last: bool) -> list[Part]:
         parts: list[Part] = []
-        while self._held:
+        while self._held and not self._is_over:
             if self._open is None and self._opens_bare(last=last):
                 break
-            if self._open is not None and self._open.call is not None:
-                self._grow(parts, self._open, self._open.call)
+            now = self._open
+            if now is not None and self._inner is not None:
+                if not self._advance_inner(parts, now, self._inner, last=last):
+                    break
                 continue
-            start, mark = _first(self._held, self._marks(), last=last)
+            if now is not None and now.call is not None:
+                self._grow(parts, now, now.call)
+                continue
+            if now is not None and now.kind is RegionKind.CALLS and not now.in_head and now.form is None:
+                if not self._choose(parts, now, last=last):
+                    break
+                continue
+            start, mark = first_mark(self._held, self._marks(), last=last)
+            if now is not None and now.json is not None and not self._take_json(now, now.json, start):
+                continue
             self._pass(parts, self._held[:start])
             self._held = self._held[start:]
             if mark is None:
@@ -257,55 +189,78 @@ class Speech:
         for region in bare:
             if said.startswith(region.opens):
                 self._begun, self._gap, self._held = True, NO_GAP, said
-                self._open = _Open(region, region.kind, "", call=self._held_call(""))
+                call = None if region.head else self._held_call("")
+                self._open = OpenRegion(region, region.kind, "", in_head=bool(region.head), call=call)
                 return False
-        return False
+        return not last and any(mark.startswith(said) for region in bare for mark in region.opens)
 
     def _marks(self) -> tuple[str, ...]:
         """That mean something where the text is now."""
         now = self._open
+        if self._constrained and (self._begun if now is None else now.kind is RegionKind.SAID):
+            return ()
         if now is None:
-            opens = (mark for each in self._dialect.regions if not each.bare for mark in each.opens)
-            return (*opens, *self._dialect.drops)
+            thoughts = not self._begun and not self._reasoned
+            regions = (each for each in self._dialect.regions if not each.bare)
+            opens = (each.opens for each in regions if thoughts or each.kind is not RegionKind.THOUGHT)
+            return (*chain.from_iterable(opens), *self._dialect.drops)
         if now.in_head:
             return (now.region.head,)
-        own = now.region.opens if now.kind is RegionKind.THOUGHT and not now.region.head else ()
-        return (*now.region.closes, *now.region.until, *own)
+        ends = (*now.region.closes, *now.region.until)
+        if now.kind is RegionKind.THOUGHT and not now.region.head:
+            again = now.region.opens if self._fresh else ()
+            held = self._shape is not None or self._constrained or self._not_calls >= IN_REASONING_MAX
+            return (*ends, *again, *(() if held else self._call_marks))
+        if now.form is not None and now.form.read_ahead is not None:
+            return (*ends, *self._call_marks)
+        return ends
 
     def _meet(self, parts: list[Part], mark: str) -> None:
         """A mark is at the beginning of what is held."""
         now = self._open
         if now is None:
-            self._held = self._held[len(mark) :]
-            for region in self._dialect.regions:
-                if not region.bare and mark in region.opens:
-                    call = self._held_call(mark) if region.kind is RegionKind.CALLS else None
-                    self._open = _Open(region, region.kind, mark, in_head=bool(region.head), call=call)
-                    self._begin(region.kind)
-                    return
-            return
-        if now.in_head:
-            self._held = self._held[len(mark) :]
-            now.in_head = False
-            if now.region.sort is not None:
-                now.kind = now.region.sort(now.mark + "".join(now.head))
-            self._begin(now.kind)
-            if now.kind is RegionKind.CALLS and self._shape is not None and self._shape.mark == mark:
-                now.call = self._named_by(now)
-            return
-        if mark in now.region.closes:
+            self._open_region(mark)
+        elif now.in_head:
+            self._end_head(now, mark)
+        elif now.form is not None and now.form.read_ahead is not None:
+            self._meet_ahead(parts, now, mark)
+        elif mark in now.region.closes:
             self._held = self._held[len(mark) :]
             self._close(parts, mark)
         elif mark in now.region.until:
             self._close(parts, "")
-        else:
+        elif mark in now.region.opens:
             self._held = self._held[len(mark) :]  # a thought that is opened again
+        else:
+            calls = tuple(each for each in self._dialect.regions if each.kind is RegionKind.CALLS)
+            inner = Dialect(calls, self._dialect.drops, self._dialect.inner)
+            self._inner = _Inner(mark, Speech(inner, self._schemas, calls_alone=True))
+
+    def _open_region(self, mark: str) -> None:
+        for region in self._dialect.regions:
+            if not region.bare and mark in region.opens:
+                call = self._held_call(mark) if region.kind is RegionKind.CALLS else None
+                self._open = OpenRegion(region, region.kind, mark, in_head=bool(region.head), call=call)
+                self._begin(region.kind)
+                if region.in_body:
+                    return
+                break
+        self._held = self._held[len(mark) :]
+
+    def _end_head(self, now: OpenRegion, mark: str) -> None:
+        self._held = self._held[len(mark) :]
+        now.in_head = False
+        if now.region.sort is not None:
+            now.kind = now.region.sort(now.mark + "".join(now.head))
+        self._begin(now.kind)
+        if now.kind is RegionKind.CALLS and self._shape is not None and self._shape.mark == mark:
+            now.call = self._named_by(now)
 
     def _held_call(self, mark: str) -> HeldCall | None:
         shape = self._shape
         return shape.of_any(self._schemas) if shape is not None and shape.mark == mark else None
 
-    def _named_by(self, now: _Open) -> HeldCall | None:
+    def _named_by(self, now: OpenRegion) -> HeldCall | None:
         """A call whose name stands in its head."""
         try:
             (call,) = now.region.read(now.mark + "".join(now.head), "{}", self._schemas)
@@ -313,7 +268,7 @@ class Speech:
             return None
         return HeldCall({"": call.name}, "")
 
-    def _grow(self, parts: list[Part], now: _Open, call: HeldCall) -> None:
+    def _grow(self, parts: list[Part], now: OpenRegion, call: HeldCall) -> None:
         """What comes is of a call that a grammar holds."""
         begun = call.name is not None
         taken, arguments = call.take(self._held)
@@ -324,30 +279,165 @@ class Speech:
             return
         if self._grows and call.name is not None and not begun:
             now.told = True
-            parts.append(CallBegun(call.name))
+            self._tell(parts, CallBegun(call.name))
         if arguments and self._grows:
             parts.append(CallGrown(arguments))
         now.arguments.append(arguments)
         if call.arguments_end and not now.told:
             written = "".join(now.arguments)
-            if call.name is None or not _is_json(written):
+            if call.name is None or not is_json(written):
                 self._read_as_any(now)
                 return
             now.told = True
-            parts.append(Call(call.name, written))
+            self._tell(parts, Call(call.name, written))
         if now.region.closes and call.arguments_end:
-            now.call = None
+            now.call, now.form = None, JSON_BODY
         elif call.ends:
-            self._open, self._begun, self._fresh, self._gap = None, False, True, NO_GAP
+            self._open, self._begun = None, False
 
-    def _read_as_any(self, now: _Open) -> None:
+    def _read_as_any(self, now: OpenRegion) -> None:
         """As what nobody holds to anything."""
         self._held = "".join(now.body) + self._held
         now.body.clear()
         now.call = None
 
+    def _choose(self, parts: list[Part], now: OpenRegion, *, last: bool) -> bool:
+        """Settle how the calls behind a mark are written. Returns False where more text is needed for that.
+        What is no call is text again."""
+        text = self._held.lstrip()
+        layout = len(self._held) - len(text)
+        if not text and layout <= LAYOUT_MAX:
+            now.form = JSON_BODY if last else None
+            return last
+        bodies = now.region.bodies if layout <= LAYOUT_MAX else ()
+        found = [(body, body.begins(text, self._schemas)) for body in bodies]
+        fits = [body for body, begins in found if begins is CallStart.YES]
+        perhaps = [body for body, begins in found if begins is CallStart.PERHAPS]
+        if not fits and perhaps and not last:
+            return False
+        if fits or perhaps:
+            now.form = (fits or perhaps)[0]
+            now.json = JsonStrings() if now.form.read_ahead is None else None
+            return True
+        self._open = None
+        if now.region.in_body:
+            self._held = self._held[len(now.mark) :]
+        self._say(parts, now.mark, Said)
+        return True
+
+    def _take_json(self, now: OpenRegion, json: JsonStrings, start: int) -> bool:
+        """Follow the JSON up to `start`, where a mark may be. Returns False where there is more to be read
+        before: a string, or what is no JSON."""
+        if json.in_string:
+            self._take(now, json.take_string(self._held))
+            return False
+        taken = json.take_plain(self._held[:start])
+        if json.broken:
+            self._read_again(now)
+        elif json.in_string:
+            self._take(now, taken)
+        return not json.broken and not json.in_string
+
+    def _take(self, now: OpenRegion, taken: int) -> None:
+        now.body.append(self._held[:taken])
+        self._held = self._held[taken:]
+
+    def _read_again(self, now: OpenRegion) -> None:
+        """Nothing is known of the strings of a call, so that the first mark of its end ends it."""
+        self._held = "".join(now.body) + self._held
+        now.body.clear()
+        now.json = None
+
+    def _meet_ahead(self, parts: list[Part], now: OpenRegion, mark: str) -> None:
+        """A mark in a call that is no JSON: of its end, or of another call, if it is no text."""
+        if now.could_end and mark in self._call_marks:
+            if self._chars_left <= 0:
+                self._read_ahead(parts, now, final=True)
+                return
+            if now.size >= now.next_attempt:
+                if self._read_ahead(parts, now, final=False):
+                    return
+                now.next_attempt = 2 * now.size
+        now.could_end = now.could_end or mark in now.region.closes
+        self._pass(parts, mark)
+        self._held = self._held[len(mark) :]
+
+    def _read_ahead(self, parts: list[Part], now: OpenRegion, *, final: bool) -> bool:
+        """Read the calls of a body. Returns False where they may not have ended yet. `final`: they have, and
+        what is none is text, up to the first mark of an end."""
+        text = "".join(now.body)
+        read_ahead = None if now.form is None else now.form.read_ahead
+        found = None if read_ahead is None else read_ahead(text, self._schemas, final)
+        if found is None and not final:
+            return False
+        self._open = None
+        if found is not None:
+            self._tell(parts, *found.calls)
+            self._held = text[found.end :] + self._held
+            return True
+        self._chars_left -= len(text)
+        self.unread += 1
+        start, mark = first_mark(text, now.region.closes, last=True)
+        end = start + len(mark or "")
+        self._say(parts, ("" if now.region.in_body else now.mark) + text[:end], Said)
+        self._held = text[end:] + self._held
+        return True
+
+    def _advance_inner(self, parts: list[Part], now: OpenRegion, inner: _Inner, *, last: bool) -> bool:
+        """What comes is of a call within reasoning, unless the reasoning goes on or ends. Returns False where
+        more text is needed."""
+        start, mark = first_mark(self._held, now.region.closes, last=last)
+        inner.push(self._held[:start])
+        self._held = self._held[start:]
+        if mark is not None and not inner.failed and inner.speech.in_string:
+            inner.push(mark)
+            self._held = self._held[len(mark) :]
+        elif mark is not None or inner.failed:
+            self._resume(parts, inner)
+        else:
+            return False
+        return True
+
+    def _resume(self, parts: list[Part], inner: _Inner) -> None:
+        """The mark of a call is text of the reasoning."""
+        self._inner = None
+        self._not_calls += 1
+        self._say(parts, inner.mark, Thought)
+        self._held = "".join(inner.text)[len(inner.mark) :] + self._held
+
+    def _finish(self, parts: list[Part], now: OpenRegion) -> None:
+        """Nothing follows, and a region is open. Its text may have to be read again."""
+        inner = self._inner
+        if inner is not None:
+            inner.flush()
+            if inner.failed or not inner.parts:
+                self._not_calls += IN_REASONING_MAX // 2
+                self._resume(parts, inner)
+                return
+            self._inner = None
+            self._close(parts, "")
+            self._tell(parts, *inner.parts)
+        elif now.call is not None and not now.told:
+            self._read_as_any(now)
+        elif now.json is not None and now.json.is_open:
+            self._read_again(now)
+        elif now.form is not None and now.form.read_ahead is not None:
+            self._read_ahead(parts, now, final=True)
+        else:
+            self._close(parts, "")
+
     def _begin(self, kind: RegionKind) -> None:
         if kind is RegionKind.THOUGHT:
+            self._fresh, self._gap, self._seam = True, NO_GAP, self._spoken
+
+    def _tell(self, parts: list[Part], *calls: Part) -> None:
+        """Calls, or the beginning of one. Whitespace on their line is content, blank lines are layout."""
+        if self._spoken and not self._seam and self._gap and "\n" not in self._gap:
+            parts.append(Said(self._gap))
+            self._gap, self._spaced = NO_GAP, True
+        parts += calls
+        self._begun, self._reasoned, self._seam = True, True, self._spoken
+        if not self._spoken:
             self._fresh, self._gap = True, NO_GAP
 
     def _pass(self, parts: list[Part], text: str) -> None:
@@ -361,6 +451,7 @@ class Speech:
             now.head.append(text)
         elif now.kind is RegionKind.CALLS:
             now.body.append(text)
+            now.size += len(text)
         else:
             self._say(parts, text, Thought if now.kind is RegionKind.THOUGHT else Said)
 
@@ -376,8 +467,12 @@ class Speech:
         if part is Thought or self._calls_come:
             kept = text.rstrip()
             self._gap, text = text[len(kept) :], kept
+        if text and part is Said:
+            if self._seam and not self._spaced and not text[0].isspace():
+                text = "\n" + text
+            self._begun = self._spoken = True
+            self._seam, self._spaced = False, text[-1].isspace()
         if text:
-            self._begun = self._begun or part is Said
             parts.append(part(text))
 
     def _close(self, parts: list[Part], mark: str) -> None:
@@ -388,64 +483,16 @@ class Speech:
         if now.in_head:
             return  # a head alone says nothing
         self._begin(now.kind)
-        if now.kind is not RegionKind.CALLS:
-            return
-        if now.told:
-            self._begun, self._fresh, self._gap = True, True, NO_GAP
+        self._reasoned = self._reasoned or now.kind is RegionKind.THOUGHT
+        if now.kind is not RegionKind.CALLS or now.told:
             return
         head, body = now.mark + "".join(now.head), "".join(now.body)
+        if not (mark or now.head or body.strip()):
+            return  # a mark alone says nothing
         try:
-            calls = now.region.calls(head, body, self._schemas, closed=bool(mark))
+            calls = now.region.read(head, body, self._schemas)
         except Unreadable:
             self.unread += 1
             self._say(parts, head + now.region.head + body + mark, Said)
             return
-        self._begun, self._fresh, self._gap = True, True, NO_GAP
-        parts += calls
-
-
-def _first(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
-    """Where the first mark stands, of several there the longest; or from where one may begin, and None.
-    `last`: nothing follows."""
-    claimed = len(text) if last else min((_begun_from(text, mark) for mark in marks), default=len(text))
-    found = min(
-        ((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=(claimed, 0, "")
-    )
-    return (found[0], found[2]) if found[2] and found[0] < claimed else (claimed, None)
-
-
-def _begun_from(text: str, mark: str) -> int:
-    """Where the longest end of `text` begins that is a beginning of `mark`, and not all of it."""
-    at = max(0, len(text) - len(mark) + 1)
-    while (at := text.find(mark[0], at)) >= 0:
-        if mark.startswith(text[at:]):
-            return at
-        at += 1
-    return len(text)
-
-
-def _is_json(text: str) -> bool:
-    """That can be passed on: halves of characters cannot."""
-    try:
-        json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-_JOINED: Final[Mapping[type[Part], Callable[[str], Part]]] = {
-    Said: Said,
-    Thought: Thought,
-    CallGrown: CallGrown,
-}
-
-
-def joined(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind are one part."""
-    joined: list[Part] = []
-    for kind, alike in groupby(parts, type):
-        if (made := _JOINED.get(kind)) is not None:
-            joined.append(made("".join(part[0] for part in alike)))
-        else:
-            joined += alike
-    return joined
+        self._tell(parts, *calls)

@@ -16,8 +16,8 @@ from services.openai.app import create_app
 from services.openai.backend import Limits
 from services.openai.hearing import forms_of
 from services.openai.model import ServedModel
+from services.openai.output_parts import Call, Part, Said, Thought, joined
 from services.openai.response_template import TemplateVoice, read_template, template_file
-from services.openai.speech import Call, Part, Said, Thought, joined
 from services.openai.tokenizer import Tokenizer
 from services.runtime.errors import StartupError
 from tests.openai import tiny

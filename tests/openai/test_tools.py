@@ -162,7 +162,7 @@ async def test_a_call_that_is_none_is_text_and_counted(
         text = "".join(each["choices"][0]["delta"].get("content", "") for each in chunks)
     else:
         text = reply.json()["choices"][0]["message"]["content"]
-    assert text == broken
+    assert text == f"{broken} "
     assert registry.get_sample_value("baton_tool_calls_total", {"outcome": "read"}) == 1
     assert registry.get_sample_value("baton_tool_calls_total", {"outcome": "unread"}) == 1
 
@@ -175,7 +175,7 @@ async def test_a_call_that_is_none_is_text_and_counted(
         ({"tools": [WEATHER]}, saying(CALL, finish=LENGTH), None, 1, "length"),
         ({"tools": [WEATHER]}, saying(CALL[:30], finish=LENGTH), CALL[:30], 0, "length"),
         ({"tools": [WEATHER], "stop": ["</tool_call>"]}, saying(CALL), None, 1, "tool_calls"),
-        ({"tools": [WEATHER], "stop": ["Paris"]}, saying(CALL), CALL[: CALL.index("Paris")], 0, "stop"),
+        ({"tools": [WEATHER], "stop": ["Paris"]}, saying(CALL), None, 1, "tool_calls"),
         ({"tools": [WEATHER]}, saying("No need. "), "No need. ", 0, "stop"),
     ],
 )  # fmt: skip

@@ -14,8 +14,8 @@ from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown,
 from services.openai.errors import ApiError
 from services.openai.messages.body import MessagesRequest
 from services.openai.messages.manners import told
+from services.openai.output_parts import Said, Thought
 from services.openai.rendering import Collected
-from services.openai.speech import Said, Thought
 from services.openai.sse import Framing
 from services.rooms.request import FinishReason
 
@@ -75,6 +75,8 @@ class MessagesRendering:
                 case Grown(_, arguments):
                     chunks.append(self._argued(arguments))
                 case Said(text):
+                    if self._open is not Said and self._place >= 0:
+                        text = text.lstrip()  # of a block behind another
                     chunks += [*self._ready(Said), self._added({"type": "text_delta", "text": text})]
                 case Thought(text):
                     chunks += self._ready(Thought)
@@ -147,7 +149,7 @@ class MessagesRendering:
                 case Said(text) if last["type"] == "text":
                     last["text"] += text
                 case Said(text):
-                    blocks.append({"type": "text", "text": text})
+                    blocks.append({"type": "text", "text": text.lstrip() if blocks else text})
                 case Thought(text):
                     thought = "" if self._hides else text
                     if last["type"] == "thinking":

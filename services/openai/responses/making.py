@@ -49,6 +49,7 @@ class ResponseBuilder:
         now = self._open
         if not isinstance(now, _Message):
             events += self.close()
+            text = text.lstrip() if self.items else text  # of a message behind another item
             now = self._open = _Message(self._next("msg"), len(self.items))
             events += self._begun(now)
         return events + now.grow(text, logprobs)

@@ -9,9 +9,9 @@ from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown,
 from services.openai.errors import ApiError
 from services.openai.logprobs import chat_logprobs, token_text
 from services.openai.model import ServedModel
+from services.openai.output_parts import Said, Thought
 from services.openai.rendering import Collected
 from services.openai.responses.making import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
-from services.openai.speech import Said, Thought
 from services.openai.sse import NAMED
 from services.rooms.request import FinishReason
 

@@ -1,0 +1,176 @@
+"""Tool calls in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:3}`.
+
+Texts are not escaped. A mark of a text's end counts where the object or the list can go on behind it.
+
+Pure.
+"""
+
+import re
+from typing import Any, Final
+
+from services.openai.call_forms import call_of, decoded, json_value
+from services.openai.output_parts import Call, Schemas, Unreadable
+from services.openai.output_regions import CallBody, CallStart, ReadAhead
+
+CALL: Final = re.compile(r"\s*(?:call:)?([\w.-]{1,256})\s*(?=\{)")
+QUOTES: Final = re.compile(r'<\|"\|>|<escape>')
+KEY: Final = re.compile(r"[^:,{}\[\]<>\"]{1,256}(?=:)")
+OPENS: Final = re.compile(r"<\|tool_call>|<start_function_call>")
+CLOSES: Final = re.compile(r"<tool_call\|>|<end_function_call>")
+CLOSED: Final = r"\s*(?:[}\]]\s*)*(?:<tool_call\|>|<end_function_call>)"
+LAST: Final = re.compile(CLOSED)
+"""Behind the last text of a call."""
+BEHIND: Final = re.compile(
+    rf"{CLOSED}|\s*(?:[}}\]]\s*)*(?:\Z|,\s*(?:"
+    r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
+)
+"""Behind any text of a call."""
+MARKS: Final = re.compile(rf"(?P<opens>{OPENS.pattern})|(?P<closes>{CLOSES.pattern})|{QUOTES.pattern}")
+ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
+BARE: Final = re.compile(r"[^,\]}]{1,64}")
+SPACE: Final = re.compile(r"\s*")
+DEPTH_MAX: Final = 64
+
+
+class _GemmaReader:
+    """One call."""
+
+    def __init__(self, text: str, *, counted: bool, least: int = 0) -> None:
+        """`counted`: calls within texts are, and a text ends behind them. `least`: where the last text ends
+        at the earliest."""
+        self._text = text
+        self._counted = counted
+        self._least = least
+        self.at = 0
+
+    def call(self) -> tuple[str, Any]:
+        """Its name and its arguments. Raises Unreadable."""
+        found = CALL.match(self._text)
+        if found is None:
+            raise Unreadable(self._text)
+        self.at = found.end()
+        return found[1], self._value(0)
+
+    def _value(self, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise Unreadable(self._text)
+        self._skip()
+        char = self._text[self.at : self.at + 1]
+        if char == "{":
+            return self._object(depth)
+        if char == "[":
+            return self._list(depth)
+        if char == '"':
+            value, self.at = decoded(self._text, self.at)
+            return value
+        if (quotes := QUOTES.match(self._text, self.at)) is not None:
+            return self._quoted(quotes[0])
+        found = BARE.match(self._text, self.at)
+        if found is None:
+            raise Unreadable(self._text)
+        self.at = found.end()
+        return json_value(found[0])
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        while self._goes_on("}", first=not made):
+            key = self._key()
+            self._take(":")
+            made[key] = self._value(depth + 1)
+        return made
+
+    def _list(self, depth: int) -> list[Any]:
+        made: list[Any] = []
+        while self._goes_on("]", first=not made):
+            made.append(self._value(depth + 1))
+        return made
+
+    def _goes_on(self, end: str, *, first: bool) -> bool:
+        """Take what stands before the next item. Returns False behind the last."""
+        if first:
+            self.at += 1
+            self._skip()
+        else:
+            self._skip()
+            if self._text[self.at : self.at + 1] != end:
+                self._take(",")
+                self._skip()
+        if self._text[self.at : self.at + 1] == end:
+            self.at += 1
+            return False
+        return True
+
+    def _key(self) -> str:
+        if self._text[self.at : self.at + 1] == '"' or QUOTES.match(self._text, self.at):
+            return str(self._value(DEPTH_MAX))
+        found = KEY.match(self._text, self.at)
+        if found is None:
+            raise Unreadable(self._text)
+        self.at = found.end()
+        return found[0].strip()
+
+    def _quoted(self, quotes: str) -> str:
+        """A text between two marks."""
+        start = self.at + len(quotes)
+        within = 0
+        for found in MARKS.finditer(self._text, start):
+            if found["opens"] is not None:
+                within += self._counted
+            elif found["closes"] is not None:
+                within = max(0, within - 1)
+            elif found[0] == quotes and self._ends_text(found.end(), within):
+                self.at = found.end()
+                return self._text[start : found.start()]
+        raise Unreadable(self._text)
+
+    def _ends_text(self, at: int, within: int) -> bool:
+        if self._text[at : at + 1] == ":":
+            return True
+        is_last = LAST.match(self._text, at) is not None
+        return not (is_last and (within or at < self._least)) and BEHIND.match(self._text, at) is not None
+
+    def _take(self, char: str) -> None:
+        self._skip()
+        if self._text[self.at : self.at + 1] != char:
+            raise Unreadable(self._text)
+        self.at += 1
+
+    def _skip(self) -> None:
+        found = SPACE.match(self._text, self.at)
+        self.at = self.at if found is None else found.end()
+
+
+def _begins(text: str, _: Schemas) -> CallStart:
+    return CallStart.YES if re.match(r"[\w.:-]", text) else CallStart.NO
+
+
+def _read(text: str, *, final: bool, counted: bool, least: int = 0) -> tuple[Call, int] | None:
+    """The call at the beginning of a text, and where it ends."""
+    reader = _GemmaReader(text, counted=counted, least=least)
+    try:
+        call = call_of(*reader.call())
+    except Unreadable:
+        return None
+    closed = LAST.match(text, reader.at)
+    if closed is not None:
+        return call, closed.end()
+    return (call, reader.at) if final and not text[reader.at :].strip() else None
+
+
+def _read_ahead(text: str, _: Schemas, final: bool) -> ReadAhead | None:
+    counted = True
+    found = _read(text, final=final, counted=counted)
+    if found is None and final:
+        counted = False
+        found = _read(text, final=final, counted=counted)
+    if found is None:
+        return None
+    behind = OPENS.search(text, found[1])
+    limit = len(text) if behind is None else behind.start()
+    ends = [each.start() for each in ALL_ENDS.finditer(text, found[1], limit)]
+    if ends:
+        found = _read(text, final=final, counted=counted, least=ends[-1]) or found
+    return ReadAhead((found[0],), found[1])
+
+
+GEMMA_BODY: Final = CallBody(_begins, _read_ahead)
