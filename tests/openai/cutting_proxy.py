@@ -15,9 +15,15 @@ class CuttingProxy:
     idle_s: float
     port: int = 0
     cuts: int = 0
+    aged: int = 0
+    """Connections that were opened so long ago that a silent one has been cut."""
+
+    def _age(self) -> None:
+        self.aged += 1
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self.server_port)
+        asyncio.get_running_loop().call_later(1.5 * self.idle_s, self._age)
         sending = asyncio.create_task(_copy(reader, to_server))
         try:
             while chunk := await asyncio.wait_for(from_server.read(CHUNK_BYTES), self.idle_s):
