@@ -11,7 +11,7 @@ from typing import Final
 
 from services.ids import Incarnation, RoomId
 from services.wire.conversions import Malformed
-from services.wire.credential import BYTES_MAX, BYTES_MIN, of_ranks
+from services.wire.credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
 from services.wire.errors import NotProven
 
 KEPT_MAX: Final = 8192
@@ -28,12 +28,14 @@ class Credentials:
         self._known: OrderedDict[Incarnation, bytes] = OrderedDict()
 
     def check_new(self, incarnation: Incarnation, shown: bytes) -> None:
-        """Before a registration. Raises NotProven if the incarnation has another credential, Malformed for
-        what is none."""
+        """Before a registration: who registers by an incarnation may say goodbye for it (`exit-by-starter`).
+
+        Raises NotProven if the incarnation is another credential's, Malformed for what is no credential.
+        """
         if not BYTES_MIN <= len(shown) <= BYTES_MAX:
             raise Malformed(f"credential must have {BYTES_MIN} to {BYTES_MAX} bytes")
-        if incarnation in self._known:
-            self.check(incarnation, shown)
+        if incarnation != incarnation_of(shown):
+            raise NotProven(f"incarnation {incarnation} is not that of the credential that is shown")
 
     def enter(self, incarnation: Incarnation, credential: bytes) -> None:
         """It has registered."""

@@ -57,7 +57,6 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
             credentials = self._rooms.credentials
             credentials.check_new(facts.incarnation, request.credential)
             await self._rooms.check_name_is_free(facts.name, facts.incarnation)
-            credentials.check_new(facts.incarnation, request.credential)  # nobody else came meanwhile
             self._rooms.register(facts, request.turn_ms)
             credentials.enter(facts.incarnation, request.credential)
         return workers_pb2.RegisterReply(lease_ms=self._rooms.registry.lease_ms)

@@ -30,7 +30,7 @@ from services.wire.baton.v1 import workers_pb2
 from services.worker.leader_host import WorkerHost
 from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
 from services.worker.own_exit import OwnExit
-from services.worker.wiring import Fitting, Rank, Start, draw_incarnation
+from services.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
 DECODE: Final = 1
@@ -59,8 +59,8 @@ async def serve_both(
 ) -> int:
     """Both sides, until both have ended. Returns the exit code. Raises what ends either."""
     engines, sides = SharedEngines(load), (settings.of_prefill, settings.of_decode)
-    mine = [draw_incarnation() for _ in sides]
     words = [credential.draw() for _ in sides]
+    mine = [credential.incarnation_of(word) for word in words]
     hosts: list[WorkerHost] = []
     try:
         for each, incarnation, word in zip(sides, mine, words, strict=True):

@@ -8,6 +8,8 @@ import hmac
 import secrets
 from typing import Final
 
+from services.ids import Incarnation
+
 BYTES: Final = 32
 BYTES_MIN: Final = 16
 BYTES_MAX: Final = 64
@@ -16,6 +18,15 @@ BYTES_MAX: Final = 64
 def draw() -> bytes:
     """Of one process. It is never logged, shown or written down."""
     return secrets.token_bytes(BYTES)
+
+
+def incarnation_of(credential: bytes) -> Incarnation:
+    """The incarnation of the process that drew this credential.
+
+    It follows from the credential: nobody else can register by it, whatever a bootstrap has forgotten.
+    """
+    digest = hmac.digest(credential, b"incarnation", "sha256")
+    return Incarnation(int.from_bytes(digest[:8], "big") >> 1 | 1)
 
 
 def of_ranks(credential: bytes) -> bytes:

@@ -136,7 +136,8 @@ def run_worker(
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
         own_exit.begin(settings)
-        mine, own = draw_incarnation(), credential.draw()
+        own = credential.draw()
+        mine = credential.incarnation_of(own)
         host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
         start = Start(settings, partial(load, settings, threads), host, mine, credential.of_ranks(own))
         try:

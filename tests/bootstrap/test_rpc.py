@@ -18,7 +18,7 @@ from services.rooms.timeline import Moment
 from services.wire import presence
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.conversions import layout_to_wire, outcome_to_wire
-from services.wire.credential import of_ranks
+from services.wire.credential import incarnation_of, of_ranks
 from services.wire.errors import RemoteError, remote_error
 from services.wire.load import load_from_wire
 from services.wire.receiver_secret import digest_of
@@ -27,6 +27,7 @@ from tests.layouts import one_group
 from tests.wire.servers import channel_to, serving, until
 
 OWN = b"drawn by this worker"
+MINE = incarnation_of(OWN)
 
 
 STRANGER = Incarnation(99)
@@ -250,7 +251,7 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     for worker in (at.prefill, at.decode):
         at.rooms.lose(worker.incarnation, "gone", proof="left")
     register = workers_pb2.RegisterRequest(
-        worker=rooms_pb2.Peer(name="new", incarnation=77, address="127.0.0.1:1"),
+        worker=rooms_pb2.Peer(name="new", incarnation=MINE, address="127.0.0.1:1"),
         side=rooms_pb2.SIDE_PREFILL,
         layout=layout,
         schema="s",
@@ -260,25 +261,27 @@ async def test_a_worker_registers_renews_drains_and_leaves(
     )
     reply = await client.call(workers.Register, register)
     assert reply.lease_ms == at.registry.lease_ms
-    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=MINE, credential=OWN))
     assert set(renewed.departed) == {11, 22}
     assert renewed.unproven
-    at.rooms.proven(Incarnation(77))
-    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
+    at.rooms.proven(MINE)
+    renewed = await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=MINE, credential=OWN))
     assert not renewed.unproven
-    await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=77, credential=OWN))
-    assert at.registry.worker(Incarnation(77)).state.value == "draining"
+    await client.call(workers.Drain, workers_pb2.DrainRequest(incarnation=MINE, credential=OWN))
+    assert at.registry.worker(MINE).state.value == "draining"
     other = workers_pb2.RegisterRequest()
     other.CopyFrom(register)
-    other.worker.name, other.worker.incarnation, other.layout.groups[0].dtype = "other", 78, "bfloat16"
+    other.credential = b"drawn by another worker"
+    other.worker.name, other.layout.groups[0].dtype = "other", "bfloat16"
+    other.worker.incarnation = incarnation_of(other.credential)
     with pytest.raises(RemoteError, match="dtype differs") as error:
         await client.call(workers.Register, other)
     assert (error.value.kind, error.value.field) == ("WorkerRefused", "dtype")
-    await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=77, credential=OWN))
+    await client.call(workers.Leave, workers_pb2.LeaveRequest(incarnation=MINE, credential=OWN))
     assert "worker left" in caplog.messages
     assert "worker lost" not in caplog.messages, "nobody is to be warned of a rolling replacement"
     with pytest.raises(RemoteError) as error:
-        await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=77, credential=OWN))
+        await client.call(workers.Renew, workers_pb2.RenewRequest(incarnation=MINE, credential=OWN))
     assert error.value.kind == "DeclaredGone"
 
 
@@ -373,7 +376,7 @@ async def test_a_registration_says_by_whose_secret_its_exit_is_reported(client: 
     at, workers = client.at, client.workers
     layout = layout_to_wire(one_group("model", "float32", 16, (0,), (0,), 8))
     wire = workers_pb2.RegisterRequest(
-        worker=rooms_pb2.Peer(name="more", incarnation=77, address="127.0.0.1:1"),
+        worker=rooms_pb2.Peer(name="more", incarnation=MINE, address="127.0.0.1:1"),
         side=rooms_pb2.SIDE_PREFILL,
         layout=layout,
         tokens_max=100,
@@ -390,4 +393,4 @@ async def test_a_registration_says_by_whose_secret_its_exit_is_reported(client: 
     await client.call(workers.Register, wire)
     shown = workers_pb2.ReportExitRequest(name="more", pid=7, secret=b"drawn by its starter")
     await client.call(workers.ReportExit, shown)
-    assert at.registry.departed() == [77]
+    assert at.registry.departed() == [MINE]

@@ -13,12 +13,11 @@ from services.wire.baton.v1 import workers_pb2
 from services.wire.receiver_secret import digest_of
 from tests.bootstrap.scripted import LEASE_MS
 from tests.process.actors import Actor
-from tests.safety.test_speaks_for import registration, stack
+from tests.safety.test_speaks_for import NEXT, registration, stack
 
 NAME = "stopped"
 PID = 4_321
 OF_STARTER = b"drawn by the starter"
-NEXT_HOLDER = 1_234
 FORGED = (b"", bytes(16), b"drawn by somebody else", digest_of(OF_STARTER))
 """Secrets that the starter of the worker's process does not show."""
 
@@ -46,5 +45,5 @@ async def report_exits(worker: Actor, certificates: Path) -> tuple[set[str], lis
             for party in (Party.PREFILL, Party.BOOTSTRAP)
             for secret in FORGED
         }
-        assert await bootstrap.ask(Party.PREFILL, registration(Party.PREFILL, NAME, NEXT_HOLDER)) == "OK"
+        assert await bootstrap.ask(Party.PREFILL, registration(Party.PREFILL, NAME, NEXT)) == "OK"
         return answers, at.registry.departed()

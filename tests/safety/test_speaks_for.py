@@ -19,14 +19,15 @@ from services.runtime.party import Party
 from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels, Server
 from services.wire.conversions import side_to_wire
-from services.wire.credential import of_ranks
+from services.wire.credential import incarnation_of, of_ranks
 from services.wire.errors import NotProven, RemoteError, remote_error
 from services.wire.identity import Identity
 from tests.bootstrap.scripted import LAYOUT, House, ScriptedWorker, house
 from tests.safety.certificates import of
 
 CALL_S: Final = 20.0
-UNKNOWN: Final = 77
+DRAWN: Final = (b"drawn by somebody", b"drawn by the next", b"drawn by a later one")
+UNKNOWN, NEXT, LATER = map(incarnation_of, DRAWN)
 SECURED: Final = pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
 SIDES: Final = pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
 
@@ -102,15 +103,17 @@ def other(side: Side) -> Party:
 
 
 def registration(
-    party: Party, name: str, incarnation: int, credential: bytes = b"drawn by somebody"
+    party: Party, name: str, incarnation: int, credential: bytes = b""
 ) -> workers_pb2.RegisterRequest:
+    """`credential`: one of DRAWN where none is given, the incarnation's own if one of them is."""
+    own = next((each for each in DRAWN if incarnation_of(each) == incarnation), DRAWN[0])
     return workers_pb2.RegisterRequest(
         worker=rooms_pb2.Peer(name=name, incarnation=incarnation, address="127.0.0.1:1"),
         side=side_to_wire(Side(party.value)),
         layout=LAYOUT,
         tokens_max=100,
         rooms_max=1,
-        credential=credential,
+        credential=credential or own,
     )
 
 
@@ -149,6 +152,21 @@ async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Si
             assert await here.ask(Party.of(side), request) == "OK", request
         assert registry.departed() == [worker.incarnation]
         assert side not in room.waiting_for
+
+
+@SIDES
+async def test_exit_by_starter_whom_a_bootstrap_has_forgotten_nobody_registers_as_and_says_goodbye(
+    ours: Path, side: Side
+) -> None:
+    """As after a restart of the bootstrap, while the worker is stopped."""
+    async with stack(ours) as here:
+        for shown in DRAWN[1:]:
+            forged = registration(Party.of(side), "another", UNKNOWN, shown)
+            assert await here.ask(Party.of(side), forged) == "NotProven"
+            leave = workers_pb2.LeaveRequest(incarnation=UNKNOWN, credential=shown)
+            assert await here.ask(Party.of(side), leave) == "UnknownWorker"
+        assert here.at.registry.departed() == []
+        assert await here.ask(Party.of(side), registration(Party.of(side), "another", UNKNOWN)) == "OK"
 
 
 @SIDES
@@ -232,7 +250,8 @@ async def test_nobody_speaks_for_a_worker_of_whom_it_knows_all_but_the_credentia
 async def test_a_registration_without_a_credential_is_none(ours: Path) -> None:
     async with stack(None) as here:
         for shown in (b"", b"short", b"x" * 65):
-            asked = registration(Party.PREFILL, "another", UNKNOWN, shown)
+            asked = registration(Party.PREFILL, "another", UNKNOWN)
+            asked.credential = shown
             assert await here.ask(Party.PREFILL, asked) == "Malformed"
 
 

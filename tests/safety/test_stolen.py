@@ -20,10 +20,19 @@ from tests.bootstrap.scripted import house
 from tests.safety.certificates import made, of
 from tests.safety.test_admittance import METHODS, call, request_of
 from tests.safety.test_admittance import serving as serving_all
-from tests.safety.test_speaks_for import SIDES, UNKNOWN, Stack, registration, spoken, stack
+from tests.safety.test_speaks_for import (
+    DRAWN,
+    LATER,
+    NEXT,
+    SIDES,
+    UNKNOWN,
+    Stack,
+    registration,
+    spoken,
+    stack,
+)
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
-NEXT: Final = 78
 HANDOVER: Final = {"HandoverService/HandOver"}
 RUN: Final = {
     *("PrefillService/RunRoom", "PrefillService/RunRooms"),
@@ -46,6 +55,7 @@ def test_each_line_of_the_page_has_its_test() -> None:
         "test_authorised_writer_a_receiver_is_believed_by_the_secret_that_a_room_named",
         "test_authorised_writer_a_close_that_comes_before_its_room_ends_it_for_its_own_receiver_alone",
         "test_authorised_writer_a_worker_lets_go_of_no_room_of_anothers",
+        "test_each_caller_is_let_in_to_its_own_routes_alone",
     }
     suite = "".join(path.read_text() for path in PAGE.parents[1].glob("tests/*/test_*.py"))
     assert all(f"def {name}(" in suite for name in named)
@@ -106,14 +116,14 @@ async def test_a_workers_certificate_makes_another_worker_of_its_side_and_speaks
                     request.credential = b"x" * 32
                 wanted = "NotAdmitted" if other is not side else "NotProven"
                 assert await here.ask(party, request) == wanted, request
-            taken = registration(party, worker.name, NEXT + 1)
+            taken = registration(party, worker.name, LATER)
             assert await here.ask(party, taken) == "NameInUse"
         silent = here.worker(side)
         here.at.rooms.lose(silent.incarnation, "its lease ran out", proof=None)
         silent.found = UNKNOWN  # it is stopped, and somebody else answers at its address
         exited = workers_pb2.ReportExitRequest(name=silent.name, pid=silent.pid)
         assert await here.ask(party, exited) == "NotProven"
-        assert await here.ask(party, registration(party, silent.name, NEXT + 1)) == "OK"
+        assert await here.ask(party, registration(party, silent.name, LATER)) == "OK"
         assert here.at.registry.departed() == []
 
 
@@ -170,7 +180,7 @@ async def test_the_runs_token_is_every_party_but_no_worker_that_registered_and_n
 async def test_a_workers_credential_speaks_for_that_worker_alone(ours: Path, side: Side) -> None:
     async with stack(ours) as here:
         mine = here.worker(side)
-        second = registration(Party.of(side), "second", NEXT, b"the credential of the second")
+        second = registration(Party.of(side), "second", NEXT, DRAWN[1])
         assert await here.ask(Party.of(side), second) == "OK"
         leave = workers_pb2.LeaveRequest(incarnation=NEXT, credential=mine.credential)
         assert await here.ask(Party.of(side), leave) == "NotProven"

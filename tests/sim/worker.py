@@ -21,6 +21,7 @@ from services.runtime.party import Party
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.conversions import layout_to_wire, side_to_wire
+from services.wire.credential import incarnation_of
 from services.wire.errors import Draining
 from services.wire.presence import PresenceService
 from services.wire.receiver_secret import digest_of
@@ -69,16 +70,17 @@ class SimulatedWorker:
         self.born_s = world.loop.time()
         self._wounded = ""
         """What was done to it that it may die of."""
-        self.incarnation = world.incarnation()
+        drawn = world.incarnation()
+        self._credential = drawn.to_bytes(8, "big") * 2
+        self.incarnation = incarnation_of(self._credential)
         world.workers[self.incarnation] = self
         self._address = f"{name}:9000"
-        rng = random.Random(f"{world.shape.writes.seed}/{self.incarnation}")
+        rng = random.Random(f"{world.shape.writes.seed}/{drawn}")
         self._meeting = Loopback(shape.topology.ranks)
         late = min(world.shape.troubles.slow_ranks, self._meeting.size)
         slow = set(rng.sample(range(self._meeting.size), late))
         self.ranks: list[Rank] = []
         self._channels = Channels(lambda address, _: Channel(world.network, address))
-        self._credential = self.incarnation.to_bytes(8, "big") * 2
         outside = Outside(self.incarnation, name, self._channels, BOOTSTRAP, self._credential)
         for rank, group in enumerate(self._meeting.groups()):
             self.ranks.append(

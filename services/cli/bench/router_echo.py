@@ -8,7 +8,6 @@ seed says how many come in one step. Steps are taken as the stream takes them, a
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from services.ids import Incarnation, RoomId
+from services.ids import RoomId
 from services.pages.layout import KvLayout, full_group
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Side
@@ -189,8 +188,8 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with contextlib.AsyncExitStack() as stack:
         for side in Side:
-            incarnation = Incarnation(secrets.randbits(63) | 1)
             own, name = credential.draw(), f"echo-{side.value}"
+            incarnation = credential.incarnation_of(own)
             reporter = Reporter(at_bootstrap, incarnation, name, SystemClock(), credential=own)
             server = Server()
             echo: EchoPrefill | EchoDecode
