@@ -91,7 +91,7 @@ def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
     kinds: the content parts that the API itself takes.
     """
     if value.get("role") is None:
-        return value.get("type") in ITEMS
+        return _kind(value) in ITEMS
     if value["role"] == "tool":
         return True
     if value["role"] != ASSISTANT:
@@ -101,7 +101,8 @@ def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
     return (
         content is None
         or any(value.get(name) is not None for name in ("tool_calls", *REASONING, *REASONING_LISTS))
-        or any(isinstance(part, dict) and part.get("type") in OTHER_PARTS - kinds for part in parts)
+        or bool(value.get("refusal"))
+        or any(_kind(part) in OTHER_PARTS - kinds for part in parts)
     )
 
 
@@ -117,8 +118,8 @@ def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[st
 
 def text_part(part: Mapping[str, Any]) -> Any:
     """The text of a content part; None if it is none."""
-    kind = part.get("type")
-    return part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
+    kind = _kind(part)
+    return None if kind not in TEXT_PARTS else part.get(TEXT_PARTS[kind])
 
 
 def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _take_parts(message: dict[str, Any]) -> None:
     content = message.get("content")
     if not isinstance(content, list):
         return
-    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    kinds = [*map(_kind, content)]
     if not any(kind in OTHER_PARTS for kind in kinds):
         return
     paired = [*zip(kinds, content, strict=True)]
@@ -188,9 +189,15 @@ def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
     texts = (
         part.get(kinds[part["type"]])
         for part in (parts if isinstance(parts, Sequence) and not isinstance(parts, str) else ())
-        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in kinds
+        if _kind(part) in kinds
     )
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def _kind(value: Any) -> str:
+    """The type of an item, a block or a part; "" where it has none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _without(value: Any, names: frozenset[str]) -> Any:

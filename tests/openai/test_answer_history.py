@@ -343,6 +343,14 @@ async def test_an_assistants_message_of_any_server_is_taken(path: str, name: str
         ({"content": None, "reasoning_content": 5}, "reasoning_content"),
         ({"content": [{"type": "tool_use", "id": "c", "name": "f", "input": 5}]}, ""),
         ({"content": [{"type": 5}]}, "content"),
+        ({"content": [{"type": ["x"]}]}, "content"),
+        ({"content": [{"type": {}}]}, "content"),
+        ({"content": [5]}, "content"),
+        ({"content": {"a": 1}}, "content"),
+        ({"content": "abc", "refusal": 5}, "refusal"),
+        ({"tool_calls": [5]}, "tool_calls"),
+        ({"tool_calls": [{"id": "c"}]}, "function"),
+        ({"thinking": 5}, ""),
         ({"content": 5}, "content"),
     ],
 )
@@ -355,6 +363,30 @@ async def test_what_carries_something_else_is_refused(path: str, message: dict[s
     assert reply.status_code == 400, reply.text
     assert param in reply.json()["error"]["message"]
     assert len(model.backend.asked) == asked
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize(
+    "element",
+    [
+        {"type": ["x"]},
+        {"type": ["x"], "role": ["x"], "content": "abc"},
+        {"type": "function_call"},
+        {"type": "function_call", "call_id": "c", "name": ["x"], "namespace": {}},
+        {"type": "function_call_output", "call_id": "d", "output": "abc"},
+        {"role": "tool", "content": "abc"},
+        {"role": "tool", "content": None, "tool_call_id": "d"},
+        {"role": ["x"], "content": "abc"},
+        5,
+        None,
+    ],
+)
+async def test_what_is_no_element_of_a_conversation_is_refused(path: str, element: Any) -> None:
+    model = taking()
+    transport = httpx.ASGITransport(model.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        reply = await http.post(path, json=_body(path, [BEFORE, element, BEHIND]))
+    assert reply.status_code == 400, reply.text
 
 
 VALUES: Final = st.recursive(

@@ -133,13 +133,12 @@ class ReferenceItem(Shape):
 class ChatItem(Shape):
     """A message as another API has it."""
 
-    type: Literal["chat_message"]
     message: Message
 
 
 Told = MessageItem | CallItem | ResultItem | ReasoningItem
 """What an item says by itself."""
-Item = Told | ReferenceItem | ChatItem
+Item = Told | ReferenceItem
 PART_KINDS: Final = frozenset(TEXT_PARTS)
 MESSAGE_FIELDS: Final = frozenset(MessageItem.model_fields)
 
@@ -149,7 +148,7 @@ def with_type(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get("role") is not None and is_foreign(value, PART_KINDS):
-        return {"type": "chat_message", "message": read_message(value)}
+        return ChatItem(message=Message.model_validate(read_message(value)))
     if value.get("type") in (None, "message") and value.get("role") == "assistant":
         value = without_envelope(value, MESSAGE_FIELDS)
     if value.get("type") is None:

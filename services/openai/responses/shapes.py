@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from services.openai.errors import shown
-from services.openai.responses.items import Id, Item, few_items, kind_of_input, with_type
+from services.openai.responses.items import ChatItem, Id, Item, few_items, kind_of_input, with_type
 from services.openai.responses.unserved import OF_RESPONSES
 from services.openai.schemas import (
     TOOLS_MAX,
@@ -147,8 +147,15 @@ class AdditionalTools(Shape):
     tools: Tools = Field(default_factory=list)
 
 
+def _item_kind(value: Any) -> str:
+    return "chat" if isinstance(value, ChatItem) else "item"
+
+
 OneItem = Annotated[
-    Annotated[Item | AdditionalTools, Field(discriminator="type")], BeforeValidator(with_type)
+    Annotated[ChatItem, Tag("chat")]
+    | Annotated[Annotated[Item | AdditionalTools, Field(discriminator="type")], Tag("item")],
+    Discriminator(_item_kind),
+    BeforeValidator(with_type),
 ]
 Input = Annotated[
     Annotated[str, Tag("text")]
