@@ -171,6 +171,8 @@ class Speech:
                 continue
             self._pass(parts, self._held[:start])
             self._held = self._held[start:]
+            if start and mark is not None:
+                continue  # behind this text other marks count
             if mark is None:
                 break
             self._meet(parts, mark)

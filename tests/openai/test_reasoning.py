@@ -134,10 +134,15 @@ async def test_tokens_of_thoughts_are_counted(http: httpx.AsyncClient, backend: 
 async def test_a_stop_string_counts_in_content_alone_and_a_limit_everywhere(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    backend.script = lambda _: saying(THOUGHT)
+    backend.script = lambda _: saying("<think>one they</think>two they three")
     reply = (await http.post(CHAT, json=chat(stop=["they"]))).json()["choices"][0]
-    assert "they" in reply["message"]["reasoning_content"]
-    assert reply["message"]["content"]
+    message = reply["message"]
+    assert (message["reasoning_content"], message["content"]) == ("one they", "two ")
+    assert (reply["finish_reason"], reply["stop_reason"]) == ("stop", "they")
+    lines = (await http.post(CHAT, json=chat(stop=["they"], stream=True))).text.splitlines()
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    for key in ("reasoning_content", "content"):
+        assert "".join(each.get(key) or "" for each in deltas) == message[key]
     backend.script = lambda _: saying(THOUGHT[:16], finish=LENGTH)
     reply = (await http.post(CHAT, json=chat())).json()["choices"][0]
     assert (reply["message"]["content"], reply["finish_reason"]) == (None, "length")

@@ -1,0 +1,290 @@
+"""A mark of reasoning or of a tool call counts only where it can stand, in every format and every API."""
+
+import json
+import random
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from services.openai.backend import Limits
+from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
+from services.openai.output_parts import Call, Part, Said, Thought, joined
+from services.openai.output_regions import Dialect
+from services.openai.speech import Speech
+from tests.openai import tiny
+from tests.openai.scripted import STOP, ScriptedBackend, batch
+from tests.openai.test_bad_input import CHAT, chat
+
+SCHEMAS: Final[dict[str, dict[str, Any]]] = {
+    "w": {"properties": {"c": {"type": "string"}, "d": {"type": "string"}, "o": {"type": "object"}}},
+}
+FORMATS: Final[dict[str, tuple[str, str, str, str]]] = {
+    "hermes": ("hermes", '<tool_call>{"name": "w", "arguments": ', "%json", "}</tool_call>"),
+    "llama3": ("llama3", '<|python_tag|>{"name": "w", "parameters": ', "%json", "}"),
+    "mistral": ("mistral", "[TOOL_CALLS]w[ARGS]", "%json", ""),
+    "mistral-list": ("mistral", '[TOOL_CALLS][{"name": "w", "arguments": ', "%json", "}]"),
+    "deepseek": ("deepseek", "<｜tool▁call▁begin｜>w<｜tool▁sep｜>", "%json", "<｜tool▁call▁end｜>"),
+    "kimi": (
+        "kimi",
+        "<|tool_call_begin|>functions.w:0<|tool_call_argument_begin|>",
+        "%json",
+        "<|tool_call_end|>",
+    ),
+    "harmony": (
+        "harmony",
+        "<|channel|>commentary to=functions.w <|constrain|>json<|message|>",
+        "%json",
+        "<|call|>",
+    ),
+    "harmony-prompt": (
+        "harmony",
+        " to=functions.w<|channel|>commentary <|constrain|>json<|message|>",
+        "%json",
+        "",
+    ),
+    "pythonic": ("pythonic", "<|python_start|>[w(c=", "%text", ")]<|python_end|>"),
+    "qwen": (
+        "qwen3_coder",
+        "<tool_call>\n<function=w>\n<parameter=c>\n",
+        "%raw",
+        "\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "qwen-bare": ("qwen3_coder", "<function=w>\n<parameter=c>\n", "%raw", "\n</parameter>\n</function>"),
+    "glm": ("glm45", "<tool_call>w\n<arg_key>c</arg_key>\n<arg_value>", "%raw", "</arg_value>\n</tool_call>"),
+    "minimax": (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="w">\n<parameter name="c">',
+        "%raw",
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="w">\n<｜DSML｜parameter name="c" string="true">',
+        "%raw",
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    "deepseek_v4": (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="w">\n<｜DSML｜parameter name="c" string="true">',
+        "%raw",
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    ),
+    "deepseek_v41": (
+        "deepseek_v41",
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="w">\n<｜DSML｜ parameter name="c" string="true">',
+        "%raw",
+        "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+    ),
+    "kimi_k3": (
+        "kimi_k3",
+        (
+            '<|open|>tools<|sep|><|open|>call tool="w" index="1"<|sep|>'
+            '<|open|>argument key="c" type="string"<|sep|>'
+        ),
+        "%raw",
+        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    "gemma": ("gemma", '<|tool_call>call:w{c:<|"|>', "%raw", '<|"|>}<tool_call|>'),
+}
+"""Format, what stands before the argument, how that is written, and what stands behind it."""
+
+
+QWEN: Final = "<tool_call><function=w>"
+QWEN_END: Final = "</function></tool_call>"
+
+
+def dialect(name: str) -> Dialect:
+    calls, reasoning = (
+        named(name, CALL_FORMS),
+        named("harmony" if name == "harmony" else "think", THOUGHT_FORMS),
+    )
+    assert calls is not None
+    assert reasoning is not None
+    return calls.dialect | reasoning.dialect
+
+
+def parts_of(name: str, pieces: list[str], **how: Any) -> list[Part]:
+    speech = Speech(dialect(name), SCHEMAS, **how)
+    return joined([part for piece in pieces for part in speech.push(piece)] + speech.flush())
+
+
+def parsed(name: str, text: str, **how: Any) -> list[Part]:
+    """Parse a text, whole, by characters and in random pieces, which have to agree."""
+    whole = parts_of(name, [text], **how)
+    assert parts_of(name, list(text), **how) == whole
+    chance = random.Random(text)
+    for _ in range(4):
+        cuts = sorted(chance.choices(range(len(text) + 1), k=5))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert parts_of(name, pieces, **how) == whole
+    return whole
+
+
+def written(form: str, value: str) -> tuple[str, str]:
+    """A call in a form, and its format's name."""
+    name, before, how, behind = FORMATS[form]
+    shown = {
+        "%json": json.dumps({"c": value}, ensure_ascii=False),
+        "%text": json.dumps(value),
+        "%raw": value,
+    }[how]
+    return before + shown + behind, name
+
+
+def called(value: str) -> Call:
+    return Call("w", json.dumps({"c": value}, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_argument_holds_each_mark_of_every_format(form: str) -> None:
+    marks = {mark for each in (*CALL_FORMS, *THOUGHT_FORMS) for mark in each.dialect.marks}
+    marks |= {"</parameter>", "<parameter=c>", "</arg_value>", "<arg_key>", "</invoke>", "</function>"}
+    for mark in sorted(marks):
+        for value in (f"a {mark} b", f"a {mark}", f"{mark} b", f'a "{mark}" b', f"\n{mark}\n."):
+            text, name = written(form, value)
+            if form == "gemma" and mark in ('<|"|>', "<escape>") and not value.endswith("b"):
+                continue  # nothing tells it from the text's end
+            assert parsed(name, text) == [called(value)], (mark, value)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_argument_holds_a_call_of_its_own_format(form: str) -> None:
+    inner, name = written(form, "x")
+    for value in (f"before {inner} behind", f"{inner} and {inner} behind"):
+        text, _ = written(form, value)
+        assert parsed(name, text) == [called(value)]
+        if form not in ("llama3", "harmony", "harmony-prompt", "pythonic", "mistral-list"):
+            assert parsed(name, f"{text}\n{text}") == [called(value), called(value)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_argument_holds_what_could_end_its_call(form: str) -> None:
+    behind = FORMATS[form][3]
+    text, name = written(form, f"a {behind} b")
+    assert parsed(name, text) == [called(f"a {behind} b")]
+
+
+def test_an_argument_before_the_last_holds_what_could_end_its_call() -> None:
+    end = "</parameter></function></tool_call>"
+    text = f"<tool_call><function=w><parameter=c>a {end} b</parameter><parameter=d>1{end}"
+    expected = [Call("w", json.dumps({"c": f"a {end} b", "d": "1"}))]
+    assert parsed("hermes", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Use `<think>` and `</think>`.", [Said("Use `<think>` and `</think>`.")]),
+        ("<think>Hm.</think>Now <think> again.", [Thought("Hm."), Said("Now <think> again.")]),
+        ("<think>Hm.</think><think>again", [Thought("Hm."), Said("<think>again")]),
+        ("<think>I open <think> twice.</think>Yes.", [Thought("I open <think> twice."), Said("Yes.")]),
+        ("Write <tool_call> to call.", [Said("Write <tool_call> to call.")]),
+        ("Write <function=w> to call.", [Said("Write <function=w> to call.")]),
+        ("<function=x><parameter=c>1</parameter>", [Said("<function=x><parameter=c>1</parameter>")]),
+        ("<tool_call>", []),
+    ],
+)  # fmt: skip
+def test_elsewhere_a_mark_is_text(text: str, parts: list[Part]) -> None:
+    assert parsed("hermes", text) == parts
+
+
+def test_prose_about_marks_is_passed_on_at_once() -> None:
+    speech = Speech(dialect("hermes"), SCHEMAS)
+    assert joined(speech.push("Use <tool_call> to call")) == [Said("Use <tool_call> to call")]
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form not in ("llama3", "harmony", "harmony-prompt")]
+)
+def test_a_call_in_reasoning_that_nothing_closed_is_a_call(form: str) -> None:
+    text, name = written(form, "x")
+    reasoning = Thought("I call it.")
+    assert parsed(name, f"I call it.\n{text}\n", thinking=True)[:2] == [reasoning, called("x")]
+    assert parsed(name, f"<think>I call it.\n{text}")[:2] in ([reasoning, called("x")], [called("x")])
+    closed = f"I could write {text}, but no.</think>Yes."
+    assert parsed(name, closed, thinking=True) == [Thought(f"I could write {text}, but no."), Said("Yes.")]
+    closed = f"I could write {text}</think>Yes."
+    assert parsed(name, closed, thinking=True) == [Thought(f"I could write {text}"), Said("Yes.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a%sb", [Said("a"), called("x"), Said("\nb")]),
+        ("a %s b", [Said("a "), called("x"), Said(" b")]),
+        ("a\n%s\nb", [Said("a"), called("x"), Said("\n\nb")]),
+        ("a\n\n%s\n", [Said("a"), called("x")]),
+        ("%s\nb", [called("x"), Said("b")]),
+        ("a\n%s\n%s\nb", [Said("a"), called("x"), called("x"), Said("\n\n\nb")]),
+    ],
+)
+def test_text_before_and_behind_a_call_is_kept_apart(text: str, parts: list[Part]) -> None:
+    call, _ = written("hermes", "x")
+    assert parsed("hermes", text.replace("%s", call)) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        (
+            "gemma",
+            "<|tool_call>call:w{key with space:1,o:{a b:[null]}}<tool_call|>",
+            '{"key with space": 1, "o": {"a b": [null]}}',
+        ),
+        ("hermes", f"{QWEN}<parameter=o>{{'a': None}}</parameter>{QWEN_END}", '{"o": {"a": null}}'),
+        ("hermes", f"{QWEN}<parameter=o>{{'a': (1, </parameter>{QWEN_END}", '{"o": "{\'a\': (1, "}'),
+        ("hermes", f"{QWEN}<parameter=c>1\n<parameter=d>2</parameter>{QWEN_END}", '{"c": "1", "d": "2"}'),
+        ("hermes", "<tool_call>{'name': 'w', 'arguments': {'a': None}}</tool_call>", '{"a": null}'),
+        (
+            "hermes",
+            '<tool_call>{"name": "w", "arguments": {"c": "\\ud83d"}}</tool_call>',
+            '{"c": "\\ud83d"}',
+        ),
+    ],
+)
+def test_arguments_are_read_as_models_write_them(name: str, text: str, arguments: str) -> None:
+    assert parsed(name, text) == [Call("w", arguments)]
+    arguments.encode()
+
+
+async def answers(http: httpx.AsyncClient, body: dict[str, Any]) -> list[tuple[str, str]]:
+    """Content and reasoning by each API, whole and streamed."""
+    found = []
+    message = (await http.post(CHAT, json=chat(**body))).json()["choices"][0]["message"]
+    found.append((message["content"] or "", message.get("reasoning_content") or ""))
+    lines = (await http.post(CHAT, json=chat(**body, stream=True))).text.splitlines()
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    found.append(
+        tuple("".join(each.get(key) or "" for each in deltas) for key in ("content", "reasoning_content"))  # type: ignore[arg-type]
+    )
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+async def test_all_apis_have_content_with_marks(
+    http: httpx.AsyncClient, backend: ScriptedBackend, step: int
+) -> None:
+    text = "Use `<think>` to open and `</think>` to close."
+    ids = [*tiny.ids(text), tiny.END_ID]
+    batches = [ids[at : at + step] for at in range(0, len(ids), step)]
+    backend.known_limits = Limits(context_tokens=4000, prompt_tokens=3000, sequence_tokens=4000)
+    backend.script = lambda _: [
+        batch(each, STOP if place == len(batches) - 1 else None) for place, each in enumerate(batches)
+    ]
+    for content, reasoning in await answers(http, {}):
+        assert (content, reasoning) == (text, "")
+    ask = {"model": tiny.MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
+    message = (await http.post("/v1/messages", json=ask)).json()
+    assert message["content"] == [{"type": "text", "text": text}]
+    streamed = (await http.post("/v1/messages", json=ask | {"stream": True})).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert (
+        "".join(each["delta"].get("text", "") for each in events if each["type"] == "content_block_delta")
+        == text
+    )
+    response = (await http.post("/v1/responses", json={"input": "hi"})).json()
+    assert [item["content"][0]["text"] for item in response["output"]] == [text]
+    streamed = (await http.post("/v1/responses", json={"input": "hi", "stream": True})).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta") == text
