@@ -199,6 +199,8 @@ class Speech:
     def _marks(self) -> tuple[str, ...]:
         """That mean something where the text is now."""
         now = self._open
+        if now is not None and now.in_head:
+            return (now.region.head,)
         if self._constrained and (self._begun if now is None else now.kind is RegionKind.SAID):
             return ()
         if now is None:
@@ -206,8 +208,6 @@ class Speech:
             regions = (each for each in self._dialect.regions if not each.bare)
             opens = (each.opens for each in regions if thoughts or each.kind is not RegionKind.THOUGHT)
             return (*chain.from_iterable(opens), *self._dialect.drops)
-        if now.in_head:
-            return (now.region.head,)
         ends = (*now.region.closes, *now.region.until)
         if now.kind is RegionKind.THOUGHT and not now.region.head:
             again = now.region.opens if self._fresh else ()

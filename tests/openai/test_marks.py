@@ -189,6 +189,27 @@ def test_elsewhere_a_mark_is_text(text: str, parts: list[Part]) -> None:
     assert parsed("hermes", text) == parts
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "parts"),
+    [
+        ("hermes", "", []),
+        ("hermes", "<think>Hm.</think>", [Thought("Hm.")]),
+        ("harmony", "<|channel|>final<|message|>", []),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>",
+            [Thought("Hm.")],
+        ),
+        ("mistral", "", []),
+        ("kimi_k3", "", []),
+    ],
+)
+def test_content_that_a_grammar_has_holds_every_mark(name: str, before: str, parts: list[Part]) -> None:
+    for mark in dialect(name).marks:
+        answer = json.dumps({"x": f"a {mark} b", mark: mark})
+        assert parsed(name, before + answer, constrained=True) == [*parts, Said(answer)]
+
+
 def test_prose_about_marks_is_passed_on_at_once() -> None:
     speech = Speech(dialect("hermes"), SCHEMAS)
     assert joined(speech.push("Use <tool_call> to call")) == [Said("Use <tool_call> to call")]
