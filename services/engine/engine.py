@@ -191,11 +191,14 @@ class TorchEngine:
         scored = [row for row in rows if row.scored]
         if not scored:
             return frozenset(), logits
-        mine: torch.Tensor | None = None
+        mine: list[torch.Tensor] = []
         if logits is not None:
-            scores = [position in row.scored for row in rows for position in row.wanted]
-            chosen = torch.tensor(scores, device=logits.device)
-            mine, logits = logits[chosen], logits[~chosen]
+            parts, counts = (
+                torch.split(logits, [len(row.wanted) for row in rows]),
+                [len(row.scored) for row in rows],
+            )
+            mine = [part[:count] for part, count in zip(parts, counts, strict=True) if count]
+            logits = torch.cat([part[count:] for part, count in zip(parts, counts, strict=True)])
         numbers = tell_scores(self._team, self._drawer, mine, scored, self.vocab_size)
         return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
 

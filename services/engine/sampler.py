@@ -194,12 +194,31 @@ def likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
     """[rows, count]: the ids of each row's likeliest tokens, from above. A row with NaN has any."""
     if count == 0:
         return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
+    if count == 1:
+        return _likeliest(raw)[1][:, None]
+    if count >= raw.shape[1]:
+        return _from_above(raw, _likeliest_of_equals(raw, count))
+    largest, found = raw.topk(count + 1)
+    places = found[:, :count].sort(dim=-1).values
+    # Where more scores are equal to the least of those, a device may have found any of them.
+    tied = ~(largest[:, count - 1] > largest[:, count])
+    if bool(tied.any()):
+        places[tied] = _likeliest_of_equals(raw[tied], count)
+    return _from_above(raw, places)
+
+
+def _from_above(raw: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Each row's `places`, which ascend, in the order of their scores: of equal ones the first."""
+    order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
+    return places.gather(1, order)
+
+
+def _likeliest_of_equals(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """The same ids in ascending order: of equal scores the first."""
     largest = raw.topk(count).values
     if bool(largest.isnan().any()):
         raw = raw.masked_fill(raw.isnan(), float("-inf"))
         largest = raw.topk(count).values
     counts = torch.full((len(raw), 1), count, device=raw.device)
     kept = _first(raw, largest, counts, raw.shape[1] + 1)
-    places = kept.nonzero()[:, 1].view(len(raw), count)
-    order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
-    return places.gather(1, order)
+    return kept.nonzero()[:, 1].view(len(raw), count)

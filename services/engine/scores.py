@@ -35,7 +35,8 @@ def score(logits: torch.Tensor, ids: abc.Sequence[int], top: int) -> list[float]
         logprobs = torch.log_softmax(raw, dim=-1)
         places = torch.tensor(ids[begin : begin + ROWS_AT_ONCE], device=raw.device)[:, None]
         own = logprobs.gather(1, places)
-        rank = (logprobs >= own).sum(dim=-1, keepdim=True)
+        # A CPU adds up numbers many times faster than truth values; float32 counts exactly up to 2**24.
+        rank = torch.ge(logprobs, own, out=torch.empty_like(logprobs)).sum(dim=-1, keepdim=True)
         likeliest = likeliest_places(raw, top)
         pairs = torch.stack((likeliest.double(), logprobs.gather(1, likeliest).double()), dim=-1)
         told += torch.cat((own.double(), rank.double(), pairs.flatten(1)), dim=-1).flatten().tolist()

@@ -52,26 +52,23 @@ def draw(
 
 
 def tell_scores(
-    team: Team, drawer: int, logits: torch.Tensor | None, rows: abc.Sequence[Row], vocabulary: int
+    team: Team, drawer: int, logits: abc.Sequence[torch.Tensor], rows: abc.Sequence[Row], vocabulary: int
 ) -> list[bool]:
-    """Carry the scores of `rows`, all of which have some, on by what they want for that. `logits`: [their
-    positions, vocabulary] on rank `drawer`. Whether the logits of each row were numbers."""
+    """Carry the scores of `rows`, all of which have some, on by what they want for that. `logits`: of each,
+    [its positions, vocabulary], on rank `drawer`. Whether the logits of each row were numbers."""
     counts = [_top_of(row, vocabulary) for row in rows]
     sizes = [len(row.scored) * (2 + 2 * count) for row, count in zip(rows, counts, strict=True)]
     words: list[float] | None = None
     if team.rank == drawer:
-        if logits is None:
-            raise AssertionError(f"rank {drawer} is to score and has no logits")
-        parts = torch.split(logits, [len(row.scored) for row in rows])
         words = [
             word
-            for row, part, count in zip(rows, parts, counts, strict=True)
+            for row, part, count in zip(rows, logits, counts, strict=True)
             for word in score(part, row.sequence.tokens(row.scored.start + 1, row.scored.stop + 1), count)
         ]
-    told = iter(team.tell(drawer, words, sum(sizes)))
+    told = team.tell(drawer, words, sum(sizes))
     numbers = []
-    for row, count in zip(rows, counts, strict=True):
-        new = [_score(told, count) for _ in row.scored]
+    for row, count, size, end in zip(rows, counts, sizes, accumulate(sizes), strict=True):
+        new = [_score(told[place : place + 2 + 2 * count]) for place in range(end - size, end, 2 + 2 * count)]
         numbers.append(not any(isnan(each.logprob) for each in new))
         if row.sequence.scores is not None:
             row.sequence.scores.told += new
@@ -102,8 +99,8 @@ def _top_of(row: Row, vocabulary: int) -> int:
     return min(row.sequence.request.prompt_logprobs or 0, vocabulary)
 
 
-def _score(told: abc.Iterator[float], count: int) -> Score:
-    logprob, rank, *more = [next(told) for _ in range(2 + 2 * count)]
+def _score(words: abc.Sequence[float]) -> Score:
+    logprob, rank, *more = words
     return Score(logprob, int(rank), tuple(zip(map(int, more[::2]), more[1::2], strict=True)))
 
 

@@ -24,7 +24,7 @@ from transformers import (
 
 from services.engine.draws import numbers
 from services.engine.interface import Drawn, NotANumber, Sequence
-from services.engine.sampler import sample
+from services.engine.sampler import likeliest_places, sample
 from services.rooms.request import Request, Sampling, Token
 
 VOCABULARY = 40
@@ -394,3 +394,14 @@ GOLDEN = {
     (1, 0): [0.6433464884757996, 0.5335935354232788, 0.8586251735687256],
     (2**64 - 1, 4095): [0.7265197038650513, 0.1591905951499939, 0.1517842411994934],
 }
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 31, 32])
+def test_the_likeliest_tokens_are_the_first_of_equal_ones_in_every_row(count: int) -> None:
+    """Of rows beside each other with equal scores at the end of their likeliest, and without."""
+    generator = torch.Generator().manual_seed(count)
+    apart = torch.randn(4, 32, generator=generator)
+    raw = torch.cat((apart, apart.round(), torch.zeros(1, 32), apart.masked_fill(apart < 0, float("-inf"))))
+    for row, places in zip(raw.tolist(), likeliest_places(raw, count).tolist(), strict=True):
+        from_above = sorted((-score, place) for place, score in enumerate(row))
+        assert places == [place for _, place in from_above[:count]]
