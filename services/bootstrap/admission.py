@@ -18,7 +18,7 @@ from services.bootstrap.timelines import Timelines
 from services.ids import Incarnation, RoomId
 from services.rooms.affinity import blocks
 from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
-from services.rooms.pace import LinePace
+from services.rooms.expected_wait import ExpectedWait
 from services.rooms.phases import Side
 from services.rooms.placement import Need, Pair
 from services.rooms.plurals import counted
@@ -32,9 +32,8 @@ from services.runtime.clock import Clock
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
 """How many that wait for other workers may be before one that there is space for."""
-OUTPUT_TOKENS: Final = 256
-"""What a tenant pays for one answer, before anybody knows how long it gets, if as many may come: about what
-answers of chats have in published traces. `max_tokens` says nothing of it, since most leave it out."""
+REJUDGED_MAX: Final = 64
+"""Requests that one look turns away because the line got slower than it was expected to be."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 
 
@@ -62,9 +61,8 @@ class Admission:
         self._metrics = metrics
         self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
-        self._may_wait_ms = min(queue_timeout_ms, queue_timeout_ms if max_wait_ms is None else max_wait_ms)
-        self._pace = LinePace()
-        """How fast those in the queue get rooms."""
+        self.expected = ExpectedWait(queue_timeout_ms, max_wait_ms)
+        """Told of the progress of rooms by whoever follows them."""
         self._line: WaitingLine[WaitingRequest] = WaitingLine()
         self._hoping: Counter[tuple[int, Side | None]] = Counter()
         """Requests that had a room, and wait for a side to have a ready worker again, by class and side."""
@@ -126,7 +124,7 @@ class Admission:
             scores=scores,
         )
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
-        claim = Claim(priority, tenant, _cost(need), came_ms, had_room=retry is not None)
+        claim = Claim(priority, tenant, self.expected.cost(need), came_ms, had_room=retry is not None)
         asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
@@ -153,6 +151,7 @@ class Admission:
 
     def discard(self, entry: RoomEntry, cause: Cause) -> None:
         """Close a room that no worker was told of."""
+        self.expected.ended(entry.id, is_over=False)
         self._registry.end(entry.id, cause, self._clock.now_ms())
         self._timelines.end(entry.id, cause)
         for side in entry.sides:
@@ -187,13 +186,14 @@ class Admission:
         self._look()
         if len(self._line):
             self._serve_queue()
+            self._turn_away_late()
             self._look()
 
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
         """When a request of this class that is turned away now is to come back, to find a place. To be asked
         once for each: those that are turned away together do not come back together."""
-        ahead = self._ahead(Claim(priority, tenant))
-        away_ms = self._pace.come_back_ms(self._clock.now_ms(), ahead, priority, self._may_wait_ms)
+        claim = Claim(priority, tenant, self.expected.usual_cost())
+        away_ms = self.expected.come_back_ms(self._clock.now_ms(), self._ahead(claim), claim)
         return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
@@ -241,12 +241,12 @@ class Admission:
     # ---- inside
 
     def _look(self) -> None:
-        self._pace.look(self._clock.now_ms(), len(self._line), self._line.in_class)
+        self.expected.look(self._clock.now_ms(), len(self._line), self._line.in_class)
 
     def _ahead(self, claim: Claim) -> Ahead:
-        """Of a newcomer."""
-        of_all, in_class = self._line.ahead(claim)
-        return Ahead(of_all + self._hoping.total(), in_class)
+        """Return who is before a newcomer. Those that hope for a worker are counted as large as it is."""
+        ahead, hoping = self._line.ahead(claim), self._hoping.total()
+        return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
     async def _open_again(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
         """For a request that had a room, hoping for a worker where a side has none."""
@@ -326,7 +326,7 @@ class Admission:
             waiting.opened.set_exception(error)
             return None
         self._line.take(one)
-        self._pace.done(None if one.claim.had_room else one.claim.priority)
+        self.expected.leaves(one.claim)
         if waiting.queued is not None:
             self._registry.record(entry.id, waiting.queued)
         waiting.opened.set_result(entry)
@@ -357,7 +357,7 @@ class Admission:
                 told = f"class {asked.claim.priority}, {ahead.all} before it"
                 waiting.queued = self._timelines.line(Moment.QUEUED, told)
                 if asked.retry is None:
-                    self._pace.waits(asked.claim.priority)
+                    self.expected.enters(asked.claim)
                 self._look()
             return await self._turn(waiting)
         finally:
@@ -380,10 +380,9 @@ class Admission:
         if is_full:
             raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
         self._look()
-        wait_ms = None if claim.had_room else self._pace.wait_ms(ahead, claim.priority)
-        if wait_ms is not None and wait_ms > self._may_wait_ms:
-            told = f"{counted(ahead.all, 'request')} before it"
-            raise NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")
+        wait_ms = self.expected.too_long_ms(ahead, claim)
+        if wait_ms is not None:
+            raise _not_in_time(wait_ms, ahead.all)
         if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
             self._turn_away_last(claim)
 
@@ -396,6 +395,21 @@ class Admission:
         if not last.waiting.opened.done():
             text = "the queue for workers is full, and its place went to a request of a higher class"
             last.waiting.opened.set_exception(QueueFull(text))
+
+    def _turn_away_late(self) -> None:
+        """Turn away the newest of the lowest class while the line is expected to take longer than a request
+        waits in it. So those that came before there was a pace, or before it fell, need not wait it out."""
+        for _ in range(REJUDGED_MAX):
+            last = self._line.last()
+            if last is None:
+                return
+            everybody = self._line.in_all()
+            wait_ms = self.expected.too_late_ms(everybody, last.claim)
+            if wait_ms is None:
+                return
+            self._line.leave(last)
+            if not last.waiting.opened.done():
+                last.waiting.opened.set_exception(_not_in_time(wait_ms, everybody.all - 1))
 
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
         opened, may_wait = waiting.opened, waiting.asked.retry is None
@@ -456,6 +470,7 @@ class Admission:
             is_back=retry is not None and retry.back == pair[1].facts.incarnation,
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
+        self.expected.opened(entry.id, asked.need)
         self._timelines.begin(entry, asked.trace)
         where = entry.where
         if entry.choices > 1:
@@ -479,9 +494,6 @@ def _less(counts: Counter[K], key: K) -> None:
         del counts[key]
 
 
-def _cost(need: Need) -> int:
-    """What a request takes of its tenant's share: what is computed of it, and what may be drawn, as far as
-    that can be said."""
-    longest = need.tokens - need.prompt_tokens + 1
-    computed = need.prompt_tokens + need.scores  # a scored token is computed, and scored
-    return computed + need.choices * min(max(longest, 1), OUTPUT_TOKENS)
+def _not_in_time(wait_ms: int, before: int) -> NotInTime:
+    told = f"{counted(before, 'request')} before it"
+    return NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")

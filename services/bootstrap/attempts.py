@@ -155,6 +155,7 @@ class RequestStream:
             self._began, self._first = True, strand.room
         self.cached_tokens = self._first.cached_tokens
         self._end_pause(strand, len(self._request.prompt) + strand.began - strand.room.cached_tokens)
+        self._rooms.admission.expected.progressed(strand.room.entry.id, len(batch.tokens))
         choice = strand.choices[batch.choice]
         if choice not in self._going:
             return None

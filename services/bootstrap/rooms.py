@@ -210,6 +210,7 @@ class Rooms:
         self._on_end.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
+            self.admission.expected.ended(room, is_over=True)
             self._note_pair(self.registry.get(room), None)
             self.timelines.report(room, Moment.ANSWERED, how)
             self.timelines.end(room)
@@ -227,6 +228,7 @@ class Rooms:
             return
         entry = self.registry.get(room)
         has_failed = REASONS[cause.reason].is_attempt
+        self.admission.expected.ended(room, is_over=not REASONS[cause.reason].is_retried)
         if has_failed:
             self.timelines.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
         else:

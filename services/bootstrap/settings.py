@@ -103,8 +103,8 @@ class BootstrapSettings(ServiceSettings):
     )
     max_wait_ms: int | None = setting(
         None,
-        "Turn away at once, with a 429, a request that would wait longer for a pair of workers, by how fast"
-        " its class was served lately (not given: longer than --queue-timeout-ms).",
+        "Turn away at once, with a 429, a request that would wait longer for a pair of workers, by the work"
+        " ahead of it and the pace of late (not given: longer than two thirds of --queue-timeout-ms).",
         DURATION_MS_OR_NONE,
     )
     request_timeout_ms: int = setting(

@@ -1,15 +1,16 @@
-"""How long will what waits have to wait, judged by how fast things went lately?
+"""Estimated waits of a queue, by the tokens that were computed while something waited.
 
-Only time in which something waited counts: a system with nothing to do is not slow. Without such time, or
-with too little done in it, nothing is said, and whoever asks decides without.
+Requests differ by orders of magnitude, so work is counted in tokens, and as it is done: a stack whose first
+answers are long has a pace before any of them ends. Only time in which something waited counts, since an idle
+stack is not slow. Too short a time, or too little work done in it, gives no estimate.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from services.rooms.waiting_line import Ahead
+from services.rooms.waiting_line import NOBODY_AHEAD, Ahead
 
 WINDOW_MS: Final = 60_000
 """Of time in which something waited, counted together: what was before that says nothing any more."""
@@ -20,6 +21,9 @@ SPAN_MS: Final = 250
 """What is done within so long is kept as one."""
 CLASSES_MAX: Final = 32
 """Of those that waited last the pace is known."""
+SHARE_TIMES_MAX: Final = 128
+"""Requests of which a class's share is known, the older ones weighing less."""
+SHARE_MIN: Final = 1 / 64
 SPREAD_MS: Final = 60_000
 """Those who are turned away are told to come back one by one, over so long at most: some never come."""
 
@@ -35,7 +39,7 @@ class Pace:
         self._busy_since_ms: int | None = None
 
     def look(self, now_ms: int, *, waits: bool) -> None:
-        """Whether anything waits from now on. To be called whenever that changes, and now and then."""
+        """Note whether anything waits from now on. To be called whenever that changes, and regularly."""
         if self._busy_since_ms is not None:
             self._add(now_ms - self._busy_since_ms, 0, 0)
         self._busy_since_ms = now_ms if waits else None
@@ -65,49 +69,79 @@ class Pace:
 
 
 @dataclass(slots=True)
-class _OfClass:
-    pace: Pace = field(default_factory=Pace)
+class _ClassShare:
+    """Share of a class in the work that was begun while the class waited."""
+
+    waits: bool = False
+    tokens: int = 0
+    of_tokens: int = 0
+    times: int = 0
     told_ms: int = 0
     """When the last of it that was turned away is to come back."""
 
+    def served(self, tokens: int, *, is_own: bool) -> None:
+        if not self.waits:
+            return
+        self.times += 1
+        self.of_tokens += tokens
+        self.tokens += tokens * is_own
+        if self.times > SHARE_TIMES_MAX:
+            self.tokens, self.of_tokens, self.times = self.tokens // 2, self.of_tokens // 2, self.times // 2
+
+    def share(self) -> float:
+        """Return the share, and 1 while it is not known."""
+        return max(self.tokens / self.of_tokens, SHARE_MIN) if self.times >= DONE_MIN else 1.0
+
 
 class LinePace:
-    """Of a line of several classes. A class is no faster than all of it, and no faster than it was itself:
-    those above it go on coming. Bounded: CLASSES_MAX."""
+    """Pace of a line of several classes. A class gets its share of it: those above it go on coming. Bounded:
+    CLASSES_MAX."""
 
     def __init__(self) -> None:
         self._all = Pace()
-        self._classes: OrderedDict[int, _OfClass] = OrderedDict()
+        self._classes: OrderedDict[int, _ClassShare] = OrderedDict()
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
-        """How many wait from now on, in all and of each class. To be called whenever that changes, and now
-        and then."""
+        """Note how many wait from now on, in all and of each class. To be called whenever that changes, and
+        regularly."""
         self._all.look(now_ms, waits=waiting > 0)
         for priority, known in self._classes.items():
-            known.pace.look(now_ms, waits=in_class(priority) > 0)
+            known.waits = in_class(priority) > 0
 
     def waits(self, priority: int) -> None:
-        """Somebody of this class waits from now on."""
-        self._of(priority)
+        """Note that a request of this class waits from now on."""
+        self._of(priority).waits = True
 
-    def done(self, priority: int | None) -> None:
-        """One of this class was served. None: one that had a room before, which is of none."""
-        self._all.done()
-        known = None if priority is None else self._classes.get(priority)
-        if known is not None:
-            known.pace.done()
+    def progressed(self, tokens: int) -> None:
+        """Count tokens of work that was done on rooms, of any class."""
+        if tokens:
+            self._all.done(tokens)
 
-    def wait_ms(self, ahead: Ahead, priority: int) -> int | None:
-        """Of a request with so many ahead of it; None without a measurement."""
+    def served(self, priority: int | None, tokens: int) -> None:
+        """Count a request that waited and got a room, by its expected work.
+
+        `priority`: its class, and None for one that had a room before.
+        """
+        for each, known in self._classes.items():
+            known.served(tokens, is_own=each == priority)
+
+    def wait_ms(self, ahead: Ahead, priority: int, tokens: int) -> int | None:
+        """Return the wait of a request of `tokens` behind those `ahead`. None without a measurement."""
         known = self._classes.get(priority)
-        own_ms = None if known is None else known.pace.wait_ms(ahead.in_class + 1)
-        all_ms = self._all.wait_ms(ahead.all + 1)
-        return max((each for each in (own_ms, all_ms) if each is not None), default=None)
+        share = 1.0 if known is None else known.share()
+        in_class = round((ahead.tokens_in_class + tokens) / share)
+        return self._all.wait_ms(max(ahead.tokens + tokens, in_class))
 
-    def come_back_ms(self, now_ms: int, ahead: Ahead, priority: int, may_wait_ms: int) -> int | None:
-        """How long a request that is turned away is to stay away: until it would wait no longer than it may,
-        and until those have had a place that were turned away before it. None without a measurement."""
-        one_ms, wait_ms = self.wait_ms(Ahead(0, 0), priority), self.wait_ms(ahead, priority)
+    def come_back_ms(
+        self, now_ms: int, ahead: Ahead, priority: int, tokens: int, may_wait_ms: int
+    ) -> int | None:
+        """Return for how long a request that is turned away is to stay away, until it finds a place.
+
+        It would wait no longer than it may by then, and those that were turned away before it have had
+        their places. None without a measurement.
+        """
+        one_ms = self.wait_ms(NOBODY_AHEAD, priority, tokens)
+        wait_ms = self.wait_ms(ahead, priority, tokens)
         if one_ms is None or wait_ms is None:
             return None
         known = self._of(priority)
@@ -115,8 +149,8 @@ class LinePace:
         known.told_ms = min(max(soonest_ms, known.told_ms + one_ms), soonest_ms + SPREAD_MS)
         return known.told_ms - now_ms
 
-    def _of(self, priority: int) -> _OfClass:
-        known = self._classes.setdefault(priority, _OfClass())
+    def _of(self, priority: int) -> _ClassShare:
+        known = self._classes.setdefault(priority, _ClassShare())
         self._classes.move_to_end(priority)
         if len(self._classes) > CLASSES_MAX:
             self._classes.popitem(last=False)

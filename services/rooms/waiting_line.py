@@ -42,11 +42,17 @@ class Claim:
 
 
 class Ahead(NamedTuple):
-    """How many are expected to be served before a request."""
+    """Requests that are expected to be served before a request, and their work."""
 
     all: int
     in_class: int
-    """Of its own class, where they had no room."""
+    """Requests of its own class that had no room."""
+    tokens: int
+    """Work of all of them, as of `Claim.tokens`."""
+    tokens_in_class: int
+
+
+NOBODY_AHEAD: Final = Ahead(0, 0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,17 +155,17 @@ class _ClassLine(Generic[T]):
         tenant.waiting.move_to_end(one.number, last=False)
         self._rank(tenant)
 
-    def ahead(self, claim: Claim) -> int:
-        """Of a newcomer: all that its tenant has waiting, and of the others as many as so many tokens pay
-        for."""
+    def ahead(self, claim: Claim) -> tuple[int, int]:
+        """Return how many requests are before a newcomer, and their tokens: all that its tenant has waiting,
+        and of the others as many as the tokens that its tenant takes meanwhile pay for."""
         mine = self._tenants.get(claim.tenant)
         own, own_tokens = (0, 0) if mine is None else (mine.count, mine.tokens)
         others, others_tokens = self.count - own, self.tokens - own_tokens
         if not others:
-            return own
+            return own, own_tokens
         tenants = len(self._tenants) - (mine is not None)
-        paid = -(-tenants * (own_tokens + claim.tokens) * others // others_tokens)
-        return own + min(others, paid)
+        paid_tokens = min(tenants * (own_tokens + claim.tokens), others_tokens)
+        return own + -(-paid_tokens * others // others_tokens), own_tokens + paid_tokens
 
     def _count(self, tenant: _TenantLine[T], one: InLine[T], step: int) -> None:
         tokens = step * one.claim.tokens
@@ -199,6 +205,7 @@ class WaitingLine(Generic[T]):
         self._numbers = count()
         self.again = 0
         """How many wait that had a room before."""
+        self._again_tokens = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -216,6 +223,7 @@ class WaitingLine(Generic[T]):
         self._count += 1
         if claim.had_room:
             self.again += 1
+            self._again_tokens += claim.tokens
             insort(self._again, (one.age, one), key=lambda each: each[0])
             return one
         priority = claim.priority
@@ -294,12 +302,22 @@ class WaitingLine(Generic[T]):
         return self._classes[priority].count if priority in self._classes else 0
 
     def ahead(self, claim: Claim) -> Ahead:
-        """Of a newcomer, as far as can be said: who comes later may be served sooner."""
+        """Return who is before a newcomer, as far as can be said: who comes later may be served sooner."""
         if claim.had_room:
-            return Ahead(bisect_right(self._again, claim.arrived_ms, key=lambda each: each[0][0]), 0)
+            older = bisect_right(self._again, claim.arrived_ms, key=lambda each: each[0][0])
+            return Ahead(older, 0, sum(one.claim.tokens for _, one in self._again[:older]), 0)
         line = self._classes.get(claim.priority)
-        in_class = 0 if line is None else line.ahead(claim)
-        return Ahead(self.up_to(claim.priority - 1) + in_class, in_class)
+        in_class, tokens = (0, 0) if line is None else line.ahead(claim)
+        sooner = takewhile(lambda each: each < claim.priority, self._order)
+        before = self._again_tokens + sum(self._classes[each].tokens for each in sooner)
+        return Ahead(self.up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
+
+    def in_all(self) -> Ahead:
+        """Return all that wait, as those ahead of whoever is served last, who is counted with them."""
+        lowest = self._classes[self._order[-1]] if self._order else None
+        of_all = self._again_tokens + sum(each.tokens for each in self._classes.values())
+        count, tokens = (0, 0) if lowest is None else (lowest.count, lowest.tokens)
+        return Ahead(self._count, count, of_all, tokens)
 
     # ---- inside
 
@@ -323,6 +341,7 @@ class WaitingLine(Generic[T]):
         self._count -= 1
         if one.claim.had_room:
             self.again -= 1
+            self._again_tokens -= one.claim.tokens
             if not one.is_aside:
                 self._forget_again(one)
             return

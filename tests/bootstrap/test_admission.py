@@ -397,19 +397,23 @@ async def test_who_would_wait_too_long_is_told_so_at_once_and_when_to_come_back(
         await fill(at)
         waiting = [late(at, str(each)) for each in range(12)]
         await until(lambda: at.admission.queued() == 12)
-        for room in range(1, 6):
+        for room in range(1, 5):
             at.clock.advance(1_000)
             at.rooms.answered(RoomId(room))
             at.retired(room)
-        assert at.admission.queued() == 7
-        with pytest.raises(NotInTime, match="it would wait 8 s for workers: 7 requests before it"):
+        assert at.admission.queued() == 4, "a second each: those behind them are turned away by now"
+        await until(lambda: waiting[-1].done())
+        assert [each.done() for each in waiting] == [True] * 4 + [False] * 4 + [True] * 4
+        with pytest.raises(NotInTime, match="it would wait 9 s for workers: 8 requests before it"):
+            await waiting[-1]
+        with pytest.raises(NotInTime, match="it would wait 5 s for workers: 4 requests before it"):
             await at.admission.admit("late", 3, 5)
-        assert at.admission.retry_after_s() == 3, "by then it will wait 5 s, as it may"
-        for room in range(6, 10):
+        assert at.admission.retry_after_s() == 2, "by then it will wait 3.3 s, as it may"
+        for room in range(5, 8):
             at.rooms.answered(RoomId(room))
             at.retired(room)
         another = late(at, "soon enough")
-        await until(lambda: at.admission.queued() == 4)
+        await until(lambda: at.admission.queued() == 2)
         for each in (*waiting, another):
             each.cancel()
         await asyncio.gather(*waiting, another, return_exceptions=True)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 import pytest
 
@@ -117,3 +119,80 @@ async def test_who_would_wait_for_longer_than_it_may_is_turned_away_and_whoever_
         crowd.come("in time", at.clock.now_ms())
         await crowd.until_all_are_served(30)
         assert crowd.tries["in time"] == 1
+
+
+CAPACITY = 8
+OVERLOAD_MS = 300_000
+QUEUE_TIMEOUT_MS = 60_000
+
+
+class Refused(NamedTuple):
+    at_ms: int
+    after_ms: int
+    """How long after the request came."""
+    told_ms: int
+    """When to come back, from then on."""
+
+
+class TokenStack(Overload):
+    """A stack that draws a token of each room with each tick. Clients that are turned away stay away."""
+
+    def __init__(self, at: House, lengths: Sequence[int]) -> None:
+        """`lengths`: tokens that requests draw, in turn."""
+        super().__init__(at)
+        self.refused: list[Refused] = []
+        self.waited_ms: list[int] = []
+        self._lengths = lengths
+        self._left: dict[int, int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._coming or self.at.admission.queued() or self._left)
+
+    async def tick(self) -> None:
+        await super().tick()
+        for room in list(self._left):
+            self.at.admission.expected.progressed(RoomId(room), 1)
+            self._left[room] -= 1
+            if not self._left[room]:
+                del self._left[room]
+                self.at.rooms.answered(RoomId(room))
+                self.at.retired(room)
+        self.at.admission.wake()
+        await turns(4)
+
+    async def _ask(self, name: str, priority: int) -> None:
+        tokens = self._lengths[int(name) % len(self._lengths)]
+        came_ms = self.at.clock.now_ms()
+        try:
+            entry = await self.at.admission.admit(name, 3, 3 + tokens, priority=priority)
+        except QueueFull:
+            after_ms = 1000 * self.at.admission.retry_after_s(priority)
+            now_ms = self.at.clock.now_ms()
+            self.refused.append(Refused(now_ms, now_ms - came_ms, after_ms))
+        else:
+            self.waited_ms.append(self.at.clock.now_ms() - came_ms)
+            self._left[entry.id] = tokens
+
+
+@pytest.mark.parametrize(
+    "lengths", [(8, 64, 400), (250,), (8,)], ids=["mixed", "none ends before the line is long", "short"]
+)
+async def test_at_twice_what_is_sustained_refusals_come_at_once_and_say_when_to_come_back(
+    lengths: tuple[int, ...],
+) -> None:
+    async with house(max_queue=1_000, places=CAPACITY) as at:
+        stack = TokenStack(at, lengths)
+        each_ms = TICK_MS * sum(lengths) / len(lengths) / CAPACITY / 2
+        came = round(OVERLOAD_MS / each_ms)
+        for number in range(came):
+            stack.come(str(number), at.clock.now_ms() + round(number * each_ms))
+        while stack.is_busy:
+            await stack.tick()
+        idle_ms = at.clock.now_ms()
+        assert len(stack.waited_ms) + len(stack.refused) == came
+        assert len(stack.refused) > came / 8
+        at_once = [each.after_ms <= 2_000 for each in stack.refused]
+        assert sum(at_once) >= 0.95 * len(at_once)
+        assert max(stack.waited_ms) <= QUEUE_TIMEOUT_MS, "whoever is taken into the line is served in time"
+        assert all(each.told_ms <= 3 * (idle_ms - each.at_ms) for each in stack.refused)

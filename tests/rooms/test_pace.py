@@ -1,4 +1,4 @@
-"""Is what waits judged by what was done while something waited, and by nothing else?"""
+"""Waits are judged by what was done while something waited, and by nothing else."""
 
 from itertools import pairwise
 
@@ -54,6 +54,20 @@ def test_it_keeps_no_more_than_its_window_however_often_it_is_asked() -> None:
     assert pace.wait_ms(1_000) in range(6_990, 7_011)
 
 
+TOKENS = 50
+"""Work of each request."""
+
+
+def behind(of_all: int, in_class: int) -> Ahead:
+    return Ahead(of_all, in_class, TOKENS * of_all, TOKENS * in_class)
+
+
+def waits_ms(pace: LinePace, of_all: int, in_class: int, priority: int) -> int:
+    wait_ms = pace.wait_ms(behind(of_all, in_class), priority, TOKENS)
+    assert wait_ms is not None
+    return wait_ms
+
+
 def served_by_class(*rounds: int) -> LinePace:
     """A room each 100 ms, of these classes in turn, all of which wait all the time."""
     pace = LinePace()
@@ -62,28 +76,31 @@ def served_by_class(*rounds: int) -> LinePace:
     pace.look(0, 1, lambda _: 1)
     for number in range(200):
         pace.look(100 * number, 1, lambda _: 1)
-        pace.done(rounds[number % len(rounds)])
+        pace.served(rounds[number % len(rounds)], TOKENS)
+        pace.progressed(TOKENS)
     return pace
 
 
 def test_a_class_is_judged_by_how_fast_it_was_served_itself() -> None:
     pace = served_by_class(0, 0, 0, 0, 1)
-    assert pace.wait_ms(Ahead(9, 9), 0) in range(1_200, 1_300)
-    assert pace.wait_ms(Ahead(10, 0), 1) in range(1_050, 1_150), "by how many wait"
-    assert pace.wait_ms(Ahead(10, 9), 1) in range(4_900, 5_100), "by how few of it were served"
-    assert pace.wait_ms(Ahead(10, 0), 2) in range(1_050, 1_150), "of a class that is not known all is known"
+    assert waits_ms(pace, 9, 9, 0) in range(1_200, 1_300)
+    assert waits_ms(pace, 10, 0, 1) in range(1_050, 1_150), "by how many wait"
+    assert waits_ms(pace, 10, 9, 1) in range(4_700, 5_100), "by how few of it were served"
+    assert waits_ms(pace, 10, 0, 2) in range(1_050, 1_150), "of a class that is not known all is known"
 
 
 def test_those_that_are_turned_away_come_back_one_by_one_and_all_of_them_soon() -> None:
     pace = served_by_class(0)
-    told = [pace.come_back_ms(20_000, Ahead(50, 50), 0, 4_000) for _ in range(1_000)]
+    told = [pace.come_back_ms(20_000, behind(50, 50), 0, TOKENS, 4_000) for _ in range(1_000)]
     assert all(each is not None for each in told)
     away = [each for each in told if each is not None]
     assert away[0] in range(1_000, 1_200), "by then it waits 4 s"
     steps = [later - sooner for sooner, later in pairwise(away)]
     assert {*steps[:500]} == {99}, "a place after the other"
     assert away[-1] == away[0] + SPREAD_MS
-    assert pace.come_back_ms(20_000 + 2 * SPREAD_MS, Ahead(9, 9), 0, 4_000) in range(99, 102), "all have come"
+    assert pace.come_back_ms(20_000 + 2 * SPREAD_MS, behind(9, 9), 0, TOKENS, 4_000) in range(99, 102), (
+        "all have come"
+    )
 
 
 def test_of_classes_without_number_the_last_are_known() -> None:

@@ -189,6 +189,7 @@ def test_of_one_tenant_it_is_known_how_many_are_served_before_a_newcomer(claimed
     ahead = line.ahead(Claim(0))
     newcomer = line.enter(-1, Claim(0))
     order = list(served(line))
+    assert ahead.tokens == sum(one.claim.tokens for one in order[: ahead.all])
     assert order.index(newcomer) == ahead.all == ahead.in_class + sum(one.claim.had_room for one in order)
 
 

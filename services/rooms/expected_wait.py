@@ -1,0 +1,100 @@
+"""Expected waits of requests that have no room yet, and the bounds by which they are turned away.
+
+The work before a request is set against the work that was done lately while requests waited (`LinePace`).
+Both are counted in tokens (`RunningWork`).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from services.ids import RoomId
+from services.rooms.pace import LinePace
+from services.rooms.placement import Need
+from services.rooms.running_work import MEMORY, OUTPUT_TOKENS, RunningWork
+from services.rooms.waiting_line import Ahead, Claim
+
+SURE: Final = 1.5
+"""A request is taken into the line if its expected wait, times this, is over before the line's own time-out.
+Whoever is turned away at once can ask elsewhere. Whoever is turned away after a minute has lost it."""
+
+
+class ExpectedWait:
+    """Of one line. Time is an argument."""
+
+    def __init__(self, queue_timeout_ms: int, max_wait_ms: int | None) -> None:
+        """`queue_timeout_ms`: ends every wait. `max_wait_ms`: longest expected wait of a newcomer, if set."""
+        sure_ms = round(queue_timeout_ms / SURE)
+        self._newcomer_ms = sure_ms if max_wait_ms is None else min(sure_ms, max_wait_ms)
+        self._last_ms = queue_timeout_ms if max_wait_ms is None else min(queue_timeout_ms, 2 * max_wait_ms)
+        """Longest expected wait of the last in the line, before it is turned away."""
+        self._work = RunningWork()
+        self._pace = LinePace()
+        self._usual_cost = 0.0
+
+    # ---- events
+
+    def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
+        """See `LinePace.look`."""
+        self._pace.look(now_ms, waiting, in_class)
+
+    def enters(self, claim: Claim) -> None:
+        """A request waits from now on."""
+        self._pace.waits(claim.priority)
+
+    def leaves(self, claim: Claim) -> None:
+        """A request that waited gets a room."""
+        self._pace.served(None if claim.had_room else claim.priority, claim.tokens)
+
+    def opened(self, room: RoomId, need: Need) -> None:
+        """A request got this room."""
+        cost = self.cost(need)
+        self._usual_cost += (cost - self._usual_cost) / (MEMORY if self._usual_cost else 1)
+        self._work.opened(room, _prompt(need), _longest(need), need.choices)
+
+    def progressed(self, room: RoomId, tokens: int) -> None:
+        """Output tokens of a room came, and its prompt was computed before the first of them."""
+        self._pace.progressed(self._work.progressed(room, tokens))
+
+    def ended(self, room: RoomId, *, is_over: bool) -> None:
+        """A room ended. `is_over`: its request goes on in no other room."""
+        self._pace.progressed(self._work.ended(room, is_over=is_over))
+
+    # ---- estimates
+
+    def cost(self, need: Need) -> int:
+        """Return the expected work of a request in tokens, which its tenant pays for."""
+        return _prompt(need) + self._work.output_tokens(_longest(need), need.choices)
+
+    def too_long_ms(self, ahead: Ahead, claim: Claim) -> int | None:
+        """Return the expected wait of a newcomer if it is longer than it may be."""
+        if claim.had_room:
+            return None
+        wait_ms = self._pace.wait_ms(ahead, claim.priority, claim.tokens)
+        return wait_ms if wait_ms is not None and wait_ms > self._newcomer_ms else None
+
+    def too_late_ms(self, everybody: Ahead, last: Claim) -> int | None:
+        """Return the expected wait of the last in the line if it is longer than it may be.
+
+        `everybody`: all that wait, the last one among them. The line gets longer than newcomers may wait
+        before there is a pace, and when the pace falls.
+        """
+        wait_ms = self._pace.wait_ms(everybody, last.priority, 0)
+        return wait_ms if wait_ms is not None and wait_ms > self._last_ms else None
+
+    def come_back_ms(self, now_ms: int, ahead: Ahead, claim: Claim) -> int | None:
+        """See `LinePace.come_back_ms`, for a request that is turned away now."""
+        return self._pace.come_back_ms(now_ms, ahead, claim.priority, claim.tokens, self._newcomer_ms)
+
+    def usual_cost(self) -> int:
+        """Return the expected work of a request of which nothing is known: what those before it had."""
+        return round(self._usual_cost) or self._work.output_tokens(OUTPUT_TOKENS, 1)
+
+
+def _prompt(need: Need) -> int:
+    """Return the work of the prompt in tokens. A token with scores is computed, and scored."""
+    return need.prompt_tokens + need.scores
+
+
+def _longest(need: Need) -> int:
+    """Return how many tokens each choice may draw."""
+    return max(need.tokens - need.prompt_tokens + 1, 1)
