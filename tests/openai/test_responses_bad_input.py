@@ -22,7 +22,7 @@ SCHEMA: Final[dict[str, Any]] = {"type": "json_schema", "name": "x", "schema": {
 UNHELD: Final[dict[str, Any]] = {
     **WEATHER,
     "strict": True,
-    "parameters": {"type": "object", "properties": {"a": {"not": {}}}},
+    "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
 }
 
 MORE: dict[str, Any] = {"type": "additional_tools", "role": "developer"}
@@ -94,7 +94,10 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
                 {
                     **WEATHER,
                     "strict": True,
-                    "parameters": {"type": "object", "properties": {"a": {"not": {}}}},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"a": {"type": "array", "uniqueItems": True}},
+                    },
                 }
             ]
         },
