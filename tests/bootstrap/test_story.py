@@ -624,8 +624,7 @@ async def test_a_browser_that_comes_in_at_the_top_is_sent_to_the_page(at: House)
         reply = await http.get("/", headers={"Accept": "text/html,application/xhtml+xml"})
         assert (reply.status_code, reply.headers["location"]) == (307, "/ui")
         told = await http.get("/", headers={"Accept": "*/*"})
-    assert told.status_code == 404
-    assert "/ui" in told.json()["error"]["message"]
+    assert told.status_code == 200, "agents and load balancers ask whether a server is there"
 
 
 async def test_whoever_asks_for_a_refused_requests_id_is_told_that_it_may_have_been_refused(

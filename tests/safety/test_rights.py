@@ -24,6 +24,7 @@ PROBE, API, OPERATORS, METRICS, PAGE, ROOT = "probe", "api", "operators", "metri
 ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/health"): PROBE,
     ("GET", "/ready"): PROBE,
+    ("GET", "/ping"): PROBE,
     ("GET", "/openapi.json"): API,
     ("POST", "/v1/chat/completions"): API,
     ("POST", "/v1/completions"): API,
@@ -39,6 +40,9 @@ ROUTES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/version"): API,
     ("POST", "/tokenize"): API,
     ("POST", "/detokenize"): API,
+    ("POST", "/v1/tokenize"): API,
+    ("POST", "/v1/detokenize"): API,
+    ("POST", "/invocations"): API,
     ("GET", "/tokenizer_info"): API,
     ("GET", "/metrics"): METRICS,
     ("GET", "/rooms"): OPERATORS,
@@ -151,7 +155,7 @@ def example(path: str) -> str:
 
 
 async def test_every_route_has_a_line(at: House) -> None:
-    assert sorted(routes_of(application(at, Door())._app)) == sorted(ROUTES)
+    assert {*routes_of(application(at, Door())._app)} == ROUTES.keys()
 
 
 @pytest.mark.parametrize("door", RIGHTS)

@@ -52,10 +52,10 @@ def test_each_line_of_the_page_has_its_test() -> None:
     }
     elsewhere = {
         "test_no_method_is_served_to_a_caller_without_the_token",
+        "test_each_caller_is_let_in_to_its_own_routes_alone",
         "test_authorised_writer_a_receiver_is_believed_by_the_secret_that_a_room_named",
         "test_authorised_writer_a_close_that_comes_before_its_room_ends_it_for_its_own_receiver_alone",
         "test_authorised_writer_a_worker_lets_go_of_no_room_of_anothers",
-        "test_each_caller_is_let_in_to_its_own_routes_alone",
     }
     suite = "".join(path.read_text() for path in PAGE.parents[1].glob("tests/*/test_*.py"))
     assert all(f"def {name}(" in suite for name in named)
