@@ -309,3 +309,31 @@ async def test_all_apis_have_content_with_marks(
     streamed = (await http.post("/v1/responses", json={"input": "hi", "stream": True})).text
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta") == text
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_half_of_a_character_in_an_argument_breaks_no_answer(
+    http: httpx.AsyncClient, backend: ScriptedBackend, streamed: bool
+) -> None:
+    call = '<tool_call>{"name": "w", "arguments": {"c": "\\ud83d"}}</tool_call>'
+    backend.known_limits = Limits(context_tokens=4000, prompt_tokens=3000, sequence_tokens=4000)
+    backend.script = lambda _: [batch([*tiny.ids(call), tiny.END_ID], STOP)]
+    parameters = {"type": "object", "properties": {"c": {"type": "string"}}}
+    function = {"name": "w", "parameters": parameters}
+    user = {"role": "user", "content": "hi"}
+    asked: dict[str, dict[str, Any]] = {
+        CHAT: chat(tools=[{"type": "function", "function": function}]),
+        "/v1/messages": {
+            "model": tiny.MODEL,
+            "max_tokens": 99,
+            "messages": [user],
+            "tools": [{"name": "w", "input_schema": parameters}],
+        },
+        "/v1/responses": {"input": "hi", "tools": [{"type": "function", **function}]},
+    }
+    for route, body in asked.items():
+        reply = await http.post(route, json=body | {"stream": streamed})
+        assert reply.status_code == 200
+        text = reply.content.decode("utf-8")
+        assert "ud83d" in text or "\ufffd" in text
+        assert '"error"' not in text.replace('"error":null', "")
