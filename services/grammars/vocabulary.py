@@ -5,6 +5,7 @@ allowed. An added token, special or not, stands for itself: only a grammar that 
 grammar has its text, other tokens spell that.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +25,23 @@ def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer
         raise StartupError("the model names no token that ends a text, so that no answer can be held")
     most = max(tokens, backend.get_vocab_size(with_added_tokens=True))
     try:
-        recognizing = LLTokenizer(backend.to_str(), n_vocab=most, eos_token=[*ends])
+        recognizing = LLTokenizer(_with_special_tokens(backend.to_str()), n_vocab=most, eos_token=[*ends])
         spelling: Any = _SpellingTokenizer(recognizing)
         return LLTokenizer(spelling, eos_token=[*ends])
     except ValueError as error:
         raise StartupError(f"no grammar can be held by the model's tokenizer: {in_a_line(error)}") from error
+
+
+def _with_special_tokens(tokenizer: str) -> str:
+    """Return a serialized tokenizer whose added tokens are special, but for runs of white space.
+
+    The library takes an added token that is not special for text, if its name has no angle brackets
+    (`[TOOL_CALLS]`). A model has such tokens for marks, and writes white space in texts by them.
+    """
+    whole = json.loads(tokenizer)
+    for each in whole["added_tokens"]:
+        each["special"] = each["special"] or bool(each["content"].strip())
+    return json.dumps(whole, ensure_ascii=False)
 
 
 class _SpellingTokenizer:

@@ -204,7 +204,7 @@ def _start_with_text(
         rules.append(rf"OTHER: /\s*[^\{mark[0]}\s](?s:.*)/")
         return f"{before}(({calls}) | OTHER?)"
     rules += [f"behind: {names}", *_until(mark, first)]
-    return "(until behind)* TEXT?" if several else "(until behind) | TEXT?"
+    return f"(until behind){{0,{CALLS_MAX}}} TEXT?" if several else "(until behind) | TEXT?"
 
 
 def _start_with_messages(calls: str, term: Callable[[str], str], rules: list[str]) -> str:

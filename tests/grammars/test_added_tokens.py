@@ -1,6 +1,7 @@
 """Text that a grammar has is spelled by ordinary tokens, though it be the text of an added one."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
@@ -20,6 +21,8 @@ from tests.openai import tiny
 END: Final = "<|end|>"
 CALL: Final = "<tool_call>"
 """An added token that is not special."""
+BRACKETED: Final = "[to_call]"
+"""One that the library would take for text by its name."""
 OVERLAPPING: Final = "<<|end|>"
 TEXTS: Final = (
     f"a{END}b",
@@ -27,6 +30,7 @@ TEXTS: Final = (
     f"the fox {CALL}{END} jumps <{END}",
     f"{OVERLAPPING}{END}<|end|<|end|>>",
     f"a {END} b <pad>",
+    f"a {BRACKETED} b",
 )
 FORMS: Final[dict[str, Callable[[str], Grammar]]] = {
     "const": lambda text: schema({"const": text}),
@@ -47,12 +51,12 @@ FORMS: Final[dict[str, Callable[[str], Grammar]]] = {
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", r"\|")
+    return re.sub(r"[|\[\]]", r"\\\g<0>", text)
 
 
 def unigram() -> Any:
     """A tokenizer whose vocabulary has its special tokens, as likely as any other piece."""
-    letters = [*'<|end>to_calprhfx jumsp1{}:"', "▁", "▁the", "▁fox"]
+    letters = [*'<|end>to_calprhfx jumsp1{}:[]"', "▁", "▁the", "▁fox"]
     pieces = [*tiny.SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(letters)]
     scored = [(piece, 0.0 if place < 4 else -float(8 - len(piece))) for place, piece in enumerate(pieces)]
     made = Tokenizer(models.Unigram(scored, unk_id=3, byte_fallback=True))
@@ -73,7 +77,7 @@ KINDS: Final[dict[str, Callable[[], Any]]] = {
 def tokenizer_of(kind: str) -> tuple[Any, LLTokenizer, frozenset[int]]:
     """The tokenizer, the vocabulary of its grammars, and its added tokens."""
     backend = KINDS[kind]()
-    backend.add_tokens([AddedToken(each, special=False) for each in (CALL, OVERLAPPING)])
+    backend.add_tokens([AddedToken(each, special=False) for each in (CALL, BRACKETED, OVERLAPPING)])
     added = frozenset(backend.get_added_tokens_decoder())
     return backend, vocabulary_of(backend, backend.get_vocab_size(), (tiny.END_ID,)), added
 

@@ -21,6 +21,7 @@ from services.openai.app import create_app
 from services.openai.backend import Limits
 from services.openai.dialects import AUTO
 from services.openai.hearing import forms_of
+from services.openai.held_calls import CALLS_MAX
 from services.openai.model import ServedModel
 from services.openai.tokenizer import Tokenizer
 from services.rooms.request import FinishReason, Request
@@ -61,7 +62,8 @@ def served(
 class Held:
     """A served model whose answers are drawn among what is allowed, towards a text as far as that is."""
 
-    def __init__(self, model: ServedModel, towards: str, seed: int = 0) -> None:
+    def __init__(self, model: ServedModel, towards: str, seed: int = 0, tokens_max: int = 400) -> None:
+        self._tokens_max = tokens_max
         self.model = model
         self.towards = model.tokenizer.encode(towards, add_special_tokens=False)
         self.backend = ScriptedBackend(self._script, Limits(8192, 8192, 8192))
@@ -73,7 +75,7 @@ class Held:
         assert request.grammar is not None
         fold = compiled(request.grammar, vocabulary_of(codec, model.vocabulary, model.eos_token_ids))
         output: list[int] = []
-        while len(output) < 400:
+        while len(output) < self._tokens_max:
             mask = fold.allowed(request, output)
             allowed = [id_ for id_ in range(model.vocabulary) if mask[id_ // 8] >> id_ % 8 & 1]
             at = len(output)
@@ -161,6 +163,23 @@ async def test_a_call_is_forced_in_every_form(calls: str, added: Sequence[str]) 
     choice = await Held(model, "I will not.", seed=1).ask(tools=tools, tool_choice=NAMED)
     check_calls(choice, {"weather"})
     assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "stop")
+
+
+REPEATED: Final = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 1}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Rome", "days": 1}',
+}
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("calls", REPEATED)
+async def test_a_model_that_repeats_a_call_makes_a_bounded_number_of_them(calls: str, choice: str) -> None:
+    model = served(tiny.CHAT_TEMPLATE, calls, MARKS)
+    repeating = Held(model, REPEATED[calls] * (2 * CALLS_MAX), tokens_max=4_000)
+    told = await repeating.ask(tools=[tool(strict=True)], tool_choice=choice)
+    check_calls(told, {"weather"})
+    assert len(told["message"]["tool_calls"]) == CALLS_MAX
+    assert told["finish_reason"] == "tool_calls"
 
 
 async def test_of_allowed_tools_one_is_called() -> None:
