@@ -33,7 +33,7 @@ ShapeOf = Callable[[Mapping[str, Any]], type[M]]
 
 
 class IncomingBody:
-    """A body's shares of two pools: of its first bytes, and of the rest."""
+    """A body's shares of two pools: of its first bytes, and of the rest (`bounded-admission`)."""
 
     def __init__(self, caller: bytes, beginnings: BodyPool, rests: BodyPool, beginning_bytes: int) -> None:
         """`beginning_bytes`: how many bytes count in `beginnings`."""

@@ -2,7 +2,8 @@
 
 A body counts from its first byte until its texts are no longer needed. When the pool is full, a body that is
 still coming in makes room: one of the caller that has most, so that no caller shuts another out. Among the
-bodies of one caller a newer one takes the place of one that has stalled, and of no other.
+bodies of one caller a newer one takes the place of one that has stalled, and of no other
+(`bounded-admission`).
 """
 
 import asyncio

@@ -101,10 +101,10 @@ class WorkerFacts:
     other_side: OtherSide | None = None
     """None: its process serves this side alone."""
     secret_digest: bytes = field(default=b"", repr=False)
-    exit_digest: bytes = b""
-    """SHA-256 of the secret by which the starter of its process reports the exit; empty: nobody can."""
     """Of a decode worker: by which senders know who speaks to them. Nobody can show the secret itself by
     it."""
+    exit_digest: bytes = b""
+    """SHA-256 of the secret by which the starter of its process reports the exit; empty: nobody can."""
 
 
 class WorkerState(StrEnum):

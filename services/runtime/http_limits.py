@@ -3,7 +3,7 @@
 A connection holds a head that is not whole, requests that wait behind the one that is being answered, and
 what its client has not read. When a bound is reached, connections that wait for their clients make room.
 They are those of the address that takes most on which nothing moved for longest. So no address shuts another
-out, and no answer that is being computed is cut.
+out, and no answer that is being computed is cut (`bounded-admission`).
 """
 
 import time
