@@ -50,14 +50,20 @@ class ExpectedWait:
         cost = self.cost(need)
         self._usual_cost += (cost - self._usual_cost) / (MEMORY if self._usual_cost else 1)
         self._work.opened(room, _prompt(need), _longest(need), need.choices)
+        self._count(0)
 
     def progressed(self, room: RoomId, tokens: int) -> None:
         """Output tokens of a room came, and its prompt was computed before the first of them."""
-        self._pace.progressed(self._work.progressed(room, tokens))
+        self._count(self._work.progressed(room, tokens))
 
     def ended(self, room: RoomId, *, is_over: bool) -> None:
         """A room ended. `is_over`: its request goes on in no other room."""
-        self._pace.progressed(self._work.ended(room, is_over=is_over))
+        self._count(self._work.ended(room, is_over=is_over))
+
+    def _count(self, tokens: int) -> None:
+        """Count work done. A prompt counts once it is whole: until as much as one was done, a few tokens of
+        other answers would be taken for all that the stack computes."""
+        self._pace.progressed(tokens, self._work.running_prompt_tokens)
 
     # ---- estimates
 

@@ -36,6 +36,8 @@ class Pace:
         """[milliseconds busy, units done, times something was done] each; the last one is added to."""
         self._sums = [0, 0, 0]
         """Of all spans."""
+        self.units_min = 1
+        """Less work done than this is no measurement."""
         self._busy_since_ms: int | None = None
 
     def look(self, now_ms: int, *, waits: bool) -> None:
@@ -52,7 +54,7 @@ class Pace:
     def wait_ms(self, units: int) -> int | None:
         """How long it takes until so much was done; None without a measurement."""
         busy_ms, units_done, times = self._sums
-        if busy_ms < BUSY_MS_MIN or times < DONE_MIN or units_done <= 0:
+        if busy_ms < BUSY_MS_MIN or times < DONE_MIN or units_done < max(self.units_min, 1):
             return None
         return units * busy_ms // units_done
 
@@ -112,8 +114,10 @@ class LinePace:
         """Note that a request of this class waits from now on."""
         self._of(priority).waits = True
 
-    def progressed(self, tokens: int) -> None:
-        """Count tokens of work that was done on rooms, of any class."""
+    def progressed(self, tokens: int, tokens_min: int) -> None:
+        """Count tokens of work that was done on rooms, of any class. `tokens_min`: less work done than this
+        is no measurement from now on."""
+        self._all.units_min = tokens_min
         if tokens:
             self._all.done(tokens)
 

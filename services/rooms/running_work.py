@@ -22,6 +22,8 @@ class _Left:
     is_open_ended: bool
     """Whether the request may draw more than OUTPUT_TOKENS, so that its length is not known."""
     drawn: int = 0
+    is_computed: bool = False
+    """Whether the prompt counts as done."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,15 @@ class RunningWork:
 
     _rooms: dict[RoomId, _Left] = field(default_factory=dict)
     _expected: float = float(OUTPUT_TOKENS)
+    _prompts: int = 0
+    """Prompts that are being computed."""
+    _prompt_tokens: int = 0
+    """Their tokens."""
+
+    @property
+    def running_prompt_tokens(self) -> int:
+        """The mean length of the prompts that are being computed, 0 without any."""
+        return self._prompt_tokens // max(self._prompts, 1)
 
     def output_tokens(self, longest: int, choices: int) -> int:
         """Return the expected output of a request, in tokens. `longest`: what each of `choices` may draw."""
@@ -40,13 +51,14 @@ class RunningWork:
         """Add the work of a request that got a room."""
         output = self.output_tokens(longest, choices)
         self._rooms[room] = _Left(prompt_tokens, output, choices == 1 and longest > OUTPUT_TOKENS)
+        self._prompts, self._prompt_tokens = self._prompts + 1, self._prompt_tokens + prompt_tokens
 
     def progressed(self, room: RoomId, tokens: int) -> int:
         """Return the work that was done when `tokens` came of a room."""
         left = self._rooms.get(room)
         if left is None:
             return 0
-        prompt_tokens, left.prompt_tokens = left.prompt_tokens, 0
+        prompt_tokens = self._computed(left)
         left.drawn += tokens
         left.output_tokens = max(left.output_tokens - tokens, 0)
         return prompt_tokens + tokens
@@ -57,8 +69,19 @@ class RunningWork:
         `is_over`: its request goes on in no other room, where the rest would be done.
         """
         left = self._rooms.pop(room, None)
-        if left is None or not is_over:
+        if left is None:
+            return 0
+        prompt_tokens = self._computed(left)
+        if not is_over:
             return 0
         if left.is_open_ended and left.drawn:
             self._expected += (left.drawn - self._expected) / MEMORY
-        return left.prompt_tokens + left.output_tokens
+        return prompt_tokens + left.output_tokens
+
+    def _computed(self, left: _Left) -> int:
+        """Return the tokens of a prompt that is not computed any more; 0 if that was counted before."""
+        if left.is_computed:
+            return 0
+        left.is_computed = True
+        self._prompts, self._prompt_tokens = self._prompts - 1, self._prompt_tokens - left.prompt_tokens
+        return left.prompt_tokens

@@ -77,7 +77,7 @@ def served_by_class(*rounds: int) -> LinePace:
     for number in range(200):
         pace.look(100 * number, 1, lambda _: 1)
         pace.served(rounds[number % len(rounds)], TOKENS)
-        pace.progressed(TOKENS)
+        pace.progressed(TOKENS, 1)
     return pace
 
 

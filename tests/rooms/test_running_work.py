@@ -47,3 +47,18 @@ def test_answers_without_a_bound_are_expected_to_be_as_long_as_the_last_ones() -
         work.progressed(room, 8)
         work.ended(room, is_over=True)
     assert work.output_tokens(100_000, 1) in range(880, 901), "short ones say nothing of them"
+
+
+def test_the_prompts_that_are_being_computed_are_known() -> None:
+    work = RunningWork()
+    assert work.running_prompt_tokens == 0
+    work.opened(ROOM, 100, 64, 1)
+    work.opened(RoomId(8), 300, 64, 1)
+    work.opened(RoomId(9), 500, 64, 1)
+    assert work.running_prompt_tokens == 300
+    for _ in range(2):
+        work.progressed(RoomId(8), 1)
+    assert work.running_prompt_tokens == 300
+    work.ended(RoomId(8), is_over=True)
+    work.ended(RoomId(9), is_over=False)
+    assert work.running_prompt_tokens == 100
