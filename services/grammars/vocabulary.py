@@ -2,7 +2,7 @@
 
 By the model's own tokenizer. Tokens that it lacks, of a padded vocabulary, stand for nothing and are never
 allowed. An added token, special or not, stands for itself: only a grammar that names it allows it. Wherever a
-grammar has its text, other tokens spell that.
+grammar has its text, other tokens spell that (`text-is-not-token`).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Chat messages for what any API answers, so that each API takes it back as history.
+"""Chat messages for what any API answers, so that each API takes it back as history (`given-is-taken`).
 
     Responses   items: message, reasoning, function_call, function_call_output
     Anthropic   a message of blocks: text, thinking, redacted_thinking, tool_use

@@ -2,7 +2,7 @@
 
 Proxies and load balancers cut a connection on which nothing was sent for a while, 60 s in most of them. So a
 stream that waits sends its status, and then now and then what clients skip: a comment, or an event that means
-nothing.
+nothing (`silence-is-spoken`).
 """
 
 import asyncio

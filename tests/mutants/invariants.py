@@ -24,6 +24,7 @@ canary-is-a-request probe-can-fail waiting-has-no-deadline failure-adds-no-load 
 no-blocking live-is-not-lost reconnect rejected-stays-out bounded-admission
 placed-by-use kept-at-home weight-is-no-state drain-keeps-promises zero-page-hand-over
 oldest-goes-on memory-as-used drafts-make-way stall-is-no-work counted-work
+silence-is-spoken given-is-taken text-is-not-token
 
 no-pickle known-callers-only exit-by-starter authorised-writer malformed-is-contained secrets-unlogged
 """

@@ -20,7 +20,7 @@ from tests.mutants.mutant import Check, Mutant, Report
 HERE: Final = Path(__file__).parent
 _TABLES: Final = """
 field core memory prefixes workers groups growth local both bootstrap wire trust grammars choices scores
-drafting
+drafting answers
 """
 TABLES: Final = tuple(_TABLES.split())
 

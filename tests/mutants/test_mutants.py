@@ -32,6 +32,9 @@ OF_NO_ROOM = frozenset(
         "scored-once",
         "stall-is-no-work",
         "counted-work",
+        "silence-is-spoken",
+        "given-is-taken",
+        "text-is-not-token",
     }
 )
 """What no schedule of rooms can show: it is about the way in, or about what is told of a process."""
