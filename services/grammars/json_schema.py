@@ -5,7 +5,7 @@ Pure.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
 """Keywords whose values are schemas by names, which are no keywords."""
@@ -18,6 +18,8 @@ LISTS: Final = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
 """Keywords whose value is a list of schemas."""
 TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
 """Types of values; integers are numbers."""
+IN_URI: Final = "$-_.~!*'()+,;=:@&"
+"""Characters beside letters and digits that stand for themselves in the fragment of a URI."""
 
 Pointer = tuple[str, ...]
 """A JSON pointer, token by token."""
@@ -61,6 +63,12 @@ def pointer_of(reference: Any) -> Pointer | None:
         return None
     tokens = unquote(reference[2:]).split("/")
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in tokens)
+
+
+def reference_to(pointer: Pointer) -> str:
+    """The reference within its document that has this JSON pointer, with all characters as a URI has them."""
+    tokens = (token.replace("~", "~0").replace("/", "~1") for token in pointer)
+    return "/".join(("#", *(quote(token, safe=IN_URI) for token in tokens)))
 
 
 def resolved(root: Any, reference: Any) -> Any:

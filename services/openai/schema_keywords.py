@@ -18,8 +18,9 @@ Rule = Callable[[Keywords], Keywords | bool]
 ANNOTATIONS: Final = frozenset(
     {"$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"}
+    | {"$dynamicAnchor", "$recursiveAnchor"}
 )
-"""Keywords that constrain no value."""
+"""Keywords that constrain no value. What refers to an anchor that is dynamic is refused by its own name."""
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )

@@ -16,6 +16,7 @@ from services.grammars.json_schema import (
     found_at,
     is_anything,
     pointer_of,
+    reference_to,
     resolved,
     schemas_within,
     with_subschemas,
@@ -128,8 +129,9 @@ class _Document:
             made = without(made, "$id")
         if not any(draft in made.get("$schema", DRAFTS[0]) for draft in DRAFTS):
             made = without(made, "$schema")
-        if (pointer := pointer_of(made.get("$ref"))) in self._moved and pointer:
-            made = {**made, **_reference_to(self._moved[pointer])}
+        if pointer := pointer_of(made.get("$ref")):
+            moved = self._moved.get(pointer)
+            made = {**made, "$ref": reference_to(pointer if moved is None else ("$defs", moved))}
         return ruled(self._with_names(made, schema.get("propertyNames", True)))
 
     def _with_names(self, schema: Keywords, wanted: Any) -> Keywords:
@@ -184,4 +186,4 @@ def _is_definition(pointer: Pointer) -> bool:
 
 
 def _reference_to(name: str) -> Keywords:
-    return {"$ref": f"#/$defs/{name}"}
+    return {"$ref": reference_to(("$defs", name))}

@@ -13,6 +13,7 @@ COUNTS: Final = frozenset(
     | {"minContains", "maxContains"}
 )
 """Keywords whose value is a number of something."""
+NAMED_TYPES: Final = (*TYPES, "integer")
 
 
 class SchemaRefused(ValueError):
@@ -49,7 +50,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, str) or _are_texts(value)
+    types = [value] if isinstance(value, str) else value
+    return _are_texts(types) and len(types) > 0 and all(each in NAMED_TYPES for each in types)
 
 
 def _is_one_schema_or_several(value: Any) -> bool:
@@ -75,7 +77,7 @@ SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "dependencies": (_are_dependencies, "an object of schemas or lists of texts"),
     "enum": (_is_list, "a list"),
     "required": (_are_texts, "a list of texts"),
-    "type": (_is_type, f"one of {', '.join(TYPES)} and integer, or a list of them"),
+    "type": (_is_type, f"one of {', '.join(NAMED_TYPES)}, or a list of them"),
 }
 """By the keyword: what its value is tried by, and what the value has to be."""
 

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -96,6 +97,7 @@ IDLE: Final[dict[str, tuple[Any, Any]]] = {
         | {"contentMediaType": "text/html", "contentSchema": {"type": "strin"}, "$vocabulary": {}},
         {},
     ),
+    "a dynamic anchor": ({"$dynamicAnchor": "a", "$recursiveAnchor": True, "type": "null"}, {"type": "null"}),
     "an unknown dialect": ({"$schema": "https://example.com/mine", "type": "null"}, {"type": "null"}),
     "a name that is no address": ({"$id": "not a {uri}", "type": "null"}, {"type": "null"}),
     "null for what is absent": (
@@ -214,6 +216,19 @@ def test_what_is_said_otherwise_means_the_same(given: Any) -> None:
         judge.validate(json.loads(text_of(output)))
 
 
+@pytest.mark.parametrize(
+    "name", ["a b", "Page<User>", "Page«User»", "Größe", 'q"', "a[0]{|}^`\\", "a#b", "a%b", "~/"]
+)
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_a_definition_may_have_any_name(name: str, is_encoded: bool) -> None:
+    """Generators write generic types into references, encoded as a URI or as they are."""
+    token = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    reference = f"#/$defs/{quote(token, safe='%') if is_encoded else token}"
+    given = {"$defs": {name: {"enum": ["x", 7]}}, "$ref": reference}
+    root = fold_of(schema({**rewritten(given), "x-guidance": {"whitespace_flexible": False}}))
+    assert {text_of(drawn(root.anew(), request(), seed)) for seed in range(SEEDS)} <= {'"x"', "7"}
+
+
 REFUSED: Final[dict[str, tuple[Any, str]]] = {
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     "if": ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if"),
@@ -238,6 +253,8 @@ REFUSED: Final[dict[str, tuple[Any, str]]] = {
     "a schema that is none": ({"properties": {"a": "x"}}, "'properties' has to be an object of schemas"),
     "a count that is none": ({"maxLength": "3"}, "'maxLength' has to be a whole number"),
     "a count that is broken": ({"maxLength": 3.5}, "'maxLength' has to be a whole number"),
+    "a type that is none": ({"properties": {"a": {"type": "STRING"}}}, "'type' has to be one of null,"),
+    "no type of several": ({"type": []}, "'type' has to be one of null,"),
     "names that are no schema": ({"propertyNames": "x"}, "'propertyNames' has to be a schema"),
 }
 
