@@ -24,7 +24,7 @@ ENDED: Final = re.compile(r"\)(?:, |(\]))")
 DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
 KIMI_SEP: Final = "<|tool_call_argument_begin|>"
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a character. UTF-8 has none, so that JSON has to have its escape."""
+"""Half of a character. UTF-8 has none, and clients' parsers refuse its escape."""
 FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _no(word))
@@ -176,7 +176,7 @@ def call_of(name: Any, arguments: Any) -> Call:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise Unreadable(name) from error
-    return Call(name, SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", written))
+    return Call(name, SURROGATE.sub("\ufffd", written))
 
 
 def _argued(text: str) -> list[Call]:
