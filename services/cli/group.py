@@ -38,7 +38,6 @@ from services.runtime.serve import run, unless_stopped
 from services.runtime.setting_kinds import join_address
 from services.runtime.settings import PREFIX, to_environ, to_flags
 from services.runtime.worker_settings import WILDCARDS, WorkerSettings
-from services.worker.own_exit import report_previous
 
 log = Log(__name__)
 
@@ -113,6 +112,8 @@ class RankProcesses:
         with ExitStack() as reserved:
             file = None
             if self._settings.exit_file:
+                from services.worker.own_exit import report_previous  # loads gRPC
+
                 file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
                 reporting = asyncio.create_task(report_previous(file, self._report_exit))
                 reserved.callback(reporting.cancel)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai import bodies, body, turns
+from services.openai import bodies, body, json_text, turns
 from services.openai.api_settings import ApiSettings
 from services.openai.app import create_app
 from services.openai.backend import Limits, Overloaded
@@ -213,7 +213,7 @@ def test_a_body_of_very_many_values_is_refused_before_anything_is_made_of_it(
         made.append(len(text))
         return {}
 
-    monkeypatch.setattr(body, "from_json", from_json)
+    monkeypatch.setattr(json_text, "from_json", from_json)
     with pytest.raises(ApiError) as told:
         parse(raw, CompletionRequest)
     assert made == [] if much else made
