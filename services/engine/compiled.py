@@ -139,10 +139,10 @@ class CompiledModel:
         anatomy: Anatomy,
         head_dim: int,
         kernel: Kernel,
-        codes: abc.Mapping[nn.Linear, Codes] | None = None,
+        codes: abc.MutableMapping[nn.Linear, Codes] | None = None,
     ) -> None:
         """Of an anatomy that `check` lets pass, whose weights the kernel's hold without loss, or whose
-        `codes` stand for."""
+        `codes` stand for. `codes` is empty afterwards, too."""
         self.numbers = anatomy.head.weight.dtype
         """Of its keys and values."""
         self.products = kernel.products
@@ -158,7 +158,6 @@ class CompiledModel:
         self.hidden = anatomy.embedding.shape[1]
         self.width = first.down.in_features
         self.head_dim = head_dim
-        self.embedding = anatomy.embedding
         self.rotary: Any = anatomy.rotary
         self.vocabulary = anatomy.head.out_features
         self.threads = torch.get_num_threads()
@@ -174,7 +173,10 @@ class CompiledModel:
                 del linear.weight, linear.bias
         head, bias = self._product([anatomy.head])
         del anatomy.head.weight
+        if codes is not None:
+            codes.clear()
         self._codes = None
+        self.embedding = self._memory.put(anatomy.embedding)
         self._model = _Model(
             len(self._layers),
             *(self.hidden, self.heads, self.kv_heads, head_dim, self.projected, self.width, self.vocabulary),
@@ -213,18 +215,19 @@ class CompiledModel:
         if self._codes is None:
             blocks = _in_blocks((weight if order is None else weight[order]).to(self._weights), self._block)
         else:
-            codes = coded.joined([self._codes[each] for each in parts])
+            codes = coded.joined([self._codes.pop(each) for each in parts])
             codes = codes if order is None else codes.rows(order)
             blocks = coded.in_blocks(codes, self._block)
             sizes = (codes.bits, codes.group, codes.scale.itemsize, codes.least is not None)
         self.weight_bytes += blocks.nbytes
-        return _Weight(self._hold(self._memory.put(blocks)), *sizes), at
+        return _Weight(self._hold(blocks), *sizes), at
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._hold(norm.weight.float())
 
     def _hold(self, tensor: torch.Tensor) -> int:
-        self._held.append(tensor.contiguous())
+        """Where a copy lies. The library's tensors may be views of a file, which they would keep mapped."""
+        self._held.append(self._memory.put(tensor))
         return self._held[-1].data_ptr()
 
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from services.runtime.errors import StartupError
+from services.runtime.freed_memory import returning_memory
 
 if TYPE_CHECKING:
     from services.engine.carried import Header
@@ -176,7 +177,8 @@ def main(arguments: list[str]) -> int:
         return 2
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:
-        convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
+        with returning_memory():
+            convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
     except (ConversionRefused, StartupError) as refused:
         print(refused, file=sys.stderr)  # noqa: T201
         return 1

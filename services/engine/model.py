@@ -106,7 +106,9 @@ class Model:
         self._module = module
         self._share = share
         self._load = load
-        self._codes = codes
+        self._codes = None if codes is None else dict(codes)
+        self.coded = codes is not None
+        """Its weights are kept as codes, over which a kernel alone computes."""
         self._decoder: Decoder | None = None
         self._compiled: CompiledModel | None = None
         self._definition = Definition(module) if by_row else None
@@ -190,11 +192,6 @@ class Model:
     def taken_apart(self) -> bool:
         """Steps are computed in our own way, not by the library's definition."""
         return self._decoder is not None or self._compiled is not None
-
-    @property
-    def coded(self) -> bool:
-        """Its weights are kept as codes, over which a kernel alone computes."""
-        return self._codes is not None
 
     @property
     def by_row(self) -> bool:

@@ -218,9 +218,13 @@ class Files:
         except DoesNotFit as error:
             raise ModelUnreadable(f"{self._directory}: the weight {name} is damaged: {error}") from error
 
-    def pending(self) -> "dict[str, PendingWeight | Any]":
+    def _copied(self, name: str) -> torch.Tensor:
+        """A tensor that does not keep its whole file mapped, as a view of it would."""
+        return self._stored(name).whole().clone()
+
+    def pending(self) -> "dict[str, PendingWeight]":
         """Every weight by its name, to be read where it is indexed, as the model library does."""
-        plain = {name: self._places[name].get_slice(name) for name in self.table.plain}
+        plain = {name: PendingWeight(partial(self._copied, name)) for name in self.table.plain}
         packed = {
             name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))
             for name, each in self.table.packed.items()

@@ -12,6 +12,7 @@ from services.engine.ranks import join_team
 from services.engine.team import Team, alone
 from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import GroupLost
+from services.runtime.freed_memory import returning_memory
 from services.runtime.logging import Log
 from services.runtime.model_files import LoadFormat, Quantize, prepare, resolve
 from services.runtime.setting_kinds import split_address
@@ -54,6 +55,7 @@ def start_team(
     return join_team(topology, rank, host, port, timeout_s, device, STEP_TIMEOUTS * timeout_s)
 
 
+@returning_memory()
 def start_engine(
     settings: WorkerSettings,
     threads: int,

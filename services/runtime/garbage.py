@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from services.runtime.freed_memory import give_back
+
 NEW_OBJECTS: Final = 10_000
 """Between two looks at the newest: far more than one request makes, whose end frees them without a look."""
 LOOKS: Final = 10
@@ -29,5 +31,6 @@ def importing() -> Iterator[None]:
 def spare_what_is_loaded() -> None:
     """Once, when everything that stays is there."""
     gc.collect()
+    give_back()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, LOOKS, LOOKS)

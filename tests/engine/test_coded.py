@@ -1,5 +1,6 @@
 """Does a model whose weights are codes compute what those stand for, and is it said where it cannot be?"""
 
+import gc
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from services.engine import codes, compiler
 from services.engine.coded import Coding, code
+from services.engine.codes import Codes
 from services.engine.compiler import CODES, Build
 from services.engine.convert import main
 from services.engine.engine import TorchEngine
@@ -115,6 +117,15 @@ def test_a_files_own_blocks_give_the_tokens_of_what_they_stand_for(
         *(f"1 kept {kind}" for kind in ("Q4_1", "Q5_K", "Q5_0", "Q5_1")),
         *("2 kept Q8_0", "2 kept Q6_K", "4 kept Q4_0", "3 kept Q4_K"),
     }
+
+
+@needs_kernel
+def test_codes_that_were_laid_out_for_the_kernel_are_freed(directory: Directory) -> None:
+    engine = load(directory(NAME), coding=Coding(Quantize.INT8))
+    gc.collect()
+    assert engine.model.coded
+    assert not [each for each in gc.get_objects() if type(each) is Codes]
+    assert not engine.model._codes
 
 
 @needs_kernel

@@ -1,5 +1,6 @@
 """Is a checkpoint in a released format loaded as the numbers that it stands for, by one rank and by two?"""
 
+import gc
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -72,6 +73,16 @@ def weights_of(directory: Path, dtype: str = "float32", ranks: int = 1, rank: in
     model = load_model(directory, dtype, "cpu", Mute(Topology(ranks), rank))
     weights: dict[str, Any] = model._module.state_dict()
     return weights
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loaded_checkpoint_is_not_mapped_any_more(llama: Path, tmp_path: Path, compiled: bool) -> None:
+    """One view of it would hold all its pages."""
+    quantised, _ = write(llama, tmp_path, BLOCKS)
+    engine = load_engine(quantised, dtype="float32", device="cpu", kv_cache_memory=2**22, compiled=compiled)
+    gc.collect()
+    assert str(quantised) not in Path("/proc/self/maps").read_text()
+    assert engine.vocab_size == tiny.VOCABULARY
 
 
 def parts_of(weight: torch.Tensor) -> list[Box]:

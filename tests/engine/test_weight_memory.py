@@ -1,5 +1,6 @@
 """Do weights lie side by side, where the system was asked for large pages?"""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,12 @@ def test_all_weights_of_a_compiled_step_are_there(directory: Directory) -> None:
         for weight in (layer.qkv, layer.out, layer.gate_and_up, layer.down)
     ]
     assert [at for at in (*weights, model._model.head.blocks) if "hg" not in flags(at)] == []
+
+
+@needs_kernel
+def test_a_compiled_model_does_not_keep_its_files_mapped(directory: Directory) -> None:
+    place = directory("three queries a head")
+    engine = load(place, dtype=torch.float32)
+    assert engine.compiled is not None
+    gc.collect()
+    assert str(place) not in Path("/proc/self/maps").read_text()
