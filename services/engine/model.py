@@ -409,7 +409,9 @@ def _load_model(
     if not dummy and how is None:
         refuse_codes(directory)
         # The files' own numbers have 2 to 4 bytes: what they take in memory is judged by the least it can be.
-        _check_memory(directory, place, _file_bytes(directory) * DTYPES[dtype].itemsize // 4)
+        # While codes are made, a weight's numbers and its codes, of a byte each, are both there.
+        of_number = DTYPES[dtype].itemsize + (0 if coding is None else 1)
+        _check_memory(directory, place, _file_bytes(directory) * of_number // 4)
 
     def load(*, ours: bool = True) -> Any:
         if dummy:

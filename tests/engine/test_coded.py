@@ -14,12 +14,13 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from services.engine import codes, compiler
+from services.engine import codes, compiler, model
 from services.engine.coded import Coding, code
 from services.engine.codes import Codes
 from services.engine.compiler import CODES, Build
 from services.engine.convert import main
 from services.engine.engine import TorchEngine
+from services.engine.memory import Available
 from services.runtime.errors import StartupError
 from services.runtime.model_files import Quantize
 from tests.engine import tiny
@@ -117,6 +118,18 @@ def test_a_files_own_blocks_give_the_tokens_of_what_they_stand_for(
         *(f"1 kept {kind}" for kind in ("Q4_1", "Q5_K", "Q5_0", "Q5_1")),
         *("2 kept Q8_0", "2 kept Q6_K", "4 kept Q4_0", "3 kept Q4_K"),
     }
+
+
+def test_memory_that_making_codes_takes_is_judged_before_the_load(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = directory(NAME)
+    (file,) = place.glob("*.safetensors")
+    left = Available(file.stat().st_size * 3 // 4 - 1, 2**60, "on this machine")
+    monkeypatch.setattr(model, "shortage", lambda _, needed: left if left.size < needed else None)
+    monkeypatch.setattr(model, "_load", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(StartupError, match=r"takes at least .* bytes on cpu, and .* are available"):
+        load(place, coding=Coding(Quantize.INT8))
 
 
 @needs_kernel
