@@ -27,6 +27,15 @@ SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a character. UTF-8 has none, and clients' parsers refuse its escape."""
 FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
+
+class Followed(Unreadable):
+    """A text begins with a call in JSON, and goes on."""
+
+    def __init__(self, rest: str) -> None:
+        super().__init__(rest)
+        self.rest = rest
+
+
 decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _no(word))
 
 
@@ -58,7 +67,7 @@ def pythonic(_: str, body: str, schemas: Schemas) -> list[Call]:
 
 def mistral(_: str, body: str, __: Schemas) -> list[Call]:
     """Behind `[TOOL_CALLS]`: a list of objects, or `name[ARGS]{…}`."""
-    text = body.strip()
+    text = body.lstrip()
     if text.startswith("["):
         return _objects(text)
     name, mark, arguments = text.partition("[ARGS]")
@@ -112,13 +121,14 @@ def _objects(text: str) -> list[Call]:
     at = _skip(text, 0)
     while at < len(text):
         try:
-            value, at = decoded(text, at)
+            value, end = decoded(text, at)
+            more = calls_of(value)
         except Unreadable:
             if calls:
-                raise
-            value, at = _python_value(text), len(text)
-        calls += calls_of(value)
-        at = _skip(text, at)
+                raise Followed(text[end:]) from None
+            more, end = calls_of(_python_value(text)), len(text)
+        calls += more
+        at = _skip(text, end)
     return calls or _no(text)
 
 
@@ -156,9 +166,11 @@ def _of_object(value: Any) -> Call:
 
 
 def _object(text: str) -> Any:
-    stripped = text.strip()
-    value, end = decoded(stripped)
-    return value if end == len(stripped) else _no(text)
+    started = text.lstrip()
+    value, end = decoded(started)
+    if started[end:].strip():
+        raise Followed(started[end:])
+    return value
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -11,11 +11,11 @@ says behind its mark, and ends where its JSON ends, or at its last possible mark
 Pure.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
+from services.openai.call_in_reasoning import CallInReasoning
+from services.openai.calls_and_rest import NextCalls, cut_off_at, read_calls
 from services.openai.held_reading import CallShape, HeldCall
 from services.openai.json_strings import JsonStrings, is_json
 from services.openai.open_region import OpenRegion, first_mark
@@ -45,30 +45,6 @@ READ_CHARS_MAX: Final = 2**19
 call."""
 LAYOUT_MAX: Final = 256
 """Most whitespace between a mark and its call."""
-
-
-@dataclass(slots=True)
-class _Inner:
-    """A tool call within reasoning. It is one if nothing follows it, and text if the reasoning goes on."""
-
-    mark: str
-    speech: "Speech"
-    text: list[str] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    failed: bool = False
-    """It is no call, or something else follows it."""
-
-    def push(self, text: str) -> None:
-        self.text.append(text)
-        self._add(self.speech.push(text))
-
-    def flush(self) -> None:
-        self._add(self.speech.flush())
-
-    def _add(self, parts: Sequence[Part]) -> None:
-        self.parts += parts
-        others = any(not isinstance(part, Call) for part in parts)
-        self.failed = self.failed or others or self.speech.unread > 0
 
 
 class Speech:
@@ -113,9 +89,10 @@ class Speech:
         self._spaced = False
         """What was said ends with whitespace."""
         self._open: OpenRegion | None = None
-        self._inner: _Inner | None = None
+        self._inner: CallInReasoning | None = None
         self._not_calls = 0
         self._chars_left = READ_CHARS_MAX
+        self._next_calls = NextCalls(self._call_marks)
         self.unread = 0
         thoughts = [each for each in dialect.regions if each.kind is RegionKind.THOUGHT]
         if thinking and thoughts:
@@ -236,7 +213,7 @@ class Speech:
         else:
             calls = tuple(each for each in self._dialect.regions if each.kind is RegionKind.CALLS)
             inner = Dialect(calls, self._dialect.drops, self._dialect.inner)
-            self._inner = _Inner(mark, Speech(inner, self._schemas, calls_alone=True))
+            self._inner = CallInReasoning(mark, Speech(inner, self._schemas, calls_alone=True))
 
     def _open_region(self, mark: str) -> None:
         for region in self._dialect.regions:
@@ -372,6 +349,10 @@ class Speech:
         found = None if read_ahead is None else read_ahead(text, self._schemas, final)
         if found is None and not final:
             return False
+        if found is None and read_ahead is not None:
+            end = cut_off_at(text, now.region.closes)
+            if end < len(text) and (found := read_ahead(text[:end], self._schemas, True)) is not None:
+                text = text[:end]
         self._open = None
         if found is not None:
             self._tell(parts, *found.calls)
@@ -385,13 +366,15 @@ class Speech:
         self._held = text[end:] + self._held
         return True
 
-    def _advance_inner(self, parts: list[Part], now: OpenRegion, inner: _Inner, *, last: bool) -> bool:
+    def _advance_inner(
+        self, parts: list[Part], now: OpenRegion, inner: CallInReasoning, *, last: bool
+    ) -> bool:
         """What comes is of a call within reasoning, unless the reasoning goes on or ends. Returns False where
         more text is needed."""
         start, mark = first_mark(self._held, now.region.closes, last=last)
         inner.push(self._held[:start])
         self._held = self._held[start:]
-        if mark is not None and not inner.failed and inner.speech.in_string:
+        if mark is not None and not inner.failed and inner.parser.in_string:
             inner.push(mark)
             self._held = self._held[len(mark) :]
         elif mark is not None or inner.failed:
@@ -400,7 +383,7 @@ class Speech:
             return False
         return True
 
-    def _resume(self, parts: list[Part], inner: _Inner) -> None:
+    def _resume(self, parts: list[Part], inner: CallInReasoning) -> None:
         """The mark of a call is text of the reasoning."""
         self._inner = None
         self._not_calls += 1
@@ -492,9 +475,10 @@ class Speech:
         if not (mark or now.head or body.strip()):
             return  # a mark alone says nothing
         try:
-            calls = now.region.read(head, body, self._schemas)
+            calls, rest = read_calls(now.region, head, body, self._schemas, self._next_calls)
         except Unreadable:
             self.unread += 1
             self._say(parts, head + now.region.head + body + mark, Said)
             return
         self._tell(parts, *calls)
+        self._held = self._next_calls.reread(rest, mark) + self._held

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from services.openai.backend import Limits
+from services.openai.calls_and_rest import REREAD_CHARS_MAX
 from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
 from services.openai.output_parts import Call, Part, Said, Thought, joined
 from services.openai.output_regions import Dialect
@@ -19,6 +20,8 @@ from tests.openai.test_bad_input import CHAT, chat
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "w": {"properties": {"c": {"type": "string"}, "d": {"type": "string"}, "o": {"type": "object"}}},
 }
+HERMES_CALL: Final = '<tool_call>{"name": "w", "arguments": {"c": "x"}}'
+KIMI_CALL: Final = '<|tool_call_begin|>functions.w:0<|tool_call_argument_begin|>{"c": "x"}'
 FORMATS: Final[dict[str, tuple[str, str, str, str]]] = {
     "hermes": ("hermes", '<tool_call>{"name": "w", "arguments": ', "%json", "}</tool_call>"),
     "llama3": ("llama3", '<|python_tag|>{"name": "w", "parameters": ', "%json", "}"),
@@ -267,6 +270,44 @@ def test_text_before_and_behind_a_call_is_kept_apart(text: str, parts: list[Part
 def test_arguments_are_read_as_models_write_them(name: str, text: str, arguments: str) -> None:
     assert parsed(name, text) == [Call("w", arguments)]
     arguments.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("hermes", f"{HERMES_CALL}\n</tool", [called("x")]),
+        ("hermes", f"{QWEN}<parameter=c>x</parameter></function>\n</tool_c", [called("x")]),
+        ("hermes", f"<think>a{HERMES_CALL}</tool", [Thought("a"), called("x")]),
+        ("deepseek", '<｜tool▁call▁begin｜>w<｜tool▁sep｜>{"c": "x"}<｜tool', [called("x")]),
+        ("kimi", f"{KIMI_CALL}<|tool_c", [called("x")]),
+        ("gemma", '<|tool_call>call:w{c:<|"|>x<|"|>}<tool', [called("x")]),
+        ("harmony", '<|channel|>x to=functions.w<|message|>{"c": "x"}<|ca', [called("x")]),
+        ("hermes", f"{HERMES_CALL}\n{HERMES_CALL}</tool_call>", [called("x"), called("x")]),
+        ("hermes", f"{HERMES_CALL}{HERMES_CALL}{HERMES_CALL}", [called("x")] * 3),
+        ("kimi", f"{KIMI_CALL}{KIMI_CALL}<|tool_call_end|>", [called("x"), called("x")]),
+        ("mistral", '[TOOL_CALLS]w[ARGS]{"c": "x"} and', [called("x"), Said("and")]),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name": "w", "arguments": {"c": "x"}}]\nb [TOOL_CALLS]w{"c": "x"}',
+            [called("x"), Said("b "), called("x")],
+        ),
+        ("llama3", '<|python_tag|>{"name": "w", "parameters": {"c": "x"}} and', [called("x"), Said("and")]),
+        ("hermes", f"{HERMES_CALL}}}</tool_call>", [Said(f"{HERMES_CALL}}}</tool_call>")]),
+        ("hermes", f"{HERMES_CALL} and", [Said(f"{HERMES_CALL} and")]),
+        (
+            "hermes",
+            '<tool_call>{"name": "w", "arguments": "{} x"} x',
+            [Said('<tool_call>{"name": "w", "arguments": "{} x"} x')],
+        ),
+    ],
+)
+def test_json_ends_a_call_whose_mark_is_missing_or_cut_off(name: str, text: str, parts: list[Part]) -> None:
+    assert parsed(name, text) == parts
+
+
+def test_calls_without_ends_are_read_again_up_to_a_bound() -> None:
+    text = HERMES_CALL * (REREAD_CHARS_MAX // len(HERMES_CALL) + 2)
+    assert parsed("hermes", text) == [Said(text)]
 
 
 async def answers(http: httpx.AsyncClient, body: dict[str, Any]) -> list[tuple[str, str]]:
