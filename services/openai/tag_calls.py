@@ -147,7 +147,9 @@ def _patterns(tags: TagFormat) -> _Patterns:
     closes = rf"(?:{tags.closes})?" if tags.bare else tags.closes
     if tags.call_ends:
         behind = rf"{tags.call_ends}\s*(?:{around}|{call}|\Z)"
-        inner = rf"(?:{tags.opens}\s*)?{call}(?=\s*(?:{argument}|{tags.call_ends}))"
+        # Whitespace alone is no part of it: from each place in a run of it a search would go to its end.
+        opens = rf"(?:{tags.opens}\s*)?" if tags.opens else ""
+        inner = rf"{opens}{call}(?=\s*(?:{argument}|{tags.call_ends}))"
         final = rf"{tags.call_ends}\s*{closes}"
     else:
         behind, final = tags.closes, closes
