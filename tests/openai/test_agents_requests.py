@@ -130,7 +130,8 @@ async def test_a_tool_is_left_out_where_its_caller_says_that_it_may_be(http: htt
     reply = await http.post(RESPONSES, json={"input": "hi", "tools": tools})
     assert (reply.status_code, reply.headers[DROPPED]) == (200, "web_search, a?b??")
     reply = await http.post(RESPONSES, json={"input": "hi", "tools": [*tools, SEARCH]})
-    check(reply, 400, "tools[3].type")
+    refusal = check(reply, 400, "tools[3].type")
+    assert "it has to be 'function' or 'namespace', unless the tool has 'optional' as true" in refusal
     assert DROPPED not in reply.headers
     forced = {"input": "hi", "tools": tools[1:], "tool_choice": "required"}
     check(await http.post(RESPONSES, json=forced), 400, "tool_choice")

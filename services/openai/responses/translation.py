@@ -155,8 +155,8 @@ def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
     dropped = []
     for tool, path in body.other_tools():
         if not (tool.optional or is_codex):
-            kinds = "'function', 'namespace'"
-            why = f"'{shown(tool.type)}' is not served; it has to be one of {kinds}, or 'optional'"
+            kinds = "'function' or 'namespace', unless the tool has 'optional' as true"
+            why = f"'{shown(tool.type)}' is not served; it has to be {kinds}"
             raise invalid(f"{path}.type", f"Invalid value for '{path}.type': {why}.")
         dropped.append(tool.title)
     return dropped
