@@ -4,9 +4,10 @@ must say so."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.mutants.source import ROOT, Drifted, Edit, find, mutated
+
+__all__ = ["ROOT", "Check", "Drifted", "Edit", "Mutant", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +41,15 @@ class Mutant:
     slip: str
     """Which slip of a programmer it is."""
     invariant: str
-    file: str
-    """Under services/; or with tests/, of what `tests.model` does in its stead."""
-    edits: Sequence[tuple[str, str]]
-    """(old, new): whole lines; each old text stands in the file exactly once."""
+    edits: Sequence[Edit]
     checks: Sequence[Check]
     """In this order, until one finds something."""
     report: Report | None = None
 
-    @property
-    def module(self) -> str:
-        return ".".join(self.path.relative_to(ROOT).with_suffix("").parts)
+    def sources(self) -> dict[Path, str]:
+        """The text of each file with the fault in it. Raises Drifted where an edit does not apply once."""
+        return mutated(self.name, self.edits)
 
-    @property
-    def path(self) -> Path:
-        return ROOT / ("" if self.file.startswith("tests/") else "services") / self.file
-
-    def source(self) -> str:
-        """The file with the fault in it. Raises Drifted where the file has changed under the mutant."""
-        text = "\n" + self.path.read_text(encoding="utf-8")
-        for old, new in self.edits:
-            count = text.count("\n" + old)
-            if count != 1:
-                raise Drifted(f"{self.name}: stands {count} times in {self.path.relative_to(ROOT)}:\n{old}")
-            text = text.replace("\n" + old, "\n" + new)
-        return text[1:]
-
-
-class Drifted(Exception):
-    """The source is not any more what the mutant was made from: bring the mutant up to date."""
+    def files(self) -> list[Path]:
+        """The files with the places of its edits. Raises Drifted."""
+        return [find(self.name, edit.place)[0].path for edit in self.edits]

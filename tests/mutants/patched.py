@@ -1,6 +1,6 @@
 """How does a process come to run a mutant, while the checkout stays as it is?
 
-The one module that the mutant changes is compiled from the changed text, whoever imports it. Nothing of the
+Each module that the mutant changes is compiled from the changed text, whoever imports it. Nothing of the
 product may have been imported before.
 """
 
@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import ROOT, Mutant
 
 
 class _Changed(SourceFileLoader):
-    """Ignores the cached bytecode, which is the unchanged module's."""
+    """Loads the changed text. The cached bytecode is of the unchanged module and is not read."""
 
-    def __init__(self, mutant: Mutant) -> None:
-        super().__init__(mutant.module, str(mutant.path))
-        self._source = mutant.source()
+    def __init__(self, module: str, path: Path, source: str) -> None:
+        super().__init__(module, str(path))
+        self._source = source
 
     def get_source(self, fullname: str) -> str:
         return self._source
@@ -29,20 +30,21 @@ class _Changed(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-        self._changed = _Changed(mutant)
+    def __init__(self, changed: _Changed) -> None:
+        self._changed = changed
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._mutant.module:
+        if fullname != self._changed.name:
             return None
-        return spec_from_file_location(fullname, self._mutant.path, loader=self._changed)
+        return spec_from_file_location(fullname, self._changed.path, loader=self._changed)
 
 
 def put_in_place(mutant: Mutant) -> None:
     """For the rest of this process. Raises Drifted."""
-    if mutant.module in sys.modules:
-        raise RuntimeError(f"{mutant.module} was imported before its mutant could be put in place")
-    sys.meta_path.insert(0, _Finder(mutant))
+    for path, source in mutant.sources().items():
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if module in sys.modules:
+            raise RuntimeError(f"{module} was imported before its mutant could be put in place")
+        sys.meta_path.insert(0, _Finder(_Changed(module, path, source)))

@@ -5,6 +5,7 @@ Fast are those that a story sees, those whose way is played as one, and one of e
 """
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,8 @@ from tests.model.scopes import SCOPES
 from tests.mutants.checks import STORIES, invariant_of
 from tests.mutants.invariants import FIELD_DEFECTS, INVARIANTS
 from tests.mutants.lanes import Outcome, errands, judge
-from tests.mutants.mutant import Drifted, Mutant
+from tests.mutants.mutant import ROOT, Drifted, Edit, Mutant
+from tests.mutants.source import Source
 from tests.mutants.tables import MUTANTS
 from tests.stories.language import play
 
@@ -108,14 +110,59 @@ def test_the_scopes_that_see_a_mutant_are_among_those_that_hold_for_the_product_
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.name)
 def test_the_mutant_fits_the_source(mutant: Mutant) -> None:
-    compile(mutant.source(), mutant.file, "exec")
+    for path, source in mutant.sources().items():
+        compile(source, path, "exec")
 
 
-def test_a_mutant_that_does_not_fit_says_so() -> None:
-    (old, new), *_ = MUTANTS[0].edits
-    drifted = Mutant("drifted", "", "", MUTANTS[0].file, [(f"{old}    never there\n", new)], [])
-    with pytest.raises(Drifted, match=r"(?s)stands 0 times in services/.*never there"):
-        drifted.source()
+def test_a_mutant_whose_place_or_text_is_gone_or_doubled_fails_by_its_name() -> None:
+    edit = MUTANTS[0].edits[0]
+    for place, before, complaint in (
+        (edit.place, "never_there()", r"(?s)drifted: occurs 0 times in .*\(services/.*never_there"),
+        ("never_there", edit.before, "drifted: never_there is nowhere defined"),
+        (
+            "HOST",
+            edit.before,
+            "drifted: HOST is defined in services/.*, services/.*; put the package or module",
+        ),
+        ("RoomPhase", "...", r"drifted: occurs 0 times in RoomPhase"),
+    ):
+        with pytest.raises(Drifted, match=complaint):
+            Mutant("drifted", "", "", [Edit(place, before, "")], []).sources()
+
+
+CODE = '''
+class Queue:
+    def add(self, x):
+        """Docstring."""
+        if x is None:  # comment
+            return "é"
+        elif (x.weight and
+              x.size > 3):
+            self.items.append(x)
+        for each in self.items:
+            each.wait()
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "old", "new"),
+    [
+        ("x.weight and x.size>3", "x.weight", "(x.weight and\n              x.size > 3)", "((x.weight))"),
+        ("if x.weight and x.size > 3:", "if x:", "elif (x.weight and\n              x.size > 3):", "elif x:"),
+        ("self.items.append(x)\n", "", "self.items.append(x)", "pass"),
+        ("for each in self.items:", "for each in x:", "for each in self.items:", "for each in x:"),
+        ("each.wait()", "each.wait()\neach.stop()", "each.wait()", "each.wait()\n            each.stop()"),
+    ],
+)
+def test_an_edit_replaces_only_what_it_matches(
+    before: str, after: str, old: str, new: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "queue.py"
+    path.write_text(CODE, encoding="utf-8")
+    source = Source(path)
+    [span] = source.spans(Edit("Queue.add", before, after), ("Queue", "add"))
+    changed = source.data[: span.start] + span.text.encode() + source.data[span.end :]
+    assert changed.decode() == CODE.replace(old, new)
 
 
 def test_every_mutant_has_a_name_of_its_own_and_says_what_it_is() -> None:
@@ -136,7 +183,7 @@ def test_mutants_and_stories_name_invariants_that_are_known() -> None:
 
 def _of_what_is_not_simulated(mutant: Mutant) -> bool:
     """The model and the simulation compute nothing, and ask for rooms without HTTP."""
-    return mutant.file.startswith(("engine/", "openai/"))
+    return any(path.relative_to(ROOT).parts[1] in ("engine", "openai") for path in mutant.files())
 
 
 def test_most_are_seen_without_a_test_of_the_suite() -> None:
