@@ -30,7 +30,7 @@ from services.cli.shape import check_shape
 from services.runtime.child_process import module_command
 from services.runtime.clock import Clock, SystemClock
 from services.runtime.cpus import allowed_cpus
-from services.runtime.errors import EXIT_FAILED
+from services.runtime.errors import EXIT_FAILED, StartupError
 from services.runtime.exit_file import ExitFile, ExitRecord
 from services.runtime.listen import port_of, reserve_port
 from services.runtime.logging import Log
@@ -167,7 +167,7 @@ class RankProcesses:
         secret, given = self._own_exit()
         children = [await self._start(each, given) for each in ranks]
         if file is not None:
-            file.leave([ExitRecord(self._settings.name, children[0].pid, secret)])
+            _leave(file, ExitRecord(self._settings.name, children[0].pid, secret))
         ends = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
         started = asyncio.create_task(self._see_started(pages))
@@ -232,3 +232,11 @@ class RankProcesses:
                     if (await http.get(url)).is_success:
                         return
                 await asyncio.sleep(POLL_S)
+
+
+def _leave(file: ExitFile, record: ExitRecord) -> None:
+    """Leave the record of running ranks, which go on without it: then the next launcher reports no exit."""
+    try:
+        file.leave([record])
+    except StartupError as error:
+        log.warning("the exit of these ranks will not be reported by another launcher", cause=str(error))

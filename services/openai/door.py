@@ -70,7 +70,7 @@ class Door:
         `operator`, and with whom its prompts share prefixes. Raises ApiError: 401, 429."""
         state = scope["state"]
         state[IN_STATE] = _address(scope)
-        caller, is_admin = None, False
+        caller, is_admin, is_wrong = None, False, False
         if self._keys is not None or self._admin_keys is not None:
             headers = Headers(scope=scope)
             presented = [*headers.getlist("authorization"), *headers.getlist("x-api-key")]
@@ -78,15 +78,16 @@ class Door:
             state["known"] = caller is not None
             if caller is not None:
                 state[IN_STATE] = caller
-            elif presented:
-                self._count(None, scope)
+            is_wrong = caller is None and bool(presented)
             if caller is None and self._keys is not None and scope["path"] not in PROBES:
+                if is_wrong:
+                    self._count(None, scope)
                 raise unauthorized(scope)
         may_ask = caller is not None or self._keys is None
         state["operator"] = is_admin or (may_ask and self._opens(scope["path"]))
         if caller is not None and self._divides(is_admin=is_admin):
             state[PREFIX_OWNER] = caller
-        if scope["method"] != READ:
+        if scope["method"] != READ or is_wrong:
             self._count(caller, scope)
 
     def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:

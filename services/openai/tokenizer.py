@@ -23,6 +23,9 @@ WHOLE_BYTES_MAX: Final = 128 * 2**10
 """A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""
 PIECE_CHARS: Final = 32 * 2**10
 """Length of the pieces in which the tokens of a longer text are counted first."""
+WHOLE_TOKEN_BYTES: Final = 6
+"""Bytes of a text for each token that may be, up to which it is not counted in pieces first: prompts that fit
+are tokenized once."""
 COUNT_MARGIN: Final = 2
 """A text is refused by the count of its pieces from this many times the bound on. Cutting it changes the
 count near the cuts alone."""
@@ -123,7 +126,7 @@ class Tokenizer:
         """
         limit = COUNT_MARGIN * most
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-        if size <= max(WHOLE_BYTES_MAX, limit):
+        if size <= max(WHOLE_BYTES_MAX, WHOLE_TOKEN_BYTES * most):
             return
         cut = 2 * self._longest_added  # an added token that a cut divides is spelled by others, at both ends
         step, count = max(PIECE_CHARS, 8 * cut), 0

@@ -88,6 +88,8 @@ class ConnectionLimits:
         self._held_bytes_max = HELD_BYTES_MAX if held_bytes_max is None else held_bytes_max
         self._entries: set[ConnectionEntry] = set()
         self._held_bytes = 0
+        self._next_look_bytes = 0
+        """Bytes up to which no connection is looked for that may be closed."""
         self._seldom = Seldom()
 
     def __len__(self) -> int:
@@ -115,8 +117,11 @@ class ConnectionLimits:
             return
         self._held_bytes += size - entry.held
         entry.held = size
-        if self._held_bytes > self._held_bytes_max:
-            self._make_room(_held, self._held_bytes, self._held_bytes_max)
+        most = self._held_bytes_max
+        if self._held_bytes > max(most, self._next_look_bytes):
+            self._make_room(_held, self._held_bytes, most)
+            # Each look goes over all connections: where none may be closed, the next waits for more bytes.
+            self._next_look_bytes = self._held_bytes + most // SLACK if self._held_bytes > most else 0
 
     def remove(self, entry: ConnectionEntry) -> None:
         if entry in self._entries:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from services.runtime.errors import in_a_line
+from services.runtime.errors import StartupError, in_a_line
 from services.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from services.runtime.logging import Log
 from services.runtime.worker_settings import WorkerSettings
@@ -83,5 +83,8 @@ async def report_previous(
                 log.warning("the exit of the last process was not believed", cause=in_a_line(error))
             else:
                 log.info("the exit of the last process was reported", worker=record.name, pid=record.pid)
-            file.reported(record)
+            try:
+                file.reported(record)
+            except StartupError as error:  # it is reported again by the next process, and refused
+                log.warning("a reported exit stays in its file", cause=str(error))
             break

@@ -122,6 +122,27 @@ def test_bytes_are_bounded_over_all_connections() -> None:
     assert port.limits.held_bytes <= 100
 
 
+@pytest.mark.usefixtures("_clock")
+def test_where_nobody_makes_room_not_every_byte_looks_for_some() -> None:
+    port, looks = Port(), [0]
+
+    def is_answered() -> bool:
+        looks[0] += 1
+        return False
+
+    entries = [entry for at in range(10) if (entry := port.connect(f"a{at}", f"10.0.0.{at}")) is not None]
+    for entry in entries:
+        entry.can_close = is_answered
+        entry.hold(10)
+    for size in range(11, 31):
+        entries[0].hold(size)
+    assert port.closed == []
+    assert 0 < looks[0] <= 4 * len(entries), "at each sixteenth more, of a hundred bytes"
+    entries[1].can_close = lambda: True
+    entries[0].hold(60)
+    assert port.closed == ["a1"]
+
+
 def test_an_ipv6_network_is_one_address() -> None:
     limits = ConnectionLimits(Connections(CollectorRegistry()))
     networks = {

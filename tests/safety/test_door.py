@@ -271,3 +271,14 @@ def test_a_rate_is_kept_over_time_and_its_table_is_bounded() -> None:
     for at in range(CALLERS_MAX + 5):
         assert rate.take(at.to_bytes(4)) == 0
     assert len(rate) == CALLERS_MAX
+
+
+@pytest.mark.parametrize("headers", [{}, BEARER], ids=["no key", "a key that means nothing"])
+async def test_a_request_without_api_keys_counts_once(headers: dict[str, str]) -> None:
+    """Clients send any key to a server without keys. Admin keys alone do not make it a wrong one."""
+    clock = DoorClock()
+    door = Door(None, RateLimit(2, lambda: clock.now_s), admin_keys=ApiKeys([OTHER], None))
+    app = create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=[router()], door=door)
+    async with asking_app(app) as http:
+        statuses = [(await http.post(CHAT, json=BODY, headers=headers)).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]

@@ -84,3 +84,11 @@ def test_flags_that_do_not_go_together_are_refused(path: str) -> None:
         DecodeSettings(exit_file=path, exit_digest="0" * 64)
     with pytest.raises(SettingsError, match="may outlive these"):
         DecodeSettings(tp=2, machines=2, machine=0, rendezvous="127.0.0.1:1", exit_file=path)
+
+
+async def test_a_disk_that_is_full_ends_no_reports(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: ExitFile, __: ExitRecord) -> None:
+        raise StartupError("no space left")
+
+    monkeypatch.setattr(ExitFile, "reported", full)
+    assert [pid for _, pid, _ in await reported(path)] == [1, 2]
