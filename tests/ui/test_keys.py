@@ -74,7 +74,7 @@ def test_the_page_and_the_commands_show_nothing_without_a_key_and_all_with_it(
     finally:
         context.close()
     refused = forked_baton("top", "--once", "--url", keyed.url)
-    assert (refused.returncode, "Set OPENAI_API_KEY" in refused.stderr) == (1, True)
+    assert (refused.returncode, "set BATON_ADMIN_API_KEYS or OPENAI_API_KEY" in refused.stderr) == (1, True)
     assert forked_baton("top", "--once", "--url", keyed.url, environ={"OPENAI_API_KEY": KEY}).returncode == 0
 
 
