@@ -10,6 +10,7 @@ from typing import Final
 
 from services.openai import call_bodies, call_forms
 from services.openai.gemma_calls import GEMMA_BODY
+from services.openai.harmony_heads import HEAD_END, head_begins
 from services.openai.output_regions import Dialect, RegionKind, TextRegion
 
 NONE: Final = "none"
@@ -51,7 +52,8 @@ HARMONY: Final = Dialect(
             opens=("<|start|>", "<|channel|>"),
             closes=("<|end|>", "<|call|>", "<|return|>"),
             until=("<|start|>", "<|channel|>"),
-            head="<|message|>",
+            head=HEAD_END,
+            head_begins=head_begins,
             sort=_harmony_kind,
             read=call_forms.harmony,
         ),
@@ -60,7 +62,7 @@ HARMONY: Final = Dialect(
             opens=("to=functions.",),
             closes=("<|end|>", "<|call|>", "<|return|>"),
             until=("<|start|>", "<|channel|>"),
-            head="<|message|>",
+            head=HEAD_END,
             sort=_harmony_kind,
             bare=True,
             read=call_forms.harmony,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from services.openai.held_reading import HeldCall
 from services.openai.json_strings import JsonStrings
-from services.openai.output_regions import CallBody, RegionKind, TextRegion
+from services.openai.output_regions import CallBody, CallStart, Dialect, RegionKind, TextRegion
 
 
 @dataclass(slots=True)
@@ -46,6 +46,14 @@ def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str
         ((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=(claimed, 0, "")
     )
     return (found[0], found[2]) if found[2] and found[0] < claimed else (claimed, None)
+
+
+def head_counts(dialect: Dialect, mark: str, text: str, *, last: bool) -> CallStart:
+    """Whether the mark with which a text begins counts: that of a head does where a head follows."""
+    for region in dialect.regions:
+        if mark in region.opens and region.head_begins is not None:
+            return region.head_begins(text[len(mark) :], last)
+    return CallStart.YES
 
 
 def _begun_from(text: str, mark: str) -> int:

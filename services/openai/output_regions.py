@@ -74,6 +74,9 @@ class TextRegion:
     """Marks that end it and belong to what follows."""
     head: str = ""
     """The mark that ends what stands before the body, if anything does."""
+    head_begins: Callable[[str, bool], CallStart] | None = None
+    """Whether a text behind the region's mark begins as its head does; else the mark is text. The flag:
+    nothing follows the text."""
     sort: Callable[[str], RegionKind] | None = None
     """What a head makes of it."""
     bare: bool = False

@@ -18,7 +18,7 @@ from services.openai.call_in_reasoning import CallInReasoning
 from services.openai.calls_and_rest import NextCalls, cut_off_at, read_calls
 from services.openai.held_reading import CallShape, HeldCall
 from services.openai.json_strings import JsonStrings, is_json
-from services.openai.open_region import OpenRegion, first_mark
+from services.openai.open_region import OpenRegion, first_mark, head_counts
 from services.openai.output_parts import (
     Call,
     CallBegun,
@@ -30,12 +30,7 @@ from services.openai.output_parts import (
     Unreadable,
     joined,
 )
-from services.openai.output_regions import (
-    JSON_BODY,
-    CallStart,
-    Dialect,
-    RegionKind,
-)
+from services.openai.output_regions import JSON_BODY, CallStart, Dialect, RegionKind
 
 NO_GAP: Final = ""
 IN_REASONING_MAX: Final = 8
@@ -150,9 +145,8 @@ class Speech:
             self._held = self._held[start:]
             if start and mark is not None:
                 continue  # behind this text other marks count
-            if mark is None:
+            if mark is None or not self._meet_or_pass(parts, mark, last=last):
                 break
-            self._meet(parts, mark)
         return joined(parts)
 
     def _opens_bare(self, *, last: bool) -> bool:
@@ -193,6 +187,19 @@ class Speech:
         if now.form is not None and now.form.read_ahead is not None:
             return (*ends, *self._call_marks)
         return ends
+
+    def _meet_or_pass(self, parts: list[Part], mark: str, *, last: bool) -> bool:
+        """Take a mark, or pass it on as text. Returns False where more text is needed to know which."""
+        now = self._open
+        counts = CallStart.YES
+        if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):
+            counts = head_counts(self._dialect, mark, self._held, last=last)
+        if counts is CallStart.YES:
+            self._meet(parts, mark)
+        elif counts is CallStart.NO:
+            self._pass(parts, mark)
+            self._held = self._held[len(mark) :]
+        return counts is not CallStart.PERHAPS
 
     def _meet(self, parts: list[Part], mark: str) -> None:
         """A mark is at the beginning of what is held."""

@@ -193,6 +193,52 @@ def test_elsewhere_a_mark_is_text(text: str, parts: list[Part]) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "Use <|channel|> now",
+        "<|channel|>",
+        "Use `<|channel|>` and `<|start|>`.",
+        "<|start|> begins, <|channel|>sorts",
+        "Use <|channel|>final now",
+        "`<|channel|>final` or `<|start|>assistant`",
+        "a <|channel|>\nfinal",
+        "a <|start|>x<|channel|> b " + "c" * 600,
+    ],
+)
+def test_the_mark_of_a_head_is_text_where_no_head_follows(text: str) -> None:
+    final = "<|channel|>final<|message|>"
+    reasoning = f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant"
+    said = [Said(text)]
+    assert parsed("harmony", f"{final}{text}<|return|>") == said
+    assert parsed("harmony", f"{reasoning}{final}{text}<|return|>") == [Thought(text), *said]
+    if not text.endswith("<|channel|>"):
+        assert parsed("harmony", f"Yes. {text}") == [Said(f"Yes. {text}")]
+    call, _ = written("harmony", "x")
+    assert parsed("harmony", f"{call}{final}{text}<|return|>") == [called("x"), *said]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<|channel|>analysis to=functions.w code<|message|>",
+        "<|channel|>x to=functions.w<|message|>",
+        "<|channel|>commentary to=functions.w<|constrain|>response<|message|>",
+        "<|channel|> commentary  to=functions.w <|constrain|> json<|message|>",
+        "<|start|>assistant<|channel|>commentary to=functions.w<|message|>",
+        "<|start|>assistant to=functions.w<|channel|>commentary json<|message|>",
+        "<|channel|>to=functions.w<|message|>",
+    ],
+)
+def test_a_head_counts_behind_text_and_is_silent_where_it_is_cut_off(head: str) -> None:
+    text = "<|channel|>final<|message|>Use <|channel|> now. "
+    assert parsed("harmony", text + head + '{"c": "x"}') == [Said("Use <|channel|> now. "), called("x")]
+    if "response" in head or ">x" in head:
+        return
+    for end in range(len("<|channel|>"), len(head)):
+        assert parsed("harmony", text + head[:end])[0] == Said("Use <|channel|> now. "), head[:end]
+
+
+@pytest.mark.parametrize(
     ("name", "before", "parts"),
     [
         ("hermes", "", []),
