@@ -25,6 +25,10 @@ BEHIND: Final = re.compile(
     r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
 )
 """Behind any text of a call."""
+NEXT: Final = re.compile(rf"\s*(?P<opens>{OPENS.pattern}){CALL.pattern}")
+"""Another call, behind one whose mark of its end is missing."""
+UNENDED: Final = re.compile(rf"\s*[}}\]][}}\]\s]*(?:{OPENS.pattern}){CALL.pattern}")
+"""Behind the last text of such a call."""
 MARKS: Final = re.compile(rf"(?P<opens>{OPENS.pattern})|(?P<closes>{CLOSES.pattern})|{QUOTES.pattern}")
 ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
 BARE: Final = re.compile(r"[^,\]}]{1,64}")
@@ -126,8 +130,9 @@ class _GemmaReader:
     def _ends_text(self, at: int, within: int) -> bool:
         if self._text[at : at + 1] == ":":
             return True
-        is_last = LAST.match(self._text, at) is not None
-        return not (is_last and (within or at < self._least)) and BEHIND.match(self._text, at) is not None
+        is_last = any(each.match(self._text, at) is not None for each in (LAST, UNENDED))
+        is_text = is_last and (within > 0 or at < self._least)
+        return not is_text and any(each.match(self._text, at) is not None for each in (BEHIND, UNENDED))
 
     def _take(self, char: str) -> None:
         self._skip()
@@ -154,10 +159,26 @@ def _read(text: str, *, final: bool, counted: bool, least: int = 0) -> tuple[Cal
     closed = LAST.match(text, reader.at)
     if closed is not None:
         return call, closed.end()
+    if NEXT.match(text, reader.at) is not None:
+        return call, reader.at
     return (call, reader.at) if final and not text[reader.at :].strip() else None
 
 
 def _read_ahead(text: str, _: Schemas, final: bool) -> ReadAhead | None:
+    """The first call, and those behind it whose mark of the end before is missing."""
+    calls: list[Call] = []
+    at = end = 0
+    while (found := _read_first(text[at:], final=final)) is not None:
+        calls.append(found[0])
+        end = at + found[1]
+        behind = NEXT.match(text, end)
+        if behind is None or text.endswith(("<tool_call|>", "<end_function_call>"), at, end):
+            break
+        at = behind.end("opens")
+    return ReadAhead(tuple(calls), end) if calls else None
+
+
+def _read_first(text: str, *, final: bool) -> tuple[Call, int] | None:
     counted = True
     found = _read(text, final=final, counted=counted)
     if found is None and final:
@@ -170,7 +191,7 @@ def _read_ahead(text: str, _: Schemas, final: bool) -> ReadAhead | None:
     ends = [each.start() for each in ALL_ENDS.finditer(text, found[1], limit)]
     if ends:
         found = _read(text, final=final, counted=counted, least=ends[-1]) or found
-    return ReadAhead((found[0],), found[1])
+    return found
 
 
 GEMMA_BODY: Final = CallBody(_begins, _read_ahead)

@@ -351,6 +351,23 @@ def test_json_ends_a_call_whose_mark_is_missing_or_cut_off(name: str, text: str,
     assert parsed(name, text) == parts
 
 
+def test_a_gemma_call_without_its_end_before_the_next_is_one() -> None:
+    begin, end = '<|tool_call>call:w{c:<|"|>', '<|"|>}'
+    for between in ("", "\n"):
+        for last in ("", "<tool_call|>", "<tool"):
+            for count in (2, 3):
+                text = between.join([f"{begin}x{end}"] * count) + last
+                assert parsed("gemma", text) == [called("x")] * count
+    closed = f"{begin}x{end}<tool_call|>"
+    assert parsed("gemma", f"{closed}{begin}x{end}{closed}") == [called("x")] * 3
+    number = Call("w", '{"d": 3}')
+    assert parsed("gemma", f"<|tool_call>call:w{{d:3}}{closed}") == [number, called("x")]
+    nested = Call("w", '{"o": {"c": ["x"]}}')
+    assert parsed("gemma", f'<|tool_call>call:w{{o:{{c:[<|"|>x<|"|>]}}}}{closed}') == [nested, called("x")]
+    shown = f"a {end}<|tool_call> b"
+    assert parsed("gemma", f"{begin}{shown}{end}<tool_call|>") == [called(shown)]
+
+
 def test_calls_without_ends_are_read_again_up_to_a_bound() -> None:
     text = HERMES_CALL * (REREAD_CHARS_MAX // len(HERMES_CALL) + 2)
     assert parsed("hermes", text) == [Said(text)]
