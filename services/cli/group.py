@@ -167,7 +167,7 @@ class RankProcesses:
         secret, given = self._own_exit()
         children = [await self._start(each, given) for each in ranks]
         if file is not None:
-            _leave(file, ExitRecord(self._settings.name, children[0].pid, secret))
+            _update(lambda: file.leave([ExitRecord(self._settings.name, children[0].pid, secret)]))
         ends = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
         started = asyncio.create_task(self._see_started(pages))
@@ -195,6 +195,8 @@ class RankProcesses:
             reason = await tell_exit(self._report_exit, name, pid, secret, shutdown)
             if reason is not None:
                 log.warning("the bootstrap could not be told that the group ended", cause=reason)
+                if file is not None:
+                    _update(lambda: file.retain(ExitRecord(name, pid, secret)))
         return ended
 
     def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
@@ -234,9 +236,9 @@ class RankProcesses:
                 await asyncio.sleep(POLL_S)
 
 
-def _leave(file: ExitFile, record: ExitRecord) -> None:
-    """Leave the record of running ranks, which go on without it: then the next launcher reports no exit."""
+def _update(write: Callable[[], None]) -> None:
+    """Write to the exit file. Ranks go on without it: then the next launcher reports no exit."""
     try:
-        file.leave([record])
+        write()
     except StartupError as error:
         log.warning("the exit of these ranks will not be reported by another launcher", cause=str(error))

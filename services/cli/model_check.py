@@ -1,6 +1,7 @@
 """Refusal of models by their files, before a command imports or starts anything."""
 
 import re
+from collections.abc import Iterable
 
 from services.decode.settings import Speculation
 from services.runtime.errors import StartupError
@@ -9,15 +10,15 @@ from services.runtime.model_refusals import refuse_without_tokenizer
 from services.runtime.worker_settings import WorkerSettings
 
 
-def check_models(model: str, load_format: str, draft: str = "", *, answers: bool = False) -> None:
-    """Raise StartupError if `model`, or the draft model `draft`, cannot be served.
+def check_models(model: str, load_format: str, drafts: Iterable[str] = (), *, answers: bool = False) -> None:
+    """Raise StartupError if `model`, or one of the draft models `drafts`, cannot be served.
 
     `answers`: requests come as text.
     """
     source = resolve(model, LoadFormat(load_format))
     if answers and source.kind is ModelKind.DIRECTORY:
         refuse_without_tokenizer(source.path)
-    if draft:
+    for draft in drafts:
         try:
             resolve(draft)
         except StartupError as error:
@@ -28,7 +29,7 @@ def check_models(model: str, load_format: str, draft: str = "", *, answers: bool
 def check_worker_models(settings: WorkerSettings) -> None:
     """Check the models of a worker. Raises StartupError."""
     draft = settings.draft_model
-    check_models(settings.model, settings.load_format, "" if draft is None else draft.model)
+    check_models(settings.model, settings.load_format, () if draft is None else (draft.model,))
 
 
 def draft_of(speculate: str) -> str:

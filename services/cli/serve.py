@@ -62,8 +62,8 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     settings = load_serve(flags, os.environ, also_known)
     grpc_port = _free_ports(settings)
     plan = make_plan(settings, flags, os.environ, allowed_cpus(), grpc_port, find_gpus(os.environ))
-    drafts = {draft_of(_flags(part).get("--speculate", "")) for part in plan.workers}
-    check_models(plan.model, plan.load_format, max(drafts, default=""), answers=True)
+    drafts = {draft_of(_flags(part).get("--speculate", "")) for part in plan.workers} - {""}
+    check_models(plan.model, plan.load_format, sorted(drafts), answers=True)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     screen = Screen(Console(), SystemClock())
 

@@ -2,7 +2,8 @@
 
 A schema that requires itself has no finite answer: a model would write until it is cut off. Types of values
 that may fit are collected from the leaves up, until nothing is added (a least fixed point). What is not
-understood counts as fitting, so that only what is certain is refused.
+understood counts as fitting, so that only what is certain is refused. A malformed keyword is one of these:
+the compilation of its schema refuses it by name.
 
 Pure.
 """
@@ -10,7 +11,7 @@ Pure.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import TYPES, resolved, type_of, types_in
+from services.grammars.json_schema import TYPES, resolved, type_of
 
 ALL: Final = frozenset(TYPES)
 NONE: Final = frozenset[str]()
@@ -57,18 +58,17 @@ class _Search:
     def _types(self, schema: Any) -> Types:
         if not isinstance(schema, Mapping):
             return NONE if schema is False else ALL
-        own = frozenset("number" if each == "integer" else each for each in types_in(schema))
-        found = own & _types_of_values(schema)
+        found = _types_by_name(schema) & _types_of_values(schema)
         if "object" in found and not ({"const", "enum"} & schema.keys() or self._has_object(schema)):
             found -= {"object"}
         if "array" in found and not ({"const", "enum"} & schema.keys() or self._has_array(schema)):
             found -= {"array"}
-        if found and "$ref" in schema:
+        if found and isinstance(schema.get("$ref"), str):
             found &= self._referred(schema["$ref"])
-        for each in schema.get("allOf", ()):
+        for each in _list_at(schema, "allOf"):
             found = found and found & self._types(each)
         for word in ("anyOf", "oneOf"):
-            if found and word in schema:
+            if found and isinstance(schema.get(word), list):
                 found &= NONE.union(*map(self._types, schema[word]))
         return found
 
@@ -82,20 +82,21 @@ class _Search:
         return self._known.get(reference, NONE)
 
     def _has_object(self, schema: Mapping[str, Any]) -> bool:
-        named, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        named, others = schema.get("properties"), schema.get("additionalProperties", True)
+        named = named if isinstance(named, Mapping) else {}
         patterns = schema.get("patternProperties", {})
-        required = set(schema.get("required", ()))
+        required = {name for name in _list_at(schema, "required") if isinstance(name, str)}
         for name in required:
             if not (self._types(named[name]) if name in named else patterns or self._types(others)):
                 return False
-        more: int = schema.get("minProperties", 0) - len(required)
+        more = _count_at(schema, "minProperties") - len(required)
         if more <= 0 or patterns or self._types(others):
             return True
         return _count(self._types(each) for name, each in named.items() if name not in required) >= more
 
     def _has_array(self, schema: Mapping[str, Any]) -> bool:
-        least, items = schema.get("minItems", 0), schema.get("items", True)
-        first = schema.get("prefixItems", ())
+        least, items = _count_at(schema, "minItems"), schema.get("items", True)
+        first = _list_at(schema, "prefixItems")
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems", True)
         if not all(self._types(each) for each in first[:least]):
@@ -103,14 +104,35 @@ class _Search:
         return least <= len(first) or bool(self._types(items))
 
 
+def _types_by_name(schema: Mapping[str, Any]) -> Types:
+    """The types that a schema's own `type` allows, with integers as numbers. All where it is malformed."""
+    given = schema.get("type")
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(name in (*TYPES, "integer") for name in names):
+        return ALL
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
 def _types_of_values(schema: Mapping[str, Any]) -> Types:
     """The types of the values that a schema lists, all where it lists none."""
     found = ALL
     if "const" in schema:
         found &= {type_of(schema["const"])}
-    if "enum" in schema:
+    if isinstance(schema.get("enum"), list):
         found &= set(map(type_of, schema["enum"]))
     return found
+
+
+def _list_at(schema: Mapping[str, Any], word: str) -> list[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, list) else []
+
+
+def _count_at(schema: Mapping[str, Any], word: str) -> int:
+    value = schema.get(word)
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, float) and value.is_integer() else 0
 
 
 def _count(found: Iterable[Types]) -> int:

@@ -76,9 +76,18 @@ class ExitFile:
         self._own = list(own)
         self._write()
 
+    def retain(self, record: ExitRecord) -> None:
+        """Leave the record of an ended process, whose exit could not be reported, to the next process.
+
+        It stays beside the records of the processes that `leave` names later. Raises StartupError.
+        """
+        self._own = [each for each in self._own if each != record]
+        self.previous = [*self.previous, record][-RECORDS_MAX:]
+        self._write()
+
     def reported(self, record: ExitRecord) -> None:
-        """The bootstrap has answered the report of this exit."""
-        self.previous.remove(record)
+        """Forget a record, since the bootstrap has answered the report of this exit. Raises StartupError."""
+        self.previous = [each for each in self.previous if each != record]
         self._write()
 
     def _read(self) -> list[ExitRecord]:

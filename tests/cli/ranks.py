@@ -66,6 +66,8 @@ class Ranks:
         self.living_when_reported: list[list[int]] = []
         self.secrets: list[bytes] = []
         """Shown with each report."""
+        self.unreachable = False
+        """Whether reports fail, as while the bootstrap is away."""
         self._journal = folder / "journal"
 
     def group(self, tp: int = 3, **flags: Any) -> RankProcesses:
@@ -87,6 +89,8 @@ class Ranks:
         )
 
     async def _report(self, name: str, pid: int, secret: bytes) -> None:
+        if self.unreachable:
+            raise ConnectionError("no bootstrap")
         self.reported.append((name, pid))
         self.secrets.append(secret)
         self.living_when_reported.append([each for each in self.pids if not _gone(each)])

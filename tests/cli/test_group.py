@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from services.cli import rank_ends
+from services.cli import exits, rank_ends
 from services.cli.group import run_group
 from services.prefill.settings import PrefillSettings
 from services.runtime.errors import EXIT_FAILED, StartupError
+from services.runtime.exit_file import ExitFile
 from services.runtime.listen import bind_port, port_of, reserve_port
 from services.runtime.logging import TextFormatter
 from services.runtime.settings import load
@@ -114,6 +115,22 @@ async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
     assert 'why="rank 1 was killed by SIGKILL"' in said()
     assert await running.stop() == 0
     assert all(gone(pid) for pid in ranks.pids)
+
+
+async def test_an_exit_that_no_bootstrap_took_is_left_to_the_next_launcher(
+    ranks: Ranks, said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "REPORT_TIMEOUT_S", 0.05)
+    path = str(tmp_path / "exit")
+    running = Running(ranks, exit_file=path)
+    await started(ranks, said)
+    leader = ranks.latest(0)
+    ranks.unreachable = True
+    ranks.kill(1)
+    await ranks.up(6)
+    assert await running.stop() == 0
+    with ExitFile(path) as file:
+        assert [each.pid for each in file.previous] == [leader, ranks.latest(0)]
 
 
 async def test_a_stopped_rank_is_killed_when_the_others_have_given_it_up(

@@ -55,6 +55,7 @@ FINITE_SCHEMAS: Final[dict[str, Any]] = {
     "one optional name": {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
     | {"minProperties": 1},
     "elsewhere": {"$ref": "https://example.com/x"},
+    "a count as a float": {"type": "array", "minItems": 2.0, "prefixItems": [{}, {}, False]},
     "anything": {},
     "a tree of two": defined(
         objects({"$ref": "#/$defs/m"}), m={"anyOf": [NODE, {"type": "array", "items": NODE}]}
@@ -75,6 +76,42 @@ def test_what_no_finite_answer_fits_is_found(given: Any) -> None:
 @pytest.mark.parametrize("given", FINITE_SCHEMAS.values(), ids=FINITE_SCHEMAS.keys())
 def test_what_an_answer_may_fit_is_not(given: Any) -> None:
     assert has_finite_value(given)
+
+
+MALFORMED: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "type": ({"type": 5}, "type must be a string or array of strings"),
+    "a type in a list": ({"type": [["string"]]}, "type must be a string"),
+    "an unknown type": ({"type": "text"}, "Invalid type: text"),
+    "required": ({"type": "object", "required": None}, "Expected array for 'required', got null"),
+    "a required name": (
+        {"type": "object", "required": [["a"]]},
+        "Expected string for 'required' item, got [\"a\"]",
+    ),
+    "properties": (
+        {"type": "object", "properties": ["a"], "required": ["a"]},
+        "properties must be an object",
+    ),
+    "minProperties": (
+        {"type": "object", "minProperties": "3"},
+        "Expected positive integer for 'minProperties', got \"3\"",
+    ),
+    "minItems": (
+        {"type": "array", "minItems": 1.5, "prefixItems": [{}]},
+        "Expected positive integer for 'minItems', got 1.5",
+    ),
+    "prefixItems": ({"type": "array", "prefixItems": {"a": {}}}, "prefixItems must be an array"),
+    "enum": ({"enum": None}, "enum must be an array"),
+    "anyOf": ({"anyOf": 5}, "anyOf must be an array"),
+    "allOf": ({"allOf": 5}, "allOf must be an array"),
+}
+"""Schemas with a keyword whose value is of the wrong kind, and the refusal of each."""
+
+
+@pytest.mark.parametrize(("given", "refusal"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_schema_is_refused_by_its_fault(given: dict[str, Any], refusal: str) -> None:
+    nested = {"type": "object", "properties": {"c": {"$ref": "#/elsewhere/c"}}, "required": ["c"]}
+    for malformed in (given, {**nested, "elsewhere": {"c": given}}):
+        assert judged(schema(malformed), False, vocabulary()) == refusal
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -62,6 +62,23 @@ def test_the_next_process_finds_what_the_last_one_left_until_it_is_reported(path
         assert file.previous == [SECOND]
 
 
+def test_an_exit_that_could_not_be_reported_is_left_to_the_next_process(path: str) -> None:
+    with ExitFile(path) as file:
+        file.leave([FIRST])
+        file.retain(FIRST)
+        file.leave([SECOND])
+        assert file.previous == [FIRST]
+    with ExitFile(path) as file:
+        assert file.previous == [FIRST, SECOND]
+
+
+def test_retained_records_are_bounded(path: str) -> None:
+    with ExitFile(path) as file:
+        for number in range(RECORDS_MAX + 3):
+            file.retain(ExitRecord("decode-0", number, b"secret"))
+        assert [each.pid for each in file.previous] == list(range(3, RECORDS_MAX + 3))
+
+
 @pytest.mark.parametrize("what", ["worker", "rank"])
 def test_exit_by_starter_a_process_that_is_stopped_keeps_its_lock_and_one_that_is_killed_does_not(
     path: str, what: str
