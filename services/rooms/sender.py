@@ -9,7 +9,7 @@
 The record is posted with the last pages, and the seal when every rank of the worker has written all of that
 (`seal-last`), both by the elected rank alone (`one-writer`). A sender posts only while TRANSFERRING or
 SEALING and without a cause: after that `close` may be answered as soon as what was posted has ended. The
-diagram in docs/ARCHITECTURE.md is drawn from the table.
+diagram in docs/design/hand-over.md is drawn from the table.
 """
 
 from dataclasses import dataclass

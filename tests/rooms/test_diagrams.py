@@ -1,4 +1,4 @@
-"""Are the diagrams in the docs the ones that the tables draw? `--rewrite` draws them anew."""
+"""Tests that the diagrams in the docs match the tables of moves. `--rewrite` draws them anew."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,16 @@ from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Mov
 from tests.pages.diagrams import page_states
 from tests.rooms.diagrams import mermaid
 
-DOC = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
+PAGES = Path(__file__).parents[2] / "docs" / "design"
 DRAWN: Mapping[str, str] = {
     "sender": mermaid(Side.PREFILL),
     "receiver": mermaid(Side.DECODE),
     "pages": page_states(),
+}
+SHOWN_ON: Mapping[str, Path] = {
+    "sender": PAGES / "hand-over.md",
+    "receiver": PAGES / "hand-over.md",
+    "pages": PAGES / "memory.md",
 }
 
 
@@ -25,18 +30,20 @@ def section(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_document_shows_the_table(name: str, rewrite: bool) -> None:
-    text = DOC.read_text(encoding="utf-8")
+    page = SHOWN_ON[name]
+    text = page.read_text(encoding="utf-8")
     found = section(name).findall(text)
-    assert len(found) == 1, f"docs/ARCHITECTURE.md needs one section <!-- diagram: {name} -->"
+    assert len(found) == 1, f"{page.name} needs one section <!-- diagram: {name} -->"
     drawn = f"```mermaid\n{DRAWN[name]}\n```\n"
     if rewrite:
-        DOC.write_text(section(name).sub(lambda old: f"{old[1]}{drawn}{old[3]}", text), encoding="utf-8")
+        page.write_text(section(name).sub(lambda old: f"{old[1]}{drawn}{old[3]}", text), encoding="utf-8")
     else:
         assert found[0][1] == drawn
 
 
-def test_the_document_marks_no_other_diagram() -> None:
-    marked = re.findall(r"<!-- diagram: (.*?) -->", DOC.read_text(encoding="utf-8"))
+def test_the_design_notes_mark_no_other_diagram() -> None:
+    pages = (page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
+    marked = [name for page in pages for name in re.findall(r"<!-- diagram: (.*?) -->", page)]
     assert sorted(marked) == sorted(DRAWN)
 
 
