@@ -15,8 +15,8 @@ from services.rooms.reasons import REASONS
 from services.rooms.registry import GOODBYE, Registry
 from services.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
 from services.rooms.retry import RETRIED
-from services.runtime.failed_rooms import FailedRooms
 from services.runtime.tally import LabelledTally, Tally
+from services.telemetry.failed_room_counter import FailedRooms
 
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

@@ -7,7 +7,7 @@ from services.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
 from services.rooms.request import LOGPROBS_MAX
 from services.runtime.api_keys import API_KEYS
 from services.runtime.errors import SettingsError
-from services.runtime.model_files import GenerationConfig
+from services.runtime.model_options import GenerationConfig
 from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     DURATION_MS,

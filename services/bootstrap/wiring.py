@@ -39,7 +39,8 @@ from services.runtime.http_metrics import Connections
 from services.runtime.listen import cannot_listen, reserve_port
 from services.runtime.logging import Log, name_rooms
 from services.runtime.model_facts import ModelFacts, read_model
-from services.runtime.model_files import GenerationConfig, LoadFormat, prepare, resolve
+from services.runtime.model_files import prepare, resolve
+from services.runtime.model_options import GenerationConfig, LoadFormat
 from services.runtime.party import Party
 from services.runtime.process_metrics import describe_process
 from services.runtime.room_spans import RoomSpans

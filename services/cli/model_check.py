@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from services.decode.settings import Speculation
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat, ModelKind, resolve
+from services.runtime.model_files import ModelKind, resolve
+from services.runtime.model_options import LoadFormat
 from services.runtime.model_refusals import refuse_without_tokenizer
 from services.runtime.worker_settings import WorkerSettings
 

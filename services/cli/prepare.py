@@ -20,7 +20,8 @@ PROGRESS: Final = "progress: "
 def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
     settle(os.environ)
-    from services.runtime.model_files import LoadFormat, prepare, resolve
+    from services.runtime.model_files import prepare, resolve
+    from services.runtime.model_options import LoadFormat
 
     if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name
         sys.stdout.reconfigure(errors="replace")

@@ -9,7 +9,8 @@ from services.pages.layout import KvLayout, full_group
 from services.pages.ranks import rank_layout
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import LoadFormat, prepare, resolve
+from services.runtime.model_files import prepare, resolve
+from services.runtime.model_options import LoadFormat
 from services.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)

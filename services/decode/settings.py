@@ -6,7 +6,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 from services.rooms.drafting import DRAFTS_MAX
 from services.rooms.lookup import LEAST, LONGEST
 from services.runtime.errors import SettingsError
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number
 from services.runtime.settings import setting
 from services.runtime.worker_settings import DraftModelFiles, WorkerSettings

@@ -15,7 +15,8 @@ from torch import nn
 from services.engine.codes import Codes, NotCoded, coded
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import ModelKind, ModelSource, Quantize
+from services.runtime.model_files import ModelKind, ModelSource
+from services.runtime.model_options import Quantize
 
 log = Log(__name__)
 

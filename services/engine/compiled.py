@@ -28,7 +28,7 @@ from services.engine.linears import joined
 from services.engine.plan import integers
 from services.engine.sight import Reach
 from services.engine.weight_memory import WeightMemory
-from services.runtime.model_facts import POSITIONS_MAX
+from services.runtime.model_options import POSITIONS_MAX
 
 STRIP: Final = 32
 """Numbers that the kernel takes at once."""

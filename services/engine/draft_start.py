@@ -12,7 +12,8 @@ from services.engine.engine import TorchEngine, load_engine
 from services.engine.memory import enough
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
-from services.runtime.model_files import ModelKind, ModelSource, Quantize, prepare, resolve
+from services.runtime.model_files import ModelKind, ModelSource, prepare, resolve
+from services.runtime.model_options import Quantize
 from services.runtime.tokenizer_files import reference_tokenizer
 from services.runtime.worker_settings import DraftModelFiles, WorkerSettings
 

@@ -49,7 +49,7 @@ from services.pages.layout import KvLayout, full_group
 from services.pages.ranks import rank_layout
 from services.rooms.request import Request
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat, Quantize
+from services.runtime.model_options import LoadFormat, Quantize
 from services.topology import Topology
 
 WARM_UP_TOKENS: Final = 64

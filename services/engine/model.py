@@ -71,8 +71,8 @@ from services.runtime.model_facts import (
     reading,
     weight_files,
 )
-from services.runtime.model_files import LoadFormat
 from services.runtime.model_needs import ALIASES, canonical
+from services.runtime.model_options import LoadFormat
 from services.runtime.quantisation import Quantisation, quantisation_of
 
 log = Log(__name__)

@@ -14,7 +14,8 @@ from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import GroupLost
 from services.runtime.freed_memory import returning_memory
 from services.runtime.logging import Log
-from services.runtime.model_files import LoadFormat, Quantize, prepare, resolve
+from services.runtime.model_files import prepare, resolve
+from services.runtime.model_options import LoadFormat, Quantize
 from services.runtime.setting_kinds import split_address
 from services.runtime.worker_settings import WorkerSettings
 from services.topology import Topology

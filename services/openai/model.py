@@ -13,7 +13,7 @@ from services.openai.token_floor import TokenFloor
 from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
 from services.runtime.logging import Log
 from services.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
-from services.runtime.model_files import GenerationConfig
+from services.runtime.model_options import GenerationConfig
 from services.runtime.tokenizer_files import TokenizerUnusable
 
 log = Log(__name__)

@@ -12,6 +12,7 @@ from typing import Final, TypeGuard
 from services.rooms.request import EOS_TOKEN_IDS_MAX
 from services.runtime.errors import StartupError, in_a_line
 from services.runtime.model_needs import Json, canonical, needs_of, text_words
+from services.runtime.model_options import POSITIONS_MAX
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
@@ -38,7 +39,6 @@ LONGROPE: Final = ("longrope", "su")
 """Scalings with one list of factors for sequences of the original positions and one for longer ones."""
 WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
 """The end of a refusal: what else there is to do."""
-POSITIONS_MAX: Final = 2**31 - 1
 
 
 class ModelNotFound(StartupError, ValueError):

@@ -20,6 +20,7 @@ from services.runtime.model_facts import (
     reading,
     weight_files,
 )
+from services.runtime.model_options import LoadFormat
 from services.runtime.model_refusals import (
     GGUF_MAGIC,
     refuse_adapter,
@@ -43,35 +44,6 @@ class ModelKind(Enum):
     """config.json and safetensors files."""
     GGUF = "gguf"
     """One file; converted to a directory once."""
-
-
-class LoadFormat(Enum):
-    """Where the weights come from."""
-
-    AUTO = "auto"
-    """The model's files."""
-    DUMMY = "dummy"
-    """Nowhere: any numbers of the right shapes, the same ones in every process with devices of one kind."""
-
-
-class Quantize(Enum):
-    """In how few bits weights are kept, in place of the numbers that were loaded."""
-
-    NONE = "none"
-    """In none."""
-    INT8 = "int8"
-    INT4 = "int4"
-    KEEP = "keep"
-    """As a GGUF file has them."""
-
-
-class GenerationConfig(Enum):
-    """Whose word counts on how tokens are drawn, where a request has none."""
-
-    AUTO = "auto"
-    """The model's."""
-    NONE = "none"
-    """Nobody's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.runtime.model_facts import POSITIONS_MAX
-from services.runtime.model_files import LoadFormat
+from services.runtime.model_options import POSITIONS_MAX, LoadFormat
 from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, number, optional
 from services.runtime.settings import setting
 from services.runtime.tls_files import TlsFiles, tls_files
-from services.runtime.trace_endpoint import ENDPOINT
 
 LOG_LEVEL: Final = choices("debug", "info", "warning", "error")
 LOG_FORMAT: Final = choices("text", "json")
 LOAD_FORMAT: Final = choices(*(each.value for each in LoadFormat))
-COLLECTOR: Final = matching(f"({ENDPOINT})?", "URL", "http://host:port, or https:// for TLS")
+OTLP_URL: Final = r"https?://[^\s@]+"
+"""Pattern of a collector's URL, without a user name and password, since it is written to the log."""
+COLLECTOR: Final = matching(f"({OTLP_URL})?", "URL", "http://host:port, or https:// for TLS")
 RUN_TOKEN: Final = matching("[!-~]{16,512}", "TOKEN", "16 to 512 visible ASCII characters")
 HOST_OR_NONE: Final = optional(HOST, "")
 

@@ -6,14 +6,13 @@ from typing import Final
 
 from services.runtime.errors import StartupError
 from services.runtime.logging import Log
+from services.runtime.service_settings import OTLP_URL
 from services.runtime.tracing import OFF, Tracer
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 """What the platform may have set for all its programs, the first one first."""
 PROTOCOL: Final = "grpc"
-ENDPOINT: Final = r"https?://[^\s@]+"
-"""Without a name and password: it is written to the log."""
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 
 PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
@@ -59,7 +58,7 @@ def _check_protocol(environ: Mapping[str, str]) -> None:
 
 def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance: str) -> Tracer:
     """What it raises does not quote `endpoint`: there may be a password in it."""
-    if not re.fullmatch(ENDPOINT, endpoint, re.ASCII):
+    if not re.fullmatch(OTLP_URL, endpoint, re.ASCII):
         raise StartupError(
             f"{given_by} is not the address of an OTLP endpoint: give http://host:4317, or https:// for TLS,"
             " without a name or password"

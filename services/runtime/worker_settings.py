@@ -9,7 +9,7 @@ from services.pages.checksum import KvChecksum
 from services.rooms.ballot import PLACES_MAX
 from services.rooms.registry_records import CANARY_ROOMS
 from services.runtime.errors import SettingsError
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
 from services.runtime.setting_kinds import (
     ADDRESS,

@@ -13,8 +13,8 @@ from services.pages.pool import PageState
 from services.rooms.errors import Cause
 from services.rooms.phases import Moves, Phase
 from services.rooms.queues import RoomQueue
-from services.runtime.failed_rooms import FailedRooms
 from services.runtime.tally import LabelledTally, Tally
+from services.telemetry.failed_room_counter import FailedRooms
 
 _SECONDS: Final = (
     0.0005,

@@ -21,7 +21,7 @@ from services.engine.compiler import AVX512, CODES, Build, found
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.interface import Row, Sequence
 from services.rooms.request import Request, Sampling
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.emulated.build import emulated
 from tests.pairwise import cover, every

@@ -22,7 +22,7 @@ from services.engine.convert import main
 from services.engine.engine import TorchEngine
 from services.engine.memory import Available
 from services.runtime.errors import StartupError
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.gguf_files import in_gguf, write
 from tests.engine.kernels import BUILDS, Directory, known, load, needs_kernel

@@ -26,7 +26,7 @@ from services.engine.engine import TorchEngine
 from services.engine.interface import NotANumber, PromptScores, Row
 from services.engine.proof import gap
 from services.prefill.settings import PrefillSettings
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import (
     BOUND,

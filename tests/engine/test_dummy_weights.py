@@ -10,7 +10,8 @@ import torch
 from services.engine.engine import TorchEngine, load_engine
 from services.engine.shards import Dummies
 from services.runtime.model_facts import ModelNotFound, read_model
-from services.runtime.model_files import LoadFormat, resolve
+from services.runtime.model_files import resolve
+from services.runtime.model_options import LoadFormat
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine
 

@@ -32,7 +32,7 @@ from services.engine.team import Mute, alone
 from services.rooms.registry_records import CANARY_TOKENS
 from services.runtime.errors import StartupError
 from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
-from services.runtime.model_files import LoadFormat
+from services.runtime.model_options import LoadFormat
 from services.topology import Topology
 from tests.engine import tiny
 

@@ -14,7 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final, Protocol
 
-from services.runtime.model_files import DEMO, LoadFormat, prepare, resolve
+from services.runtime.model_files import DEMO, prepare, resolve
+from services.runtime.model_options import LoadFormat
 from tests.http import web
 from tests.process.stack import Stack
 

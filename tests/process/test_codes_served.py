@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.engine.coded import Coding, code
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import MODELS, needs_kernel
 from tests.engine.tiny import VOCABULARY

@@ -18,7 +18,7 @@ import typer
 
 from services.cli.bench.report import Runs
 from services.rooms.request import Grammar, GrammarKind
-from services.runtime.model_files import LoadFormat
+from services.runtime.model_options import LoadFormat
 
 if TYPE_CHECKING:
     from services.grammars.judge import Judge

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from services.runtime.errors import StartupError
-from services.runtime.model_files import Quantize
+from services.runtime.model_options import Quantize
 
 if TYPE_CHECKING:
     from services.engine.engine import TorchEngine

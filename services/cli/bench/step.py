@@ -21,7 +21,7 @@ import typer
 from services.cli.bench.report import Runs, seconds_of, tell
 from services.rooms.request import Grammar, GrammarKind, Request, Sampling
 from services.runtime.errors import StartupError
-from services.runtime.model_files import LoadFormat, Quantize
+from services.runtime.model_options import LoadFormat, Quantize
 
 if TYPE_CHECKING:
     from services.engine.engine import TorchEngine

@@ -1,4 +1,4 @@
-"""How are failed rooms counted, the same way in every process?"""
+"""A counter of failed rooms by reason, the same in every process."""
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -7,8 +7,10 @@ from services.rooms.reasons import REASONS
 
 
 class FailedRooms:
-    """`baton_rooms_failed_total`, or a counter beside it. Every reason has its series from the start, so that
-    none appears late."""
+    """Counter `baton_rooms_failed_total`, or another of this form.
+
+    Every counted reason has its series from the start, so that none appears late.
+    """
 
     def __init__(self, text: str, registry: CollectorRegistry, name: str = "baton_rooms_failed") -> None:
         self._failed = Counter(f"{name}_total", text, ["reason"], registry=registry)
