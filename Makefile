@@ -109,7 +109,7 @@ check: $(STAMP) ## lint, formatting, types, import layers, generated code
 verify: $(STAMP) ## the proofs: model, simulation, mutants; one JSON object, a quarter of an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify $(ARGS)
 
-verify-long: $(STAMP) ## the same for hours: large scopes, seeds without end (ARGS="--hours 8")
+verify-long: $(STAMP) ## like verify, for hours: large scopes, seeds without end (ARGS="--hours 8")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.verify --long $(ARGS)
 
 verify-groups: $(STAMP) ## rank groups in every combination of shapes, on real processes, 20 minutes
@@ -131,7 +131,7 @@ bench: $(STAMP) ## measure parts beside their limits, as JSON
 gpu: $(STAMP) ## check and measure all of it on a GPU, in nine minutes (docs/gpu.md)
 	@$(BIN)/python -m tests.gpu $(ARGS)
 
-gpu-bundle: $(STAMP) ## what does the same on a machine without a network, as one folder (ARGS="--python 3.12 --cuda 13")
+gpu-bundle: $(STAMP) ## one folder that does the same on a machine without a network (ARGS="--python 3.12 --cuda 13")
 	@$(BIN)/python -m tests.gpu.bundle $(ARGS)
 
 lock: $(STAMP) ## choose the newest versions that pyproject.toml allows, and list their files
@@ -147,5 +147,14 @@ clean: ## remove caches and build results (not .venv)
 	@rm -rf build dist .durations .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
 	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
-help: ## list the words
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+SHOW := show() { printf '%s\n' "$$1"; shift; for each; do sed -nE "s/^$$each:.*\#\# (.*)/  make $$each\t\1/p" Makefile | expand -t 24; done; }
+
+help: ## list these words
+	@$(SHOW); \
+	show "First:" run test check; \
+	show "Set up:" install programs lock clean; \
+	show "Test:" test-rest test-lowest test-all; \
+	show "Prove:" verify verify-groups verify-models verify-kernels verify-long; \
+	show "Measure:" bench gpu gpu-bundle; \
+	show "Generate:" proto; \
+	show "Help:" help

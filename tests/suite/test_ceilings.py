@@ -12,7 +12,7 @@ SLACK: Final = 0.02
 CEILINGS: Final[dict[Callable[[], int], int]] = {
     ceilings.fragments: 622,
     ceilings.forbidden_names: 155,
-    ceilings.long_sentences_of_docs: 198,
+    ceilings.long_sentences_of_docs: 196,
     ceilings.long_sentences_of_docstrings: 73,
     ceilings.equal_file_names: 83,
     ceilings.empty_packages: 20,
