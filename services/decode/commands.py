@@ -9,16 +9,16 @@ from services.ids import Generation, Incarnation, RoomId
 from services.rooms.errors import Refusal
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import Malformed
+from services.worker.assembly import RankPorts
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
-from services.worker.parts import RankParts
 
 
 class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
     def __init__(
-        self, core: Receiving[DecodeRoom], callers: Callers[Any], parts: RankParts, drafting: Drafting
+        self, core: Receiving[DecodeRoom], callers: Callers[Any], ports: RankPorts, drafting: Drafting
     ) -> None:
-        super().__init__(core, callers, parts, drafting.cost)
+        super().__init__(core, callers, ports, drafting.cost)
         self._drafting = drafting
 
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
@@ -46,7 +46,7 @@ class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):
         room: DecodeRoom = self._open(wire, wire.prefill if wire.HasField("prefill") else None, "prefill")
         room.prefill.CopyFrom(wire.prefill)
         if wire.HasField("prefill_ms"):
-            room.prefill_by_ms = self._parts.clock.now_ms() + wire.prefill_ms
+            room.prefill_by_ms = self._ports.clock.now_ms() + wire.prefill_ms
             room.prefill_own_ms = wire.prefill_own_ms
 
     def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:

@@ -11,12 +11,10 @@ from typing import Final, Protocol
 
 from services.decode.sender_link import SenderLink, Speaker
 from services.ids import Generation, Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.layout import KvLayout
 from services.transfer.interface import Endpoint
 from services.wire.baton.v1 import inference_pb2, rooms_pb2
 from services.wire.channel import Channels
-from services.worker.mailbox import Mailbox
+from services.worker.assembly import RankPorts
 
 
 class Peers(Protocol):
@@ -61,18 +59,15 @@ class LeaderPeers:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        ports: RankPorts,
         channels: Channels,
-        incarnation: Incarnation,
         secret: bytes,
-        layouts: Sequence[KvLayout],
         connect_timeout_s: float,
-        checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
-        """`secret`: of this incarnation, by which senders know it. `layouts`: of its ranks, in rank order."""
-        self._mailbox = mailbox
+        """`secret`: proof of this worker's incarnation, by which senders know it."""
+        self._mailbox = ports.mailbox
         self._channels = channels
-        self._speaker = Speaker(incarnation, secret, tuple(layouts), checksum)
+        self._speaker = Speaker(ports.incarnation, secret, tuple(ports.layouts), ports.checksum)
         self._connect_timeout_s = connect_timeout_s
         self.shut_out = False
         self._links: dict[Incarnation, SenderLink] = {}

@@ -4,11 +4,9 @@ import asyncio
 
 from services.decode.room import replies_max
 from services.decode.turn import DecodeWork
-from services.ids import Incarnation
 from services.rooms.phases import Side
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.channel import check_incarnation
-from services.worker.mailbox import Mailbox
 from services.worker.rpc import RoomOpeningService
 
 
@@ -20,8 +18,8 @@ class DecodeService(
     StreamRoom = RoomOpeningService.room
     StreamRooms = RoomOpeningService.rooms
 
-    def __init__(self, work: DecodeWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
-        super().__init__(work, mailbox, incarnation, self._end_choices)
+    def __init__(self, work: DecodeWork) -> None:
+        super().__init__(work, self._end_choices)
 
     def opening(self, request: inference_pb2.StreamRoomRequest) -> tuple[group_pb2.Command, int]:
         return group_pb2.Command(stream=request), replies_max(request.request)

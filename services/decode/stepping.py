@@ -13,7 +13,7 @@ from services.rooms.local import PromptPace
 from services.rooms.request import FinishReason, Token
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
-from services.worker.parts import RankParts
+from services.worker.assembly import RankPorts
 from services.worker.prompts import PromptPart, next_parts
 from services.worker.stepping import Stepping
 
@@ -27,14 +27,14 @@ class DecodeStepping(Stepping[StepOf]):
     def __init__(
         self,
         receiving: Receiving[DecodeRoom],
-        parts: RankParts,
+        ports: RankPorts,
         metrics: DecodeMetrics,
         max_running: int,
         drafting: Drafting,
         local_gap_ms: int,
     ) -> None:
         """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
-        super().__init__(receiving, parts, metrics, drafting.cost)
+        super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptPace(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
         """As this rank sees it."""
@@ -93,7 +93,7 @@ class DecodeStepping(Stepping[StepOf]):
 
     def observe(self) -> None:
         """All that follows from a step's end is done in this turn: the next one is not for it."""
-        ended, now_ms = self._take(), self._parts.clock.now_ms()
+        ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
                 self._receiving.stepping(now_ms)

@@ -22,7 +22,7 @@ from services.decode.page_check import PageCheck
 from services.decode.polling import poll_s
 from services.decode.room import DecodeRoom
 from services.decode.stepping import DecodeStepping
-from services.handover.receiving import Receiving
+from services.handover.receiving import NEAR_S, Receiving
 from services.handover.requests import (
     ClaimRoom,
     Close,
@@ -34,7 +34,7 @@ from services.handover.requests import (
     Retired,
     SumPages,
 )
-from services.ids import Incarnation
+from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause
 from services.rooms.evidence import Connected
 from services.rooms.load import WorkerLoad
@@ -42,13 +42,12 @@ from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Roster
 from services.runtime.errors import MemoryKept
-from services.runtime.host_memory import CannotMove, HostMemory
+from services.runtime.host_memory import CannotMove
 from services.runtime.logging import Log
-from services.transfer.exposure import Exposure
 from services.transfer.interface import TransferError
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import tables_to_wire
-from services.worker.parts import RankParts
+from services.worker.assembly import RankPorts
 from services.worker.polling import deadline_s
 from services.worker.turn import RankWork
 
@@ -64,35 +63,48 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
 
     def __init__(
         self,
-        receiving: Receiving[DecodeRoom],
-        parts: RankParts,
+        ports: RankPorts,
+        deadlines: Deadlines,
         *,
-        incarnation: Incarnation,
-        exposure: Exposure,
-        slots: HostMemory,
         peers: Peers,
         metrics: DecodeMetrics,
         max_running: int,
-        drafting: Drafting,
+        drafting: Drafting | None = None,
         local_gap_ms: int = 0,
+        near_s: float = NEAR_S,
     ) -> None:
-        """`slots`: the memory of those that `receiving` hands out. `local_gap_ms`: for how long a part of a
-        prompt may hold up the sequences that run; 0: prompts are computed here only where no prefill worker
-        is there."""
-        self._drafting = drafting
-        computing = DecodeStepping(receiving, parts, metrics, max_running, self._drafting, local_gap_ms)
-        super().__init__(receiving, parts, metrics, computing)
+        """Make the decode side of a rank from its ports.
+
+        `max_running`: most sequences of a step. `drafting`: None for no drafts. `local_gap_ms`: longest that
+        a part of a prompt, computed here, may hold up the sequences that run. With 0 this worker computes
+        prompts only if there is no prefill worker. `near_s`: time for which a seal is looked for without a
+        pause, once its record is there.
+        """
+        memory = ports.memory
+        receiving = Receiving(
+            DecodeRoom,
+            memory.places,
+            memory.holdings,
+            ports.layout,
+            deadlines,
+            exposure=ports.exposure.id,
+            ranks=len(ports.layouts),
+            vocabulary=ports.bounds.vocabulary,
+            checksum=ports.checksum,
+            near_s=near_s,
+            running_max=max_running,
+        )
+        self._drafting = Drafting() if drafting is None else drafting
+        computing = DecodeStepping(receiving, ports, metrics, max_running, self._drafting, local_gap_ms)
+        super().__init__(receiving, ports, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
         """Of every rank's memory, in rank order, once they have told."""
-        self._receiving = receiving
-        self._incarnation = incarnation
-        self._exposure = exposure
-        self._slots = slots
-        self._peers = peers
-        self._max_running = max_running
-        self._landing = PageCheck(receiving, parts.stepper)
-        self._commands = DecodeCommands(receiving, self.callers, parts, self._drafting)
-        self._claims = Claims(receiving, computing.pace, max_running, parts.clock)
+        self.receiving = receiving
+        self.peers = peers
+        self.max_running = max_running
+        self._landing = PageCheck(receiving, ports.stepper)
+        self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
+        self._claims = Claims(receiving, computing.pace, max_running, ports.clock)
         self.neighbour = DecodeNeighbour(receiving.roster, computing.pace)
         """Of a prefill worker on the same thread."""
         self._untold = True
@@ -101,18 +113,18 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     # ---- Work
 
     def take_commands(self) -> bytes:
-        if self._receiving.revocation_due(self._parts.clock.now_ms(), shut_out=self._peers.shut_out):
-            self._parts.mailbox.put(group_pb2.Command(revoke=True))
+        if self.receiving.revocation_due(self.ports.clock.now_ms(), shut_out=self.peers.shut_out):
+            self.ports.mailbox.put(group_pb2.Command(revoke=True))
         for decided in self._claims.due():
-            self._parts.mailbox.put(group_pb2.Command(compute_here=decided))
+            self.ports.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()
 
     def observe(self) -> bool:
         self._computing.observe()
-        news = self._landing.take() | self._parts.folds.observe()
-        self._exposure.transfer.progress()
-        for room in self._receiving.touched():
-            news |= self._receiving.poll(room)
+        news = self._landing.take() | self.ports.folds.observe()
+        self.ports.exposure.transfer.progress()
+        for room in self.receiving.touched():
+            news |= self.receiving.poll(room)
         self._carry_out()
         self._landing.start(batch_waits=any(room.runs or room.computable for room in self.roster))
         return news
@@ -122,7 +134,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         turn before asked of it: what the leader reserved and exposed then, the others have, too."""
         if connects:
             raise AssertionError(f"{connects} connections to a decode worker")
-        self._receiving.agreed()
+        self.receiving.agreed()
         self._carry_out()
 
     def to_gather(self) -> bytes | None:
@@ -130,17 +142,17 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         if not self._untold:
             return None
         self._untold = False
-        return endpoint_to_wire(self._exposure.endpoint()).SerializeToString()
+        return endpoint_to_wire(self.ports.exposure.endpoint()).SerializeToString()
 
     def gathered(self, told: abc.Sequence[bytes]) -> None:
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
-        self._peers.exposed_anew(self.endpoints)
+        self.peers.exposed_anew(self.endpoints)
 
     def _load(self) -> WorkerLoad:
-        return self._receiving.load(self._max_running)
+        return self.receiving.load(self.max_running)
 
     def compute(self) -> bool:
-        if self._receiving.revoking:
+        if self.receiving.revoking:
             self._take_memory_back()
             return True
         started, retracts = self._computing.start()
@@ -154,8 +166,8 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         return {
             RoomQueue.PREALLOC: census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
             RoomQueue.TRANSFER: census[Phase.TRANSFERRING] + census[Phase.COMPUTING],
-            RoomQueue.WAITING: max(count - self._max_running, 0),
-            RoomQueue.RUNNING: min(count, self._max_running),
+            RoomQueue.WAITING: max(count - self.max_running, 0),
+            RoomQueue.RUNNING: min(count, self.max_running),
         }
 
     def record(self, agreement_s: float) -> None:
@@ -167,27 +179,27 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
         turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + deadline_s(self.roster, self._parts.clock.now_ms())
+        ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
             free = self._computing.free
-            if free and self._receiving.near(loop.time()):
+            if free and self.receiving.near(loop.time()):
                 await asyncio.sleep(0)
             else:
-                await self._parts.mailbox.rest(min(poll_s(self.roster, engine_free=free), left_s))
-            if self._parts.mailbox.news.is_set() or len(self.endpoints) > 1:
+                await self.ports.mailbox.rest(min(poll_s(self.roster, engine_free=free), left_s))
+            if self.ports.mailbox.news.is_set() or len(self.endpoints) > 1:
                 break
-            self._exposure.transfer.progress()
-            if self._receiving.touched():
+            self.ports.exposure.transfer.progress()
+            if self.receiving.touched():
                 break
-        return self._parts.mailbox.news.is_set()
+        return self.ports.mailbox.news.is_set()
 
     # ---- what the hand-over asks of the world
 
     def _do(self, request: ReceiverRequest) -> None:
         match request:
             case Connect():
-                if self._peers.connect(self.roster.get(request.room).prefill, request.room):
-                    self._receiving.note(request.room, Connected())
+                if self.peers.connect(self.roster.get(request.room).prefill, request.room):
+                    self.receiving.note(request.room, Connected())
             case Grant():
                 self._grant(self.roster.get(request.room), request)
             case Join():
@@ -198,17 +210,19 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                     self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
                 self._computing.join(room)
             case ClaimRoom():
-                claim = inference_pb2.GrantRequest(room=request.room, receiver=self._incarnation, mine=True)
-                self._peers.grant(self.roster.get(request.room).prefill, claim)
+                claim = inference_pb2.GrantRequest(
+                    room=request.room, receiver=self.ports.incarnation, mine=True
+                )
+                self.peers.grant(self.roster.get(request.room).prefill, claim)
             case SumPages():
                 self._landing.begin(self.roster.get(request.room), request.first_token)
             case Close():
                 room = self.roster.get(request.room)
-                self._peers.close(room.prefill, request.room, request.generation)
+                self.peers.close(room.prefill, request.room, request.generation)
                 if request.doubtful:
-                    self._peers.doubt(request.peer)
+                    self.peers.doubt(request.peer)
             case Forget():
-                self._peers.forget(request.peer)
+                self.peers.forget(request.peer)
             case _:
                 assert_never(request)
 
@@ -217,29 +231,29 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._drafting.over(room.choices)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
-        self._peers.over(retired.room)
+        self.peers.over(retired.room)
         super()._retired(retired, detail if retired.proof is None else retired.proof.value)
 
     def _grant(self, room: DecodeRoom, grant: Grant) -> None:
         self._metrics.reused(grant.prefix_tokens, room.request.prefill_tokens)
         request = inference_pb2.GrantRequest(
             room=room.id,
-            receiver=self._incarnation,
+            receiver=self.ports.incarnation,
             generation=grant.generation,
             pages=tables_to_wire(grant.pages),
             slot=grant.slot,
             exposure=grant.exposure,
             prefix_tokens=grant.prefix_tokens,
         )
-        self._peers.grant(room.prefill, request)
+        self.peers.grant(room.prefill, request)
 
     def _take_memory_back(self) -> None:
         """What senders know of leads nowhere from now on. Raises MemoryKept: this worker has to end."""
         try:
-            self._exposure.revoke()
+            self.ports.exposure.revoke()
         except (CannotMove, TransferError) as error:
             raise MemoryKept(f"exposed memory cannot be taken back from senders: {error}") from error
-        self._receiving.revoked(self._exposure.id, self._slots.view)
+        self.receiving.revoked(self.ports.exposure.id, self.ports.memory.slots.view)
         self._untold = True
         self._metrics.revoked()
-        log.warning("exposed memory taken back", exposure=self._exposure.id)
+        log.warning("exposed memory taken back", exposure=self.ports.exposure.id)

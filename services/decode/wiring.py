@@ -6,12 +6,10 @@ from typing import Final
 from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
-from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.settings import DecodeSettings
 from services.decode.turn import DecodeWork
 from services.engine.interface import LoadEngine
-from services.handover.receiving import Receiving
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Side
 from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
@@ -37,20 +35,9 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
     secret = draw_secret()
     peers: Peers = FollowerPeers()
     if isinstance(host, WorkerHost):
-        peers = LeaderPeers(
-            host.mailbox,
-            host.channels,
-            rank.incarnation,
-            secret,
-            rank.layouts,
-            settings.connect_timeout_ms / 1000,
-            rank.checksum,
-        )
-    receiving = Receiving(
-        DecodeRoom,
-        settings.places,
-        rank.holdings,
-        rank.engine.layout,
+        peers = LeaderPeers(rank.ports, host.channels, secret, settings.connect_timeout_ms / 1000)
+    work = DecodeWork(
+        rank.ports,
         Deadlines(
             bootstrapping_ms=2 * settings.connect_timeout_ms,
             waiting_ms=settings.prealloc_timeout_ms,
@@ -58,25 +45,13 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
             success_ms=DECODING_MS,
             fence_ms=settings.revoke_after_ms,
         ),
-        exposure=rank.exposure.id,
-        ranks=settings.topology.ranks,
-        vocabulary=rank.engine.vocab_size,
-        checksum=rank.checksum,
-        running_max=settings.max_running,
-    )
-    work = DecodeWork(
-        receiving,
-        rank.parts,
-        incarnation=rank.incarnation,
-        exposure=rank.exposure,
-        slots=rank.slots,
         peers=peers,
         metrics=metrics,
         max_running=settings.max_running,
         drafting=Drafting(speculation.longest, speculation.ahead, rank.engine.draft_pages),
         local_gap_ms=settings.local_gap_ms,
     )
-    service = DecodeService(work, host.mailbox, rank.incarnation)
+    service = DecodeService(work)
     return Fitting(
         side=Side.DECODE,
         work=work,

@@ -11,9 +11,9 @@ from services.rooms.evidence import Granted
 from services.rooms.step_cost import StepCost
 from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.conversions import room_from_wire, tables_from_wire
+from services.worker.assembly import RankPorts
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
-from services.worker.parts import RankParts
 
 
 class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
@@ -21,12 +21,12 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
         self,
         sending: Sending[PrefillRoom],
         callers: Callers[inference_pb2.RunRoomReply],
-        parts: RankParts,
+        ports: RankPorts,
         cost: StepCost,
         early: EarlyGrants,
         routes: Routes,
     ) -> None:
-        super().__init__(sending, callers, parts, cost)
+        super().__init__(sending, callers, ports, cost)
         self._early = early
         self._routes = routes
 
@@ -40,7 +40,7 @@ class PrefillCommands(RankCommands[Sending[PrefillRoom]]):
             case "close":
                 closed, receiver = room_from_wire(command.close.room), Incarnation(command.close.receiver)
                 generation = Generation(command.close.generation)
-                self._core.close(closed, receiver, generation, self._parts.clock.now_ms())
+                self._core.close(closed, receiver, generation, self._ports.clock.now_ms())
             case "connect":
                 self._connect(command.connect)
             case _:

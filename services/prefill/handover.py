@@ -7,13 +7,12 @@ nothing here has a deadline, for as long as the stream lives the receiver knows 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeAlias
 
 from services.ids import Incarnation, RoomId
-from services.pages.layout import KvLayout
 from services.prefill.early_grants import KeptGrant
 from services.prefill.turn import PrefillWork
 from services.rooms.errors import PeerFault, Refusal, UnknownRoom
@@ -21,7 +20,6 @@ from services.wire.baton.v1 import group_pb2, inference_pb2
 from services.wire.channel import check_incarnation
 from services.wire.conversions import layout_to_wire
 from services.wire.errors import refusal_to_wire
-from services.worker.mailbox import Mailbox
 
 ANSWERS_MAX: Final = 4_096
 """That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""
@@ -35,14 +33,11 @@ class HandOverStream:
     """When it is left, its questions are forgotten: rooms end by their own deadlines, or by their next
     close."""
 
-    def __init__(
-        self, work: PrefillWork, mailbox: Mailbox, mine: Incarnation, layouts: Sequence[KvLayout]
-    ) -> None:
-        """`layouts`: of every rank of this worker."""
+    def __init__(self, work: PrefillWork) -> None:
         self._work = work
-        self._mailbox = mailbox
-        self._mine = mine
-        self._layouts = layouts
+        self._mailbox = work.ports.mailbox
+        self._mine = work.ports.incarnation
+        self._layouts = work.ports.layouts
         self.receiver: Incarnation | None = None
         """Who speaks, once it has proven it."""
         self._secret = b""

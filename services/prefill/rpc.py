@@ -1,12 +1,11 @@
 """What may be asked of a prefill worker?"""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc
 
 from services.ids import Incarnation
-from services.pages.layout import KvLayout
 from services.prefill.handover import HandOverStream
 from services.prefill.room import REPLIES_MAX
 from services.prefill.turn import PrefillWork
@@ -15,7 +14,6 @@ from services.rooms.phases import Side
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
 from services.wire.conversions import check_peer
 from services.wire.errors import errors_as_status
-from services.worker.mailbox import Mailbox
 from services.worker.rpc import RoomOpeningService
 
 
@@ -27,8 +25,8 @@ class PrefillService(
     RunRoom = RoomOpeningService.room
     RunRooms = RoomOpeningService.rooms
 
-    def __init__(self, work: PrefillWork, mailbox: Mailbox, incarnation: Incarnation) -> None:
-        super().__init__(work, mailbox, incarnation)
+    def __init__(self, work: PrefillWork) -> None:
+        super().__init__(work)
         self._receivers = work.receivers
 
     def opening(self, request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
@@ -38,18 +36,8 @@ class PrefillService(
 
 
 class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
-    def __init__(
-        self,
-        work: PrefillWork,
-        mailbox: Mailbox,
-        incarnation: Incarnation,
-        layouts: Sequence[KvLayout],
-    ) -> None:
-        """`layouts`: of every rank of this worker."""
+    def __init__(self, work: PrefillWork) -> None:
         self._work = work
-        self._mailbox = mailbox
-        self._incarnation = incarnation
-        self._layouts = tuple(layouts)
         self._streams: dict[Incarnation, HandOverStream] = {}
         """One of each receiver that speaks: the latest."""
 
@@ -58,7 +46,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
         requests: AsyncIterator[inference_pb2.HandOverRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[inference_pb2.HandOverReply]:
-        stream = HandOverStream(self._work, self._mailbox, self._incarnation, self._layouts)
+        stream = HandOverStream(self._work)
         try:
             async with (
                 errors_as_status(context),

@@ -12,8 +12,8 @@ from services.rooms.timeline import Moment
 from services.rooms.token_rate import TokenRate
 from services.wire.baton.v1 import inference_pb2
 from services.wire.conversions import finish_to_wire, token_to_wire
+from services.worker.assembly import RankPorts
 from services.worker.neighbour import Neighbour
-from services.worker.parts import RankParts
 from services.worker.prompts import PromptPart, next_parts
 from services.worker.stepping import Stepping
 
@@ -27,7 +27,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
     def __init__(
         self,
         sending: Sending[PrefillRoom],
-        parts: RankParts,
+        ports: RankPorts,
         metrics: PrefillMetrics,
         chunk_tokens: int,
         scored_tokens: int,
@@ -35,7 +35,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
     ) -> None:
         """`chunk_tokens`: most that a step computes, of which `neighbour` may leave less. `scored_tokens`:
         most of them of prompts that are scored."""
-        super().__init__(sending, parts, metrics, StepCost(PROMPTS, PROMPTS_ALIKE))
+        super().__init__(sending, ports, metrics, StepCost(PROMPTS, PROMPTS_ALIKE))
         self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
         self._sending = sending
         self._metrics = metrics
@@ -61,7 +61,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
 
     def observe(self) -> bool:
         """Whether a step has ended."""
-        ended, now_ms = self._take(), self._parts.clock.now_ms()
+        ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
                 self._sending.stepping(now_ms)
@@ -91,9 +91,9 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
             # A long prompt's chunks do not take the place of what comes after them.
             if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:
                 room.reported_tokens = room.computed
-                self._parts.reporter.report(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
+                self._ports.reporter.report(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
             return
-        spent_ms = sum(room.phase_ms.values()) + self._parts.clock.now_ms() - room.entered_ms
+        spent_ms = sum(room.phase_ms.values()) + self._ports.clock.now_ms() - room.entered_ms
         self._metrics.first_token(spent_ms / 1000)
         room.reply_scores()
         finish = finish_to_wire(room.request.finish_reason([*room.request.output, room.first.id]))
@@ -103,4 +103,4 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
         detail = f"{room.computed - room.cached} tokens computed, {room.cached} cached"
         if room.sequence.scores is not None:
             detail += f", {counted(room.scored, 'token')} of the prompt scored"
-        self._parts.reporter.report(room.id, Moment.FIRST_TOKEN, detail)
+        self._ports.reporter.report(room.id, Moment.FIRST_TOKEN, detail)

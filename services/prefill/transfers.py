@@ -10,25 +10,22 @@ from services.prefill.room_transfer import Quota, RoomTransfer, TransferStage
 from services.rooms.phases import Phase
 from services.rooms.plurals import counted
 from services.rooms.timeline import Moment
-from services.transfer.interface import Transfer
-from services.worker.parts import RankParts
+from services.worker.assembly import RankPorts
 
 
 class RoomTransfers:
     def __init__(
         self,
         sending: Sending[PrefillRoom],
-        parts: RankParts,
+        ports: RankPorts,
         metrics: PrefillMetrics,
-        transfer: Transfer,
         window_bytes: int,
-        checksum: KvChecksum,
     ) -> None:
         self._sending = sending
-        self._transfer = transfer
+        self._transfer = ports.exposure.transfer
         self._window_bytes = window_bytes
-        self._checksum = checksum
-        self._parts = parts
+        self._checksum = ports.checksum
+        self._ports = ports
         self._metrics = metrics
         self._first: PrefillRoom | None = None
         """The first room for which no window was left the last time: the next time it comes first."""
@@ -68,7 +65,7 @@ class RoomTransfers:
         if room.push.waits:
             return False
         moved, written = self._advance(room, quota, beside=beside), room.written
-        now_ms = self._parts.clock.now_ms()
+        now_ms = self._ports.clock.now_ms()
         news = self._sending.observe(room, room.push, now_ms, moved=moved)
         if room.written and not written:
             self._count(room)
@@ -76,7 +73,7 @@ class RoomTransfers:
             spent_ms = room.phase_ms[Phase.TRANSFERRING] + now_ms - room.entered_ms
             self._metrics.sealed(spent_ms / 1000)
             pages = f"{counted(sum(map(len, room.grant.pages)), 'page')}, generation {room.grant.generation}"
-            self._parts.reporter.report(room.id, Moment.SEALED, f"{pages}, {room.overlap.summary}")
+            self._ports.reporter.report(room.id, Moment.SEALED, f"{pages}, {room.overlap.summary}")
         return news
 
     def drain(self) -> bool:
@@ -106,7 +103,7 @@ class RoomTransfers:
             self._metrics.sent(length)
             room.overlap.length += length
 
-        start_us = self._parts.clock.host_us()
+        start_us = self._ports.clock.host_us()
         moved = push.advance(sent, quota)
-        room.overlap.looked(start_us, self._parts.clock.host_us(), goes_on=push.under_way, beside=beside)
+        room.overlap.looked(start_us, self._ports.clock.host_us(), goes_on=push.under_way, beside=beside)
         return moved

@@ -20,7 +20,6 @@ from services.handover.requests import (
 )
 from services.handover.sending import Sending
 from services.ids import RoomId
-from services.pages.checksum import KvChecksum
 from services.prefill.commands import PrefillCommands
 from services.prefill.early_grants import EarlyGrants
 from services.prefill.metrics import PrefillMetrics
@@ -29,16 +28,16 @@ from services.prefill.room import PrefillRoom
 from services.prefill.routes import Routes
 from services.prefill.stepping import PrefillStepping
 from services.prefill.transfers import RoomTransfers
+from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause
 from services.rooms.load import WorkerLoad
 from services.rooms.phases import Phase
 from services.rooms.queues import RoomQueue
 from services.rooms.roster import Roster
-from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2, inference_pb2
+from services.worker.assembly import RankPorts
 from services.worker.mailbox import Answer
 from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
-from services.worker.parts import RankParts
 from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from services.worker.turn import RankWork
 
@@ -61,29 +60,34 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
 
     def __init__(
         self,
-        sending: Sending[PrefillRoom],
-        parts: RankParts,
+        ports: RankPorts,
+        deadlines: Deadlines,
         *,
-        transfer: Transfer,
-        routes: Routes,
         metrics: PrefillMetrics,
         chunk_tokens: int,
         window_bytes: int,
-        checksum: KvChecksum = KvChecksum.RECORD,
         scored_tokens: int = SCORED_TOKENS,
         neighbour: Neighbour = NO_NEIGHBOUR,
     ) -> None:
-        """`scored_tokens`: most of a step that score a prompt. `neighbour`: who else has steps made on the
-        engine's thread."""
-        computing = PrefillStepping(sending, parts, metrics, chunk_tokens, scored_tokens, neighbour)
-        super().__init__(sending, parts, metrics, computing)
+        """Make the prefill side of a rank from its ports.
+
+        `chunk_tokens`: most prompt tokens that a step computes. `window_bytes`: most bytes of one write to a
+        peer. `scored_tokens`: most of a step's tokens that score a prompt. `neighbour`: decode side that has
+        its steps run on the same thread.
+        """
+        routes = Routes(ports.exposure.transfer, ports.layouts, ports.rank, ports.checksum)
+        memory = ports.memory
+        sending = Sending(
+            PrefillRoom, memory.places, memory.holdings, ports.layout, deadlines, elected=routes.elected
+        )
+        computing = PrefillStepping(sending, ports, metrics, chunk_tokens, scored_tokens, neighbour)
+        super().__init__(sending, ports, metrics, computing)
         self.receivers = Receivers()
         self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.places)
-        self._sending = sending
-        self._routes = routes
-        self._transfer = transfer
-        self._commands = PrefillCommands(sending, self.callers, parts, computing.cost, self.early, routes)
-        self._pushes = RoomTransfers(sending, parts, metrics, transfer, window_bytes, checksum)
+        self.sending = sending
+        self.routes = routes
+        self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)
+        self._pushes = RoomTransfers(sending, ports, metrics, window_bytes)
         self._connecting: list[Answer] = []
         """To whoever asked for the turn's connections."""
         self._closers: dict[RoomId, set[asyncio.Future[None]]] = {}
@@ -111,8 +115,8 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
 
     def _answer(self, command: group_pb2.Command, problem: Exception | None) -> None:
         if command.WhichOneof("what") == "connect":
-            self._connecting.append(self._parts.mailbox.hold())
-            self._sending.connection(problem)
+            self._connecting.append(self.ports.mailbox.hold())
+            self.sending.connection(problem)
         else:
             super()._answer(command, problem)
 
@@ -120,8 +124,8 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         news = self._computing.observe()
         self._carry_out()
         self._held_back = news and not self._held_back
-        news |= self._parts.folds.observe()
-        self._transfer.progress()
+        news |= self.ports.folds.observe()
+        self.ports.exposure.transfer.progress()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
         if not self._held_back and self._pushes.poll(beside=not self._computing.free):
             news, self._looks = True, LOOKS_MAX
@@ -130,10 +134,10 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         return news
 
     def connects(self) -> int:
-        return self._sending.connects()
+        return self.sending.connects()
 
     def agreed(self, connects: int) -> None:
-        for answer, problem in zip(self._connecting, self._sending.agreed(connects), strict=True):
+        for answer, problem in zip(self._connecting, self.sending.agreed(connects), strict=True):
             answer(problem)
         self._connecting.clear()
 
@@ -143,8 +147,8 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
 
     def _load(self) -> WorkerLoad:
         computing = self._computing
-        tokens_per_s = computing.rate.per_s(self._parts.clock.now_ms())
-        return self._sending.load(tokens_per_s, computing.cost.told.score_price)
+        tokens_per_s = computing.rate.per_s(self.ports.clock.now_ms())
+        return self.sending.load(tokens_per_s, computing.cost.told.score_price)
 
     def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
         waiting = sum(room.computable for room in self.roster)
@@ -159,12 +163,12 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         if under_way and self._looks and self._computing.free:
             self._looks -= 1
             await asyncio.sleep(0)
-            return self._parts.mailbox.news.is_set()
+            return self.ports.mailbox.news.is_set()
         if under_way:
-            return await self._parts.mailbox.rest(POLL_S)
+            return await self.ports.mailbox.rest(POLL_S)
         look_s = DRAIN_S if any(room.unproven for room in self.roster) else HEARTBEAT_S
-        late_s = deadline_s(self.roster, self._parts.clock.now_ms())
-        return await self._parts.mailbox.rest(min(look_s, late_s))
+        late_s = deadline_s(self.roster, self.ports.clock.now_ms())
+        return await self.ports.mailbox.rest(min(look_s, late_s))
 
     # ---- what the hand-over asks of the world
 
@@ -184,7 +188,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
                 room.push.seal()
                 self._pushes.poll_room(room, beside=not self._computing.free)
             case Forget():
-                self._routes.forget(request.peer, gone=True)
+                self.routes.forget(request.peer, gone=True)
                 self.receivers.forget(request.peer)
             case _:
                 assert_never(request)

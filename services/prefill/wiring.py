@@ -3,10 +3,7 @@
 import grpc
 
 from services.engine.interface import LoadEngine
-from services.handover.sending import Sending
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.settings import PrefillSettings
 from services.prefill.turn import PrefillWork
@@ -25,8 +22,7 @@ def run(settings: PrefillSettings, load: LoadEngine) -> int:
 
 def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics, neighbour: Neighbour = NO_NEIGHBOUR) -> Fitting:
     """The prefill side of a rank. `neighbour`: who else has steps made on its engine's thread."""
-    settings, mailbox, transfer = rank.settings, rank.host.mailbox, rank.exposure.transfer
-    routes = Routes(transfer, rank.layouts, settings.rank or 0, rank.checksum)
+    settings = rank.settings
     deadlines = Deadlines(
         bootstrapping_ms=settings.bootstrap_timeout_ms,
         waiting_ms=settings.waiting_timeout_ms,
@@ -35,26 +31,15 @@ def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics, neighbour: Neighbo
         fence_ms=settings.transfer_timeout_ms,
     )
     work = PrefillWork(
-        Sending(
-            PrefillRoom,
-            settings.places,
-            rank.holdings,
-            rank.engine.layout,
-            deadlines,
-            elected=routes.elected,
-        ),
-        rank.parts,
-        transfer=transfer,
-        routes=routes,
+        rank.ports,
+        deadlines,
         metrics=metrics,
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,
-        checksum=rank.checksum,
         scored_tokens=rank.engine.scored_max,
         neighbour=neighbour,
     )
-    rooms = PrefillService(work, mailbox, rank.incarnation)
-    handover = HandoverService(work, mailbox, rank.incarnation, rank.layouts)
+    rooms, handover = PrefillService(work), HandoverService(work)
 
     def listen(server: grpc.aio.Server) -> None:
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(rooms, server)

@@ -16,8 +16,8 @@ from services.wire.conversions import (
     request_from_wire,
     room_from_wire,
 )
+from services.worker.assembly import RankPorts
 from services.worker.callers import Callers
-from services.worker.parts import RankParts
 
 Core = TypeVar("Core", bound=Sending[Any] | Receiving[Any])
 
@@ -25,10 +25,10 @@ Core = TypeVar("Core", bound=Sending[Any] | Receiving[Any])
 class RankCommands(ABC, Generic[Core]):
     """They open rooms and end none: that is voted."""
 
-    def __init__(self, core: Core, callers: Callers[Any], parts: RankParts, cost: StepCost) -> None:
+    def __init__(self, core: Core, callers: Callers[Any], ports: RankPorts, cost: StepCost) -> None:
         self._core: Core = core
         self._callers: Callers[Any] = callers
-        self._parts = parts
+        self._ports = ports
         self._cost = cost
 
     def apply(self, command: group_pb2.Command) -> None:
@@ -36,7 +36,7 @@ class RankCommands(ABC, Generic[Core]):
         match command.WhichOneof("what"):
             case "cancel":
                 cause = cause_from_wire(command.cancel.cause)
-                self._core.cancel(RoomId(command.cancel.room), cause, self._parts.clock.now_ms())
+                self._core.cancel(RoomId(command.cancel.room), cause, self._ports.clock.now_ms())
             case "departed":
                 self._core.depart(Incarnation(command.departed))
             case "drain":
@@ -60,11 +60,11 @@ class RankCommands(ABC, Generic[Core]):
     ) -> Any:
         """Enter a room, and tell its caller so. `peer`: the `field` of the message; None: there is none.
         Returns the room's record. Raises Malformed and a Refusal."""
-        name, request, parts = room_from_wire(wire.room), request_from_wire(wire.request), self._parts
+        name, request, ports = room_from_wire(wire.room), request_from_wire(wire.request), self._ports
         if peer is not None:
             check_peer(peer, field)
-        parts.bounds.check(request)
-        now_ms = parts.clock.now_ms()
+        ports.bounds.check(request)
+        now_ms = ports.clock.now_ms()
         room = self._core.open(
             name,
             request,
@@ -72,10 +72,10 @@ class RankCommands(ABC, Generic[Core]):
             now_ms,
             ends_ms=ends_from_wire(wire.request, now_ms),
             peer_name="" if peer is None else peer.name,
-            compiled=not parts.folds.needs(request),
+            compiled=not ports.folds.needs(request),
         )
         room.replies = self._callers.take(name)
-        parts.folds.begin(room, *room.sequences)
-        parts.reporter.opened(name, request)
+        ports.folds.begin(room, *room.sequences)
+        ports.reporter.opened(name, request)
         room.reply(room.REPLY(accepted=inference_pb2.Accepted()))
         return room

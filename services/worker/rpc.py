@@ -9,22 +9,22 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import grpc
 
-from services.ids import Incarnation
 from services.rooms.phases import Side
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import check_incarnation
 from services.wire.conversions import room_from_wire
 from services.wire.errors import Draining, errors_as_status
+from services.worker.assembly import RankPorts
 from services.worker.callers import Callers
-from services.worker.mailbox import Mailbox
 from services.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 
 
 class Opener(Protocol[Reply]):
-    """Whose rooms are opened."""
+    """The side of a worker whose rooms are opened."""
 
+    ports: RankPorts
     callers: Callers[Reply]
 
     @property
@@ -40,14 +40,12 @@ class RoomOpeningService(ABC, Generic[Reply]):
     message: ClassVar[type[Any]]
     """What a shared stream carries."""
 
-    def __init__(
-        self, work: Opener[Reply], mailbox: Mailbox, incarnation: Incarnation, rest: Rest | None = None
-    ) -> None:
+    def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
         """`rest`: as of `SharedStream`."""
         self._callers: Callers[Reply] = work.callers
         self._opener: Opener[Reply] = work
-        self._mailbox = mailbox
-        self._incarnation = incarnation
+        self._mailbox = work.ports.mailbox
+        self._incarnation = work.ports.incarnation
         self._rest = rest
 
     @abstractmethod

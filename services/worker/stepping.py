@@ -8,8 +8,8 @@ from services.handover.side import HandOverSide
 from services.rooms.errors import Reason
 from services.rooms.room import Room
 from services.rooms.step_cost import StepCost
+from services.worker.assembly import RankPorts
 from services.worker.metrics import WorkerMetrics
-from services.worker.parts import RankParts
 from services.worker.stepper import STEP_MS, StepFailed
 
 
@@ -27,14 +27,14 @@ class Stepping(Generic[P]):
     """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
 
     def __init__(
-        self, core: HandOverSide[Any, Any], parts: RankParts, metrics: WorkerMetrics, cost: StepCost
+        self, core: HandOverSide[Any, Any], ports: RankPorts, metrics: WorkerMetrics, cost: StepCost
     ) -> None:
         self.tokens = 0
         """Computed or drawn, since start."""
         self.cost = cost
         """Of what a step computes: measured here, and agreed."""
         self._core_side = core
-        self._parts = parts
+        self._ports = ports
         self._worker_metrics = metrics
         self._step: Sequence[P] = ()
         self._started_us = 0
@@ -45,7 +45,7 @@ class Stepping(Generic[P]):
 
     @property
     def free(self) -> bool:
-        return self._parts.stepper.free
+        return self._ports.stepper.free
 
     @property
     def goes_on(self) -> bool:
@@ -55,20 +55,20 @@ class Stepping(Generic[P]):
     @property
     def running_us(self) -> int:
         """Microseconds since the last step was started."""
-        return self._parts.clock.host_us() - self._started_us
+        return self._ports.clock.host_us() - self._started_us
 
     @property
     def computing_us(self) -> int:
         """The same, without what the step waited for another worker's on its thread."""
-        return self.running_us - self._parts.stepper.waited_us
+        return self.running_us - self._ports.stepper.waited_us
 
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
         """Whether there is anything to compute, which is started. Only while `free`. `rows`: of the parts."""
         if step:
             for part in step:
                 part.room.busy = True
-            self._step, self._started_us = step, self._parts.clock.host_us()
-            self._parts.stepper.start(rows)
+            self._step, self._started_us = step, self._ports.clock.host_us()
+            self._ports.stepper.start(rows)
         return bool(step)
 
     def _take(self) -> tuple[Sequence[P], Sequence[Taken]] | None:
@@ -77,7 +77,7 @@ class Stepping(Generic[P]):
         failure: StepFailed | None = None
         taken: Sequence[Taken] | None = ()
         try:
-            taken = self._parts.stepper.take()
+            taken = self._ports.stepper.take()
         except StepFailed as error:
             failure = error
         if taken is None:

@@ -21,10 +21,10 @@ from services.rooms.timeline import Moment
 from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from services.wire.census import census_to_wire
 from services.wire.load import load_to_wire
+from services.worker.assembly import RankPorts
 from services.worker.callers import Callers
 from services.worker.commands import RankCommands
 from services.worker.metrics import WorkerMetrics
-from services.worker.parts import RankParts
 from services.worker.reporter import wish_text
 from services.worker.room import Reply
 from services.worker.stepping import Stepping
@@ -39,14 +39,14 @@ class RankWork(ABC, Generic[Reply, Asked]):
     def __init__(
         self,
         core: HandOverSide[Any, Asked],
-        parts: RankParts,
+        ports: RankPorts,
         metrics: WorkerMetrics,
         computing: Stepping[Any],
     ) -> None:
         self.roster = core.roster
-        self.callers: Callers[Reply] = Callers(parts.mailbox, core.roster)
+        self.callers: Callers[Reply] = Callers(ports.mailbox, core.roster)
         self._core = core
-        self._parts = parts
+        self.ports = ports
         self._metrics = metrics
         self._computing = computing
         self._turns = 0
@@ -117,8 +117,8 @@ class RankWork(ABC, Generic[Reply, Asked]):
         cost = self._computing.cost.news()
         if cost is not None:
             told = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
-            self._parts.mailbox.put(group_pb2.Command(step_costs=told))
-        return self._parts.mailbox.take()
+            self.ports.mailbox.put(group_pb2.Command(step_costs=told))
+        return self.ports.mailbox.take()
 
     def apply(self, commands: bytes) -> None:
         if not commands:
@@ -133,7 +133,7 @@ class RankWork(ABC, Generic[Reply, Asked]):
             self._answer(command, problem)
 
     def _answer(self, command: group_pb2.Command, problem: Exception | None) -> None:  # noqa: ARG002
-        self._parts.mailbox.answer(problem)
+        self.ports.mailbox.answer(problem)
 
     def capacity(self) -> Capacity:
         return self._core.capacity()
@@ -142,7 +142,7 @@ class RankWork(ABC, Generic[Reply, Asked]):
         return self._computing.free
 
     def may_leave(self) -> bool:
-        return self._core.may_leave() and self._parts.mailbox.empty
+        return self._core.may_leave() and self.ports.mailbox.empty
 
     def connects(self) -> int:
         return 0
@@ -156,28 +156,28 @@ class RankWork(ABC, Generic[Reply, Asked]):
     def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
         if room.voted != (room.phase, wish):
             room.voted = (room.phase, wish)
-            self._parts.reporter.report_of_rank(room.id, Moment.VOTED, wish_text(room, wish, now_ms))
+            self.ports.reporter.report_of_rank(room.id, Moment.VOTED, wish_text(room, wish, now_ms))
 
     def perform(self, room: Any, effect: Any) -> None:
-        self._core.perform(room, effect, self._parts.clock.now_ms())
+        self._core.perform(room, effect, self.ports.clock.now_ms())
         self._carry_out()
 
     def record(self, agreement_s: float) -> None:
         rooms, holdings = self.roster.census(), self._core.holdings
-        self._metrics.record_turn(agreement_s, self._parts.reporter.dropped)
+        self._metrics.record_turn(agreement_s, self.ports.reporter.dropped)
         self._metrics.record_rooms(rooms, self.roster.dropped.total())
         self._metrics.record_memory(holdings.census(), holdings.slots.census())
         self._metrics.record_queues(self._queues(rooms))
         self._turns += 1
 
     async def pause(self, most_s: float) -> None:
-        await self._parts.mailbox.rest(most_s)
+        await self.ports.mailbox.rest(most_s)
 
     # ---- what the hand-over asks of the world
 
     def _carry_out(self) -> None:
         """All of it, and what that leads to."""
-        reporter = self._parts.reporter
+        reporter = self.ports.reporter
         while requests := self._core.take_requests():
             for request in requests:
                 match request:
@@ -195,10 +195,10 @@ class RankWork(ABC, Generic[Reply, Asked]):
         room.conclude(cause)
         if cause is not None:
             self._metrics.room_failed(cause)
-            self._parts.reporter.failed(room.id, cause)
+            self.ports.reporter.failed(room.id, cause)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
         """Nothing of the room is left in the hand-over."""
-        self._parts.folds.forget(retired.room)
+        self.ports.folds.forget(retired.room)
         self._metrics.room_retired(retired.phase_ms)
-        self._parts.reporter.retired(retired.room, detail)
+        self.ports.reporter.retired(retired.room, detail)

@@ -15,27 +15,20 @@ from services.engine.interface import Engine, LoadEngine, TeamBroken
 from services.ids import Incarnation
 from services.pages.checksum import KvChecksum
 from services.pages.errors import added
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
 from services.pages.ranks import rank_layout
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES
-from services.pages.slots import SlotPool
+from services.pages.record import SCHEMA_HASH
 from services.parallel.gloo import GlooGroup
 from services.parallel.interface import GroupBroken, RankGroup
 from services.rooms.errors import RostersDiverged
 from services.rooms.phases import Side
 from services.runtime import serve
 from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import SystemClock
+from services.runtime.clock import Clock, SystemClock
 from services.runtime.cpus import pin
-from services.runtime.host_memory import HostMemory
 from services.runtime.logging import name_rooms
 from services.runtime.process_metrics import describe_process
 from services.runtime.worker_settings import WorkerSettings
 from services.transfer.exposure import Exposure
-from services.transfer.interface import SLOTS, kv_region
 from services.transfer.nixl import NixlTransfer
 from services.transfer.nixl_library import install_memory_hooks
 from services.transfer.start import offering
@@ -43,12 +36,11 @@ from services.wire import credential
 from services.wire.baton.v1 import rooms_pb2, workers_pb2
 from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from services.wire.model_bounds import ModelBounds
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.follower_host import FollowerHost
 from services.worker.leader_host import Role, WorkerHost
 from services.worker.metrics import WorkerMetrics
 from services.worker.own_exit import OwnExit
-from services.worker.parts import RankParts
 from services.worker.startup import agree_on, explained, form_group, load_together
 from services.worker.stepper import Stepper
 from services.worker.turn import RankWork
@@ -67,17 +59,8 @@ class Rank(Generic[Settings]):
 
     settings: Settings
     host: WorkerHost | FollowerHost
-    incarnation: Incarnation
-    """Of the worker: its leader's."""
-    parts: RankParts
     engine: Engine
-    holdings: Holdings
-    slots: HostMemory
-    exposure: Exposure
-
-    @property
-    def checksum(self) -> KvChecksum:
-        return KvChecksum(self.settings.kv_checksum)
+    ports: RankPorts
 
     def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
         """`peer`: what the host does not know of it."""
@@ -87,7 +70,7 @@ class Rank(Generic[Settings]):
             topology=topology_to_wire(self.settings.topology),
             layout=layout_to_wire(self.engine.whole),
             schema=SCHEMA_HASH,
-            kv_checksum=self.checksum.value,
+            kv_checksum=self.ports.checksum.value,
             tokens_max=min(
                 cache.pages * group.page_tokens
                 for cache, group in zip(self.engine.caches, self.engine.layout.groups, strict=True)
@@ -96,12 +79,6 @@ class Rank(Generic[Settings]):
             keeps_prefixes=self.settings.prefix_cache,
             computes=side is Side.DECODE,
         )
-
-    @property
-    def layouts(self) -> Sequence[KvLayout]:
-        """Of every rank of the worker, in rank order."""
-        topology = self.settings.topology
-        return [rank_layout(self.engine.whole, topology, rank) for rank in range(topology.ranks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +169,8 @@ class Start(Generic[Settings]):
             group, {"model": engine.layout.model, "pages": added(cache.pages for cache in engine.caches)}
         )
         engine.bind_thread()  # this one makes all calls of the transfer
-        slots = HostMemory(settings.places * SLOT_BYTES)
-        with offering(engine.caches[0].device):
-            regions = {kv_region(group): cache for group, cache in enumerate(engine.caches)}
-            exposure = Exposure(NixlTransfer, draw_incarnation, {**regions, SLOTS: slots})
-
-        prefixes = PrefixTree(engine.layout.page_tokens) if settings.prefix_cache else None
-        pools = [PagePool(cache.pages) for cache in engine.caches]
-        holdings = Holdings(pools, SlotPool(slots.view), prefixes)
-        bounds = ModelBounds(engine.vocab_size, engine.context_length)
-        shared = None if self.thread is None else clock
-        stepper = Stepper(engine, host.mailbox.wake, self.thread, shared)
-        folds = Folds(engine.grammars, host.mailbox.wake)
-        parts = RankParts(bounds, stepper, folds, host.mailbox, host.reporter, clock)
-        rank = Rank(settings, host, leader, parts, engine, holdings, slots, exposure)
+        ports = self._ports(engine, leader, clock)
+        rank = Rank(settings, host, engine, ports)
         fitted = fit(rank, metrics)
         work = fitted.work
         name_rooms(work.names_of, also=self.thread is not None)
@@ -230,7 +195,34 @@ class Start(Generic[Settings]):
             )
             return await host.serve(role, shutdown)
         finally:
-            await end(group, fitted.end, stepper, exposure)
+            await end(group, fitted.end, ports.stepper, ports.exposure)
+
+    def _ports(self, engine: Engine, worker: Incarnation, clock: Clock) -> RankPorts:
+        """Make the ports of a rank whose engine is loaded. Raises TransferError."""
+        settings, mailbox, topology = self.settings, self.host.mailbox, self.settings.topology
+        memory = RankMemory.of(
+            engine.caches,
+            [cache.pages for cache in engine.caches],
+            engine.layout,
+            settings.places,
+            keeps_prefixes=settings.prefix_cache,
+        )
+        with offering(engine.caches[0].device):
+            exposure = Exposure(NixlTransfer, draw_incarnation, memory.regions)
+        return RankPorts(
+            incarnation=worker,
+            layouts=[rank_layout(engine.whole, topology, rank) for rank in range(topology.ranks)],
+            rank=settings.rank or 0,
+            bounds=ModelBounds(engine.vocab_size, engine.context_length),
+            checksum=KvChecksum(settings.kv_checksum),
+            stepper=Stepper(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
+            grammars=engine.grammars,
+            memory=memory,
+            exposure=exposure,
+            mailbox=mailbox,
+            reporter=self.host.reporter,
+            clock=clock,
+        )
 
 
 async def end(

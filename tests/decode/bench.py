@@ -15,34 +15,27 @@ from prometheus_client import CollectorRegistry
 from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
 from services.decode.metrics import DecodeMetrics
-from services.decode.room import DecodeRoom, replies_max
+from services.decode.room import replies_max
 from services.decode.turn import DecodeWork
 from services.grammars.shelf import Shelf
-from services.handover.receiving import Receiving
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum, told
-from services.pages.holdings import Holdings
-from services.pages.pool import PagePool, PageState
-from services.pages.prefixes import PrefixTree
+from services.pages.pool import PageState
 from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.rooms.errors import Cause, NotConnected, Reason
 from services.rooms.phases import Phase
 from services.rooms.request import Request
-from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
-from services.transfer.interface import kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from services.wire.channel import Channels
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
 from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.mailbox import Mailbox
-from services.worker.parts import RankParts
 from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
 from tests.decode.links import asking, closing
@@ -194,62 +187,44 @@ class DecodeBench:
         self.address = address
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
-        self.slots = HostMemory(PLACES * SLOT_BYTES)
         self.fabric = fabric or MemoryFabric()
-        ids = count(DECODE + 1_000 * self.group.rank)
-        self.exposure = Exposure(
-            partial(MemoryTransfer, self.fabric),
-            lambda: Incarnation(next(ids)),
-            {kv_region(0): self.engine.memory, "slots": self.slots},
-        )
         self.mailbox = Mailbox()
         self.channels = Channels()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        prefixes = PrefixTree([toy.PAGE_TOKENS]) if reuse else None
-        self.holdings = Holdings([PagePool(pages)], SlotPool(self.slots.view), prefixes)
         self.registry = CollectorRegistry()
+        memory = RankMemory.of([self.engine.memory], [pages], toy.LAYOUT, PLACES, keeps_prefixes=reuse)
+        self.slots, self.holdings = memory.slots, memory.holdings
+        ids = count(DECODE + 1_000 * self.group.rank)
+        ports = RankPorts(
+            incarnation=DECODE,
+            layouts=[toy.LAYOUT] * self.group.size,
+            rank=self.group.rank,
+            bounds=BOUNDS,
+            checksum=checksum,
+            stepper=self.stepper,
+            grammars=grammars,
+            memory=memory,
+            exposure=Exposure(
+                partial(MemoryTransfer, self.fabric), lambda: Incarnation(next(ids)), memory.regions
+            ),
+            mailbox=self.mailbox,
+            reporter=silent_reporter("decode-0", DECODE),
+            clock=self.clock,
+        )
+        self.exposure = ports.exposure
         self.peers: Peers = FollowerPeers()
         if self.group.rank == 0:
-            self.peers = LeaderPeers(
-                self.mailbox,
-                self.channels,
-                DECODE,
-                SECRET,
-                [toy.LAYOUT] * self.group.size,
-                5.0,
-                checksum,
-            )
-        self.receiving = Receiving(
-            DecodeRoom,
-            PLACES,
-            self.holdings,
-            toy.LAYOUT,
-            deadlines(),
-            exposure=self.exposure.id,
-            ranks=self.group.size,
-            vocabulary=toy.VOCABULARY,
-            checksum=checksum,
-            running_max=max_running,
-        )
+            self.peers = LeaderPeers(ports, self.channels, SECRET, 5.0)
         self.work = DecodeWork(
-            self.receiving,
-            RankParts(
-                BOUNDS,
-                self.stepper,
-                Folds(grammars, self.mailbox.wake),
-                self.mailbox,
-                silent_reporter("decode-0", DECODE),
-                self.clock,
-            ),
-            incarnation=DECODE,
-            exposure=self.exposure,
-            slots=self.slots,
+            ports,
+            deadlines(),
             peers=self.peers,
             metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
             drafting=drafting or Drafting(drafts_by),
             local_gap_ms=local_gap_ms,
         )
+        self.receiving = self.work.receiving
         self._progress = TurnProgress(self.clock)
         if self.group.size == 1:
             tell([self])

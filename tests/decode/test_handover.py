@@ -69,14 +69,14 @@ class Pair:
         self.decode: DecodeBench
 
     def add_prefill(self, server: grpc.aio.Server) -> None:
-        work, box = self.prefill.work, self.prefill.mailbox
-        inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work, box, PREFILL), server)
-        handover = HandoverService(work, box, PREFILL, [toy.LAYOUT])
+        work = self.prefill.work
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work), server)
+        handover = HandoverService(work)
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(handover, server)
 
     def add_decode(self, server: grpc.aio.Server) -> None:
         self.decode = DecodeBench(Sender(), self.prefill_address, fabric=self.fabric, checksum=self.checksum)
-        service = DecodeService(self.decode.work, self.decode.mailbox, DECODE)
+        service = DecodeService(self.decode.work)
         inference_pb2_grpc.add_DecodeServiceServicer_to_server(service, server)
 
     async def ask(self, request: Request) -> list[int]:

@@ -78,7 +78,7 @@ async def test_it_is_told_with_the_message_in_which_a_room_is_refused_or_ends(be
         yield inference_pb2.StreamRoomsRequest(open=[stranger])
 
     nobody: Any = None
-    service = DecodeService(bench.work, bench.mailbox, DECODE)
+    service = DecodeService(bench.work)
     [message] = [each async for each in service.rooms(asked(), nobody)]
     assert message.lines[0].HasField("refused")
     assert load_from_wire(message.load).free == (PAGES,)

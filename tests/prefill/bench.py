@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -9,20 +10,15 @@ from prometheus_client import CollectorRegistry
 
 from services.decode.handover_client import endpoint_to_wire
 from services.grammars.shelf import Shelf
-from services.handover.sending import Sending
 from services.ids import Generation, Incarnation, RoomId
 from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.pool import PagePool, PageState
-from services.pages.prefixes import PrefixTree
+from services.pages.pool import PageState
 from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import REPLIES_MAX, PrefillRoom
-from services.prefill.routes import Routes
+from services.prefill.room import REPLIES_MAX
 from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause, Reason
@@ -30,13 +26,13 @@ from services.rooms.request import Request
 from services.runtime.host_memory import HostMemory
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.memory_transfer import MemoryTransfer
+from services.transfer.exposure import Exposure
 from services.transfer.interface import Region, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.mailbox import Mailbox
-from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from services.worker.turns import Lap, TurnProgress, take_turn
@@ -102,33 +98,36 @@ class PrefillBench:
         rank = self._group.rank
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
-        self.transfer = MemoryTransfer(fabric, Incarnation(PREFILL + 1_000 * rank))
-        slots = HostMemory(PLACES * SLOT_BYTES)
-        self.transfer.register(Region(kv_region(0), self.engine.memory.address, self.engine.memory.length))
-        self.transfer.register(Region("slots", slots.address, slots.length))
         self.mailbox = Mailbox()
         self.stepper = Stepper(self.engine, self.mailbox.wake)
-        prefixes = PrefixTree([toy.PAGE_TOKENS]) if reuse else None
-        self.holdings = Holdings([PagePool(pages)], SlotPool(slots.view), prefixes)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
-        routes = Routes(self.transfer, layouts, rank, checksum)
-        self.work = PrefillWork(
-            Sending(PrefillRoom, PLACES, self.holdings, layouts[rank], deadlines(), elected=routes.elected),
-            RankParts(
-                BOUNDS,
-                self.stepper,
-                Folds(grammars, self.mailbox.wake),
-                self.mailbox,
-                self.reporter,
-                self.clock,
+        memory = RankMemory.of([self.engine.memory], [pages], layouts[rank], PLACES, keeps_prefixes=reuse)
+        self.holdings = memory.holdings
+        ports = RankPorts(
+            incarnation=PREFILL,
+            layouts=layouts,
+            rank=rank,
+            bounds=BOUNDS,
+            checksum=checksum,
+            stepper=self.stepper,
+            grammars=grammars,
+            memory=memory,
+            exposure=Exposure(
+                partial(MemoryTransfer, fabric), lambda: Incarnation(PREFILL + 1_000 * rank), memory.regions
             ),
-            transfer=self.transfer,
+            mailbox=self.mailbox,
+            reporter=self.reporter,
+            clock=self.clock,
+        )
+        assert isinstance(ports.exposure.transfer, MemoryTransfer)
+        self.transfer = ports.exposure.transfer
+        self.work = PrefillWork(
+            ports,
+            deadlines(),
             metrics=PrefillMetrics(self.registry),
             chunk_tokens=chunk_tokens,
             window_bytes=window_bytes,
-            routes=routes,
-            checksum=checksum,
             scored_tokens=scored_tokens,
         )
         self._progress = TurnProgress(self.clock)

@@ -89,10 +89,10 @@ class Served:
         self.receiver = Receiver(self.fabric)
         self.bench = PrefillBench(self.fabric)
         self.channel: grpc.aio.Channel
-        self.handover = HandoverService(self.bench.work, self.bench.mailbox, PREFILL, [toy.LAYOUT])
+        self.handover = HandoverService(self.bench.work)
 
     def add(self, server: grpc.aio.Server) -> None:
-        prefill = PrefillService(self.bench.work, self.bench.mailbox, PREFILL)
+        prefill = PrefillService(self.bench.work)
         inference_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server)
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(self.handover, server)
 
@@ -302,7 +302,7 @@ async def test_a_receiver_that_takes_no_answers_is_not_read_any_further(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handover, "ANSWERS_MAX", 4)
-    stream = handover.HandOverStream(served.bench.work, served.bench.mailbox, PREFILL, [toy.LAYOUT])
+    stream = handover.HandOverStream(served.bench.work)
     served.name()
     read: list[int] = []
 
@@ -374,8 +374,7 @@ async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place
     """Said again on another stream, a grant is that one's."""
     served.name()
     served.bench.connect(served.receiver)
-    work, box = served.bench.work, served.bench.mailbox
-    last, next_one = (handover.HandOverStream(work, box, PREFILL, [toy.LAYOUT]) for _ in range(2))
+    last, next_one = (handover.HandOverStream(served.bench.work) for _ in range(2))
     greeting = inference_pb2.Greeting(incarnation=PREFILL, receiver=DECODE, secret=secret_of(DECODE))
 
     async def requests() -> AsyncIterator[inference_pb2.HandOverRequest]:
@@ -388,12 +387,12 @@ async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place
         await streams.enter_async_context(next_one.reading(requests(), lambda _: None))
         await served.turns_until(lambda: bool(next_one._early))
         await late.aclose()
-        assert len(work.early) == 1
+        assert len(served.bench.work.early) == 1
         await served.bench.run(toy.request("1", PROMPT))
         await served.turns_until(lambda: bool(next_one._said))
         assert [each.HasField("refused") for each in next_one._said] == [False]
     await served.turns_until(served.over)
-    assert len(work.early) == 0
+    assert len(served.bench.work.early) == 0
 
 
 async def test_malformed_is_contained_grants_for_no_room_take_no_place_of_another_receivers(

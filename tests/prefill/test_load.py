@@ -49,7 +49,7 @@ async def test_it_is_told_with_the_message_in_which_a_room_is_refused_or_ends() 
 
     nobody: Any = None
     bench = PrefillBench(MemoryFabric())
-    service = PrefillService(bench.work, bench.mailbox, PREFILL)
+    service = PrefillService(bench.work)
     [message] = [each async for each in service.rooms(asked(), nobody)]
     assert message.lines[0].HasField("refused")
     assert load_from_wire(message.load).number == 1

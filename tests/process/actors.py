@@ -18,14 +18,10 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
-from services.decode.drafting import Drafting
 from services.decode.handover_client import LeaderPeers
 from services.decode.metrics import DecodeMetrics
-from services.decode.room import DecodeRoom
 from services.decode.rpc import DecodeService
 from services.decode.turn import DecodeWork
-from services.handover.receiving import Receiving
-from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
 from services.pages.holdings import Holdings
 from services.pages.pool import PagePool
@@ -34,7 +30,6 @@ from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
 from services.prefill.rpc import HandoverService, PrefillService
 from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
@@ -43,13 +38,12 @@ from services.runtime.clock import SystemClock
 from services.runtime.host_memory import HostMemory
 from services.runtime.tls_files import TlsFiles
 from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, Region, Run, kv_region
+from services.transfer.interface import PutId, Run, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from services.wire.channel import Channels
 from services.wire.identity import Identity
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.mailbox import Mailbox
-from services.worker.parts import RankParts
 from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, run_turns
 from tests.layouts import group_of
@@ -180,18 +174,37 @@ def _deadlines(fence_ms: int = NEVER_MS) -> Deadlines:
     return Deadlines(PHASE_MS, PHASE_MS, PHASE_MS, PHASE_MS, fence_ms)
 
 
+def _ports(
+    engine: WideEngine,
+    memory: RankMemory,
+    exposure: Exposure,
+    mailbox: Mailbox,
+    clock: SystemClock,
+    incarnation: Incarnation,
+) -> RankPorts:
+    return RankPorts(
+        incarnation=incarnation,
+        layouts=[LAYOUT],
+        bounds=BOUNDS,
+        stepper=Stepper(engine, mailbox.wake),
+        memory=memory,
+        exposure=exposure,
+        mailbox=mailbox,
+        reporter=silent_reporter("actor", incarnation),
+        clock=clock,
+    )
+
+
 async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, device: str = "cpu") -> None:
     from services.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     incarnation = Incarnation(secrets.randbits(63) | 1)
-    engine, slots = (
-        WideEngine(take(PAGES * group_of(LAYOUT).page_bytes, device)),
-        HostMemory(PLACES * SLOT_BYTES),
-    )
-    transfer = NixlTransfer(incarnation)
-    transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length, device))
-    transfer.register(Region("slots", slots.address, slots.length))
+    engine = WideEngine(take(PAGES * group_of(LAYOUT).page_bytes, device))
+    memory = RankMemory.of([engine.memory], [PAGES], LAYOUT, PLACES)
+    exposure = Exposure(NixlTransfer, lambda: incarnation, memory.regions)
+    ports = _ports(engine, memory, exposure, mailbox, clock, incarnation)
+    transfer = ports.exposure.transfer
     put = transfer.put
 
     def stop_before_put() -> None:
@@ -209,33 +222,18 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         """A control: whoever says that it is a receiver is taken for it."""
         work.receivers.check = lambda *_: None  # type: ignore[method-assign]
 
-    stepper = Stepper(engine, mailbox.wake)
-    holdings = Holdings([PagePool(PAGES)], SlotPool(slots.view))
     work = PrefillWork(
-        Sending(PrefillRoom, PLACES, holdings, LAYOUT, _deadlines(), elected=True),
-        RankParts(
-            BOUNDS,
-            stepper,
-            Folds(None, mailbox.wake),
-            mailbox,
-            silent_reporter("prefill", incarnation),
-            clock,
-        ),
-        transfer=transfer,
+        ports,
+        _deadlines(),
         metrics=PrefillMetrics(registry),
         chunk_tokens=4096,
         window_bytes=WINDOW_BYTES,
-        routes=Routes(transfer, [LAYOUT]),
     )
     group, rooms = Turns(mailbox.wake), work.roster
 
     def add(server: Any) -> None:
-        inference_pb2_grpc.add_PrefillServiceServicer_to_server(
-            PrefillService(work, mailbox, incarnation), server
-        )
-        inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-            HandoverService(work, mailbox, incarnation, [LAYOUT]), server
-        )
+        inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work), server)
+        inference_pb2_grpc.add_HandoverServiceServicer_to_server(HandoverService(work), server)
 
     questions: dict[str, Question] = {
         **group.questions(),
@@ -255,7 +253,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:
         engine.go()
-        stepper.close()
+        ports.stepper.close()
         transfer.close()
 
 
@@ -269,47 +267,26 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
     length = PAGES * group_of(LAYOUT).page_bytes
     engine = WideEngine(MovingIfTold(length, defence) if device == "cpu" else DeviceMemory(length, device))
     slots = MovingIfTold(PLACES * SLOT_BYTES, defence)
-    exposure = Exposure(
-        NixlTransfer,
-        lambda: Incarnation(secrets.randbits(63) | 1),
-        {kv_region(0): engine.memory, "slots": slots},
-    )
     holdings = FencedIfTold(PagePool(PAGES), SlotPool(slots.view), defence)
-    stepper = Stepper(engine, mailbox.wake)
-    secret = secret_of(incarnation)
-    peers = LeaderPeers(mailbox, channels, incarnation, secret, [LAYOUT], 20.0)
-    receiving = Receiving(
-        DecodeRoom,
-        PLACES,
-        holdings,
-        LAYOUT,
-        _deadlines(),
-        exposure=exposure.id,
-        vocabulary=BOUNDS.vocabulary,
-    )
+    memory = RankMemory([engine.memory], slots, holdings)
+    exposure = Exposure(NixlTransfer, lambda: Incarnation(secrets.randbits(63) | 1), memory.regions)
+    ports = _ports(engine, memory, exposure, mailbox, clock, incarnation)
+    peers = LeaderPeers(ports, channels, secret_of(incarnation), 20.0)
     work = DecodeWork(
-        receiving,
-        RankParts(
-            BOUNDS, stepper, Folds(None, mailbox.wake), mailbox, silent_reporter("decode", incarnation), clock
-        ),
-        incarnation=incarnation,
-        exposure=exposure,
-        slots=slots,
+        ports,
+        _deadlines(),
         peers=peers,
         metrics=DecodeMetrics(registry, PLACES),
         max_running=PLACES,
-        drafting=Drafting(),
     )
     group = Turns(mailbox.wake)
 
     def add(server: Any) -> None:
-        inference_pb2_grpc.add_DecodeServiceServicer_to_server(
-            DecodeService(work, mailbox, incarnation), server
-        )
+        inference_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeService(work), server)
 
     def defend(fenced: bool, moving: bool, revoke_after_ms: int) -> None:
         defence.fenced, defence.moving = fenced, moving
-        receiving._deadlines = _deadlines(revoke_after_ms)
+        work.receiving._deadlines = _deadlines(revoke_after_ms)
 
     def foreign() -> list[str]:
         told = list(engine.foreign)
@@ -343,8 +320,8 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         engine.go()
         await peers.stop()
         await channels.close()
-        stepper.close()
-        exposure.close()
+        ports.stepper.close()
+        ports.exposure.close()
 
 
 def _in_flight(room: PrefillRoom) -> int:

@@ -158,7 +158,7 @@ def stray_room(folder: Folder) -> None:
         if folder.asked("stray_room") is None:
             return
         folder.withdraw("stray_room")
-        now_ms = work._parts.clock.now_ms()
+        now_ms = work.ports.clock.now_ms()
 
         def make(place: int) -> Any:
             return room(STRAY_ROOM, "stray", Incarnation(1), place, 1, STRAY_DEADLINES, now_ms)

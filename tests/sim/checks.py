@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from services.decode.turn import DecodeWork
 from services.handover.growing import AHEAD
 from services.ids import Incarnation, RoomId
 from services.pages.pool import PageState
@@ -263,17 +262,15 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         if isinstance(work, PrefillWork):
             found += _held(name, "grants that wait for their rooms", len(work.early))
         else:
-            growing = work._receiving._growing
-            found += _held(name, "pages left for those that grow", sum(growing.margin))
-            found += _held(name, "sequences granted", AHEAD * work._max_running - growing.rows)
+            capacity = work.capacity()
+            found += _held(name, "pages left for those that grow", sum(capacity.margin))
+            found += _held(name, "sequences granted", AHEAD * work.max_running - capacity.rows)
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
         found += _held(name, "steps", int(not rank.stepper.free))
         found += _held(
             name, "questions in the mailbox", len(rank.mailbox._asked) + len(rank.mailbox._waiting)
         )
-        found += _held(
-            name, "puts", _puts(work._exposure.transfer if isinstance(work, DecodeWork) else work._transfer)
-        )
+        found += _held(name, "puts", _puts(work.ports.exposure.transfer))
         found += _gauges(name, rank.registry, ())
     if worker.peers is not None:
         found += _held(worker.name, "closes", closing(worker.peers))

@@ -1,7 +1,6 @@
 """One rank's process of a worker, wired of the product's own parts as `wiring.py` wires them."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -13,20 +12,11 @@ from services.decode.metrics import DecodeMetrics
 from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.handover.receiving import Receiving
-from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
 from services.pages.ranks import rank_layout
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
 from services.parallel.interface import RankGroup
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
 from services.rooms.errors import Cause
@@ -35,17 +25,15 @@ from services.rooms.receiver import UNDECIDED
 from services.rooms.registry_records import CANARY_ROOMS
 from services.rooms.request import Request
 from services.rooms.timeline import Moment
-from services.runtime.host_memory import HostMemory
 from services.runtime.party import Party
 from services.topology import Topology
 from services.transfer.exposure import Exposure
-from services.transfer.interface import Region, Transfer, kv_region
+from services.transfer.interface import Transfer
 from services.wire.baton.v1 import group_pb2
 from services.wire.channel import Channels
 from services.wire.model_bounds import ModelBounds
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.mailbox import Mailbox
-from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from tests.layouts import changed, group_of
@@ -128,7 +116,6 @@ class Rank:
     work: PrefillWork | DecodeWork
     endpoints: list[Incarnation]
     """Every transfer endpoint it ever had, the present one last."""
-    exposure: Exposure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +132,8 @@ class Outside:
         channel = self.channels.to(self.bootstrap, Party.BOOTSTRAP)
         return Reporter(channel, self.incarnation, self.name, clock, credential=self.credential)
 
-    def peers(
-        self,
-        mailbox: Mailbox,
-        layouts: Sequence[KvLayout],
-        checksum: KvChecksum,
-    ) -> LeaderPeers:
-        secret = secret_of(self.incarnation)
-        return LeaderPeers(mailbox, self.channels, self.incarnation, secret, layouts, CONNECT_S, checksum)
+    def peers(self, ports: RankPorts) -> LeaderPeers:
+        return LeaderPeers(ports, self.channels, secret_of(self.incarnation), CONNECT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +207,18 @@ class WatchedDecode(DecodeWork):
     claims: "ChanceClaims"
 
     def take_commands(self) -> bytes:
-        for room in self.claims.due(self._receiving):
+        for room in self.claims.due(self.receiving):
             told = group_pb2.ComputeHere(
-                room=room, chunk_tokens=self._receiving.layout.block_tokens, why="by chance"
+                room=room, chunk_tokens=self.receiving.layout.block_tokens, why="by chance"
             )
-            self._parts.mailbox.put(group_pb2.Command(compute_here=told))
+            self.ports.mailbox.put(group_pb2.Command(compute_here=told))
         return super().take_commands()
 
     def compute(self) -> bool:
-        revokes = self._receiving.revoking
+        revokes = self.receiving.revoking
         again = super().compute()
         if not revokes:
-            self.growth.look(self.rank, self._receiving, computes=not self._computing.free)
+            self.growth.look(self.rank, self.receiving, computes=not self._computing.free)
         return again
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:
@@ -282,9 +263,7 @@ def make_rank(
     engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
     stepper = Stepper(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
     places = shape.places + CANARY_ROOMS
-    slots = HostMemory(places * SLOT_BYTES)
-    prefixes = PrefixTree(layout.page_tokens) if shape.reuse else None
-    holdings = Holdings([PagePool(worker_shape.pages)], SlotPool(slots.view), prefixes)
+    memory = RankMemory.of([engine.memory], [worker_shape.pages], layout, places, keeps_prefixes=shape.reuse)
     bank = Bank(
         process.name,
         process.host,
@@ -292,65 +271,57 @@ def make_rank(
         group.rank,
         group_of(layout).page_bytes,
         engine.memory,
-        slots,
-        holdings,
+        memory.slots,
+        memory.holdings,
     )
-    bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, mailbox.wake)
-    parts = RankParts(bounds, stepper, folds, mailbox, reporter, clock)
     known: list[Incarnation] = []
-    exposure: Exposure | None = None
+    leads_prefill = side is Side.PREFILL and outside is not None
     work: PrefillWork | DecodeWork
 
     def connected(incarnation: Incarnation) -> Transfer:
         known.append(incarnation)
         return world.fabric.endpoint(incarnation, bank)
 
+    def own_id() -> Incarnation:
+        return worker
+
+    ports = RankPorts(
+        incarnation=worker,
+        layouts=layouts,
+        rank=group.rank,
+        bounds=ModelBounds(VOCABULARY, CONTEXT),
+        checksum=shape.checksum,
+        stepper=stepper,
+        memory=memory,
+        exposure=Exposure(
+            connected, lambda: worker if leads_prefill else world.incarnation(), memory.regions
+        ),
+        mailbox=mailbox,
+        reporter=reporter,
+        clock=clock,
+    )
     if side is Side.PREFILL:
-        transfer = connected(worker if outside is not None else world.incarnation())
-        transfer.register(Region(kv_region(0), engine.memory.address, engine.memory.length))
-        transfer.register(Region("slots", slots.address, slots.length))
-        transfer.endpoint()
-        routes = Routes(transfer, layouts, group.rank, shape.checksum)
         work = PrefillWork(
-            Sending(PrefillRoom, places, holdings, layout, PREFILL_DEADLINES, elected=routes.elected),
-            parts,
-            transfer=transfer,
+            ports,
+            PREFILL_DEADLINES,
             metrics=PrefillMetrics(registry),
             chunk_tokens=shape.chunk_tokens,
             window_bytes=shape.window_bytes,
-            routes=routes,
-            checksum=shape.checksum,
         )
     else:
-        exposure = Exposure(connected, world.incarnation, {kv_region(0): engine.memory, "slots": slots})
-        receiving = Receiving(
-            DecodeRoom,
-            places,
-            holdings,
-            layout,
-            DECODE_DEADLINES,
-            exposure=exposure.id,
-            ranks=len(layouts),
-            vocabulary=VOCABULARY,
-            checksum=shape.checksum,
-            near_s=0.0,  # time stands still for who looks without a pause
-            running_max=shape.max_running,
-        )
         work = WatchedDecode(
-            receiving,
-            parts,
-            incarnation=worker,
-            exposure=exposure,
-            slots=slots,
-            peers=FollowerPeers() if outside is None else outside.peers(mailbox, layouts, shape.checksum),
+            ports,
+            DECODE_DEADLINES,
+            peers=FollowerPeers() if outside is None else outside.peers(ports),
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
             drafting=Drafting(shape.drafts_by),
+            near_s=0.0,  # time stands still for who looks without a pause
         )
         work.landed, work.rank = engine, group.rank
         work.claims = ChanceClaims(random.Random(f"{shape.writes.seed}/{worker}/local"), shape.local)
         work.growth = world.growth(worker, group.size, process.name)
-    return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known, exposure)
+    return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known)
 
 
 def _clock(world: World, rng: random.Random) -> SkewedClock:

@@ -117,11 +117,11 @@ class SimulatedWorker:
 
     @property
     def peers(self) -> Peers | None:
-        return self.work._peers if isinstance(self.work, DecodeWork) else None
+        return self.work.peers if isinstance(self.work, DecodeWork) else None
 
     @property
     def reporter(self) -> Reporter:
-        reporter: Reporter = self.work._parts.reporter
+        reporter: Reporter = self.work.ports.reporter
         return reporter
 
     # ---- what the platform does
@@ -229,19 +229,13 @@ class SimulatedWorker:
             self.leader.mailbox.put(group_pb2.Command(departed=incarnation))
 
     def _add_services(self) -> None:
-        work, mailbox, server = self.work, self.leader.mailbox, self._server
+        work, server = self.work, self._server
         workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(self.incarnation), server)
         if isinstance(work, PrefillWork):
-            inference_pb2_grpc.add_PrefillServiceServicer_to_server(
-                PrefillService(work, mailbox, self.incarnation), server
-            )
-            inference_pb2_grpc.add_HandoverServiceServicer_to_server(
-                HandoverService(work, mailbox, self.incarnation, self.shape.layouts), server
-            )
+            inference_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillService(work), server)
+            inference_pb2_grpc.add_HandoverServiceServicer_to_server(HandoverService(work), server)
         else:
-            inference_pb2_grpc.add_DecodeServiceServicer_to_server(
-                DecodeService(work, mailbox, self.incarnation), server
-            )
+            inference_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeService(work), server)
 
     @property
     def exit_secret(self) -> bytes:

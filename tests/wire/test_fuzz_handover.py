@@ -41,7 +41,7 @@ async def speak(said: list[inference_pb2.HandOverRequest], greeted: bool) -> Non
                 message.ClearField("greeting")
             yield message
 
-    stream = HandOverStream(bench.work, bench.mailbox, PREFILL, [toy.LAYOUT])
+    stream = HandOverStream(bench.work)
     try:
         bench.connect(receivers[0])
         caller = await bench.run(toy.request(str(GOOD), PROMPT))

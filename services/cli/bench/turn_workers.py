@@ -10,8 +10,9 @@ import statistics
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -19,26 +20,16 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
-from services.decode.drafting import Drafting
 from services.decode.handover_client import FollowerPeers, endpoint_to_wire
 from services.decode.metrics import DecodeMetrics
-from services.decode.room import DecodeRoom
 from services.decode.turn import DecodeWork
 from services.engine.interface import Row, SumPart, Taken
 from services.handover.growing import AHEAD
-from services.handover.receiving import Receiving
-from services.handover.sending import Sending
 from services.ids import Incarnation, RoomId
-from services.pages.holdings import Holdings
 from services.pages.layout import KvLayout, full_group
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
 from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.slots import SlotPool
 from services.parallel.solo import SoloGroup
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
 from services.prefill.turn import PrefillWork
 from services.rooms.deadlines import Deadlines
 from services.rooms.phases import Phase
@@ -49,14 +40,13 @@ from services.runtime.party import Party
 from services.testing.memory_fabric import MemoryFabric
 from services.testing.memory_transfer import MemoryTransfer
 from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, PutState, Region, kv_region
+from services.transfer.interface import PutId, PutState, Region, Transfer, kv_region
 from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from services.wire.channel import Channels, open_channel
 from services.wire.conversions import layout_to_wire, request_to_wire
 from services.wire.model_bounds import ModelBounds
-from services.worker.folds import Folds
+from services.worker.assembly import RankMemory, RankPorts
 from services.worker.mailbox import Mailbox
-from services.worker.parts import RankParts
 from services.worker.reporter import Reporter
 from services.worker.stepper import Stepper
 from services.worker.turns import TurnProgress, Work, take_turn
@@ -69,6 +59,7 @@ PROMPT: Final = 32
 GROWS: Final = 2_000
 """Tokens that a room may draw: none ends while it is measured."""
 HOUR_MS: Final = 3_600_000
+DEADLINES: Final = Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS)
 NOWHERE: Final = "127.0.0.1:1"
 PASSES: Final = 20
 WAITING: Final = 0.8
@@ -185,17 +176,29 @@ class _TurnWorker(ABC):
         self._stepper = Stepper(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
         self._reporter = Reporter(self._channels.to(NOWHERE, Party.BOOTSTRAP), PREFILL, "bench", self._clock)
-        bounds, folds = ModelBounds(VOCABULARY, CONTEXT), Folds(None, self._mailbox.wake)
-        self._parts = RankParts(bounds, self._stepper, folds, self._mailbox, self._reporter, self._clock)
         self._places = places
         self._fitting = fitting
         self._fabric = MemoryFabric()
-        self._slots = HostMemory(places * SLOT_BYTES)
-        self._ids = count(1)
         self.work: Work
 
-    def _holdings(self, pages: int) -> Holdings:
-        return Holdings([PagePool(pages)], SlotPool(self._slots.view), PrefixTree([GROUP.page_tokens]))
+    def _ports(
+        self, worker: Incarnation, pages: int, transfer: Callable[[Incarnation], Transfer]
+    ) -> RankPorts:
+        """Make the ports of a rank that has so many `pages`."""
+        ids = count(worker)
+        cache = HostMemory(pages * GROUP.page_bytes)
+        memory = RankMemory.of([cache], [pages], LAYOUT, self._places, keeps_prefixes=True)
+        return RankPorts(
+            incarnation=worker,
+            layouts=[LAYOUT],
+            bounds=ModelBounds(VOCABULARY, CONTEXT),
+            stepper=self._stepper,
+            memory=memory,
+            exposure=Exposure(transfer, lambda: Incarnation(next(ids)), memory.regions),
+            mailbox=self._mailbox,
+            reporter=self._reporter,
+            clock=self._clock,
+        )
 
     @abstractmethod
     async def fill(self, running: int) -> None:
@@ -270,34 +273,14 @@ class _Decode(_TurnWorker):
         super().__init__(places, fitting)
         pages = max(fitting * GROUP.pages_for(PROMPT + GROWS), GROUP.pages_for(CONTEXT))
         running_max = max(places if fitting == places else fitting // AHEAD, 1)
-        memory = HostMemory(pages * GROUP.page_bytes)
-        ids = count(DECODE)
-        self._held = self._holdings(pages)
-        exposure = Exposure(
-            lambda incarnation: MemoryTransfer(self._fabric, incarnation),
-            lambda: Incarnation(next(ids)),
-            {kv_region(0): memory, "slots": self._slots},
-        )
-        receiving = Receiving(
-            DecodeRoom,
-            places,
-            self._held,
-            LAYOUT,
-            Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS),
-            exposure=exposure.id,
-            vocabulary=VOCABULARY,
-            running_max=running_max,
-        )
+        ports = self._ports(DECODE, pages, partial(MemoryTransfer, self._fabric))
+        self._held = ports.memory.holdings
         self.work = DecodeWork(
-            receiving,
-            self._parts,
-            incarnation=DECODE,
-            exposure=exposure,
-            slots=self._slots,
+            ports,
+            DEADLINES,
             peers=FollowerPeers(),
             metrics=DecodeMetrics(CollectorRegistry(), running_max),
             max_running=running_max,
-            drafting=Drafting(),
         )
         self.work.gathered([self.work.to_gather() or b""])
 
@@ -334,21 +317,13 @@ class _Prefill(_TurnWorker):
         pages = max(fitting * GROUP.pages_for(PROMPT), GROUP.pages_for(CONTEXT))
         if fitting:
             pages = fitting * GROUP.pages_for(PROMPT)
-        memory = HostMemory(pages * GROUP.page_bytes)
-        transfer = _Endless(self._fabric, PREFILL)
-        transfer.register(Region(kv_region(0), memory.address, memory.length))
-        transfer.register(Region("slots", self._slots.address, self._slots.length))
-        deadlines = Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS)
         self.work = PrefillWork(
-            Sending(PrefillRoom, places, self._holdings(pages), LAYOUT, deadlines, elected=True),
-            self._parts,
-            transfer=transfer,
+            self._ports(PREFILL, pages, partial(_Endless, self._fabric)),
+            DEADLINES,
             metrics=PrefillMetrics(CollectorRegistry()),
             chunk_tokens=max(places, 1) * PROMPT,
             window_bytes=2**20,
-            routes=Routes(transfer, [LAYOUT]),
         )
-        self._memory = memory
 
     async def fill(self, running: int) -> None:
         """A fourth of the rooms at most have no destination yet; those that run are being computed."""

@@ -1,0 +1,106 @@
+"""Assembly of a rank of a worker: all that its turns use, in one value.
+
+Production, the simulation, tests and benchmarks fill in `RankPorts`, and hand it to `DecodeWork` or to
+`PrefillWork`, which make the rest of the rank from it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.engine.interface import Grammars
+from services.ids import Incarnation
+from services.pages.checksum import KvChecksum
+from services.pages.holdings import Holdings
+from services.pages.layout import KvLayout
+from services.pages.pool import PagePool
+from services.pages.prefixes import PrefixTree
+from services.pages.record import SLOT_BYTES
+from services.pages.slots import SlotPool
+from services.runtime.clock import Clock
+from services.runtime.host_memory import HostMemory, Movable
+from services.transfer.exposure import Exposure
+from services.transfer.interface import SLOTS, kv_region
+from services.wire.model_bounds import ModelBounds
+from services.worker.folds import Folds
+from services.worker.mailbox import Mailbox
+from services.worker.reporter import Reporter
+from services.worker.stepper import Stepper
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of a rank that peers may write to, and the record of which room holds what of it."""
+
+    caches: Sequence[Movable]
+    """KV pages, by group."""
+    slots: HostMemory
+    """Metadata slots."""
+    holdings: Holdings
+
+    @classmethod
+    def of(
+        cls,
+        caches: Sequence[Movable],
+        pages: Sequence[int],
+        layout: KvLayout,
+        places: int,
+        *,
+        keeps_prefixes: bool = False,
+    ) -> "RankMemory":
+        """Make the slots and the empty holdings of a rank.
+
+        `pages`: number of pages in each of `caches`. `places`: most rooms at a time, which have a slot each.
+        `keeps_prefixes`: keep the pages of finished rooms, for rooms that begin with the same tokens.
+        """
+        slots = HostMemory(places * SLOT_BYTES)
+        pools = [PagePool(count) for count in pages]
+        prefixes = PrefixTree(layout.page_tokens) if keeps_prefixes else None
+        return cls(caches, slots, Holdings(pools, SlotPool(slots.view), prefixes))
+
+    @property
+    def places(self) -> int:
+        """Most rooms at a time."""
+        return len(self.holdings.slots)
+
+    @property
+    def regions(self) -> dict[str, Movable]:
+        """The memory by the names under which peers address it."""
+        return {**{kv_region(group): cache for group, cache in enumerate(self.caches)}, SLOTS: self.slots}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RankPorts:
+    """What the turns of a rank use, whatever the role of its worker."""
+
+    incarnation: Incarnation
+    """The worker's: all its ranks have it."""
+    layouts: Sequence[KvLayout]
+    """KV layouts of all ranks of the worker, in rank order."""
+    rank: int = 0
+    """This rank's index in `layouts`. Rank 0 leads."""
+    bounds: ModelBounds
+    """The model's vocabulary and context length."""
+    checksum: KvChecksum = KvChecksum.RECORD
+    """What is summed of each hand-over."""
+    stepper: Stepper
+    """Runs the engine's steps on their thread."""
+    grammars: Grammars | None = None
+    """Compiler of grammars. None on a rank that does not sample."""
+    memory: RankMemory
+    exposure: Exposure
+    """The transfer endpoint by which peers know `memory`."""
+    mailbox: Mailbox
+    """Commands for the next turn."""
+    reporter: Reporter
+    """Timeline lines for the bootstrap."""
+    clock: Clock
+    folds: Folds = field(init=False)
+    """Grammar states of rooms that wait for their grammar."""
+
+    def __post_init__(self) -> None:
+        self.folds = Folds(self.grammars, self.mailbox.wake)
+
+    @property
+    def layout(self) -> KvLayout:
+        """KV layout of this rank."""
+        return self.layouts[self.rank]
