@@ -11,7 +11,14 @@ from typing import Final
 from services.openai import call_bodies, call_forms
 from services.openai.gemma_calls import GEMMA_BODY
 from services.openai.harmony_heads import HEAD_END, head_begins
-from services.openai.output_regions import Dialect, RegionKind, TextRegion
+from services.openai.output_regions import (
+    Dialect,
+    Previous,
+    RegionKind,
+    SectionMark,
+    TextRegion,
+    section_marks,
+)
 
 NONE: Final = "none"
 AUTO: Final = "auto"
@@ -73,12 +80,17 @@ HARMONY: Final = Dialect(
 
 DSML_OPENS: Final = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
 """DeepSeek's from V3.2, V4 and V4.1 on."""
-KIMI_K3_DROPS: Final = (
-    "<|open|>response<|sep|>",
-    "<|close|>response<|sep|>",
-    "<|close|>message<|sep|>",
-    '<|open|>message role="assistant"<|sep|>',
+KIMI_K3_SECTIONS: Final = (
+    *(
+        SectionMark(text, frozenset({Previous.START, Previous.REASONING, Previous.CALL}))
+        for text in ('<|open|>message role="assistant"<|sep|>', "<|open|>response<|sep|>")
+    ),
+    *(
+        SectionMark(text, frozenset(Previous) - {Previous.CONTENT}, before_calls=True, at_end=True)
+        for text in ("<|close|>response<|sep|>", "<|close|>message<|sep|>")
+    ),
 )
+"""Marks around the content of an answer, and around all of it."""
 
 CALL_FORMS: Final = (
     Form(("harmony", "openai", "gpt-oss"), ("<|channel|>",), ("gpt_oss",), HARMONY),
@@ -104,7 +116,7 @@ CALL_FORMS: Final = (
                     read=call_forms.deepseek,
                 ),
             ),
-            drops=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            sections=section_marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
             inner=(call_forms.DEEPSEEK_SEP,),
         ),
     ),
@@ -130,7 +142,7 @@ CALL_FORMS: Final = (
         ("kimi_k3",),
         Dialect(
             (_calls("<|open|>tools<|sep|>", closes=("<|close|>tools<|sep|>",), bodies=call_bodies.KIMI_K3),),
-            drops=KIMI_K3_DROPS,
+            sections=KIMI_K3_SECTIONS,
             inner=("<|open|>", "<|close|>", "<|sep|>"),
         ),
     ),
@@ -140,7 +152,7 @@ CALL_FORMS: Final = (
         ("kimi_k2",),
         Dialect(
             (_calls("<|tool_call_begin|>", closes=("<|tool_call_end|>",), read=call_forms.kimi),),
-            drops=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            sections=section_marks("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
             inner=(call_forms.KIMI_SEP,),
         ),
     ),
@@ -208,7 +220,7 @@ THOUGHT_FORMS: Final = (
         ("<|open|>think<|sep|>", "<|open|>"),
         ("kimi_k3",),
         _thoughts("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>")
-        | Dialect(drops=KIMI_K3_DROPS, inner=("<|open|>", "<|close|>", "<|sep|>")),
+        | Dialect(sections=KIMI_K3_SECTIONS, inner=("<|open|>", "<|close|>", "<|sep|>")),
     ),
     Form(("seed", "seed_oss"), ("<seed:think>",), ("seed_oss",), _thoughts("<seed:think>", "</seed:think>")),
     Form(

@@ -87,13 +87,44 @@ class TextRegion:
     bodies: tuple[CallBody, ...] = (JSON_BODY,)
 
 
+class Previous(Enum):
+    """What stands directly before a place in an answer, whitespace aside."""
+
+    START = "start"
+    """The answer begins there."""
+    REASONING = "reasoning"
+    CALL = "call"
+    CONTENT = "content"
+
+
+class SectionMark(NamedTuple):
+    """A mark around calls or around content. It is dropped where it can stand, and is content elsewhere."""
+
+    text: str
+    after: frozenset[Previous] = frozenset()
+    """It is dropped directly behind one of these."""
+    before_calls: bool = False
+    """It is dropped directly before a call."""
+    at_end: bool = False
+    """It is dropped at the end of an answer."""
+    opens: str = ""
+    """The mark of the same section's beginning. Both are dropped if nothing stands between them."""
+
+
+def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
+    """Return the marks around a section of calls."""
+    return (
+        SectionMark(opens, before_calls=True),
+        SectionMark(closes, after=frozenset({Previous.CALL}), opens=opens),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How a model marks its thoughts and its calls."""
 
     regions: tuple[TextRegion, ...] = ()
-    drops: tuple[str, ...] = ()
-    """Marks that say nothing."""
+    sections: tuple[SectionMark, ...] = ()
     inner: tuple[str, ...] = ()
     """Marks within bodies, for those who read them."""
 
@@ -105,11 +136,11 @@ class Dialect:
             for region in self.regions
             for mark in (*region.opens, *region.closes, *region.until, region.head)
             if mark
-        ).union(self.drops, self.inner)
+        ).union((section.text for section in self.sections), self.inner)
 
     def __or__(self, other: "Dialect") -> "Dialect":
         return Dialect(
             tuple(dict.fromkeys(self.regions + other.regions)),
-            tuple(dict.fromkeys(self.drops + other.drops)),
+            tuple(dict.fromkeys(self.sections + other.sections)),
             tuple(dict.fromkeys(self.inner + other.inner)),
         )

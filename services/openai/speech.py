@@ -24,15 +24,14 @@ from services.openai.output_parts import (
     CallBegun,
     CallGrown,
     Part,
-    Said,
     Schemas,
-    Thought,
     Unreadable,
     joined,
 )
 from services.openai.output_regions import JSON_BODY, CallStart, Dialect, RegionKind
+from services.openai.part_writer import PartWriter
+from services.openai.unread_text import UnreadText
 
-NO_GAP: Final = ""
 IN_REASONING_MAX: Final = 8
 """Most marks of calls in reasoning that turn out to be text. Those behind them are."""
 READ_CHARS_MAX: Final = 2**19
@@ -66,23 +65,10 @@ class Speech:
         self._calls_alone = calls_alone
         self._schemas = schemas
         calls = [each for each in dialect.regions if each.kind is RegionKind.CALLS]
-        self._calls_come = bool(calls) or any(each.sort for each in dialect.regions)
+        calls_come = bool(calls) or any(each.sort for each in dialect.regions)
         self._call_marks = tuple(mark for each in calls if not each.bare for mark in each.opens)
-        self._held = ""
-        self._gap = NO_GAP
-        """Whitespace that is said if something follows it."""
-        self._fresh = False
-        """Behind a thought or a call: whitespace is layout."""
-        self._begun = False
-        """Something was said or called."""
-        self._reasoned = False
-        """Reasoning has ended."""
-        self._spoken = False
-        """Something was said."""
-        self._seam = False
-        """Something else stands between what was said and what is said next."""
-        self._spaced = False
-        """What was said ends with whitespace."""
+        self._text = UnreadText()
+        self._writer = PartWriter(dialect.sections, calls_come=calls_come)
         self._open: OpenRegion | None = None
         self._inner: CallInReasoning | None = None
         self._not_calls = 0
@@ -92,7 +78,7 @@ class Speech:
         thoughts = [each for each in dialect.regions if each.kind is RegionKind.THOUGHT]
         if thinking and thoughts:
             self._open = OpenRegion(thoughts[0], RegionKind.THOUGHT, "")
-            self._fresh = True
+            self._writer.begin_reasoning()
 
     @property
     def thinking(self) -> bool:
@@ -105,63 +91,61 @@ class Speech:
 
     @property
     def _is_over(self) -> bool:
-        return self._calls_alone and (self._spoken or self.unread > 0)
+        return self._calls_alone and (self._writer.has_content or self.unread > 0)
 
     def push(self, text: str) -> list[Part]:
-        self._held += text
-        return self._advance(last=False)
+        self._text.append(text)
+        self._advance(last=False)
+        return joined(self._writer.take_parts())
 
     def flush(self) -> list[Part]:
-        parts = self._advance(last=True)
+        self._advance(last=True)
         while self._open is not None and not self._is_over:
-            self._finish(parts, self._open)
-            parts += self._advance(last=True)
-        if self._gap and not self._fresh and not self._seam:
-            parts.append(Said(self._gap))
-        self._gap = NO_GAP
-        return joined(parts)
+            self._finish(self._open)
+            self._advance(last=True)
+        self._writer.finish()
+        return joined(self._writer.take_parts())
 
-    def _advance(self, *, last: bool) -> list[Part]:
-        parts: list[Part] = []
-        while self._held and not self._is_over:
-            if self._open is None and self._opens_bare(last=last):
+    def _advance(self, *, last: bool) -> None:
+        """Parse all text that is there, a bounded piece at a time."""
+        while not self._is_over and (self._text.head or self._text.lengthen()):
+            if not self._step(last=last and self._text.is_short) and not self._text.lengthen():
                 break
-            now = self._open
-            if now is not None and self._inner is not None:
-                if not self._advance_inner(parts, now, self._inner, last=last):
-                    break
-                continue
-            if now is not None and now.call is not None:
-                self._grow(parts, now, now.call)
-                continue
-            if now is not None and now.kind is RegionKind.CALLS and not now.in_head and now.form is None:
-                if not self._choose(parts, now, last=last):
-                    break
-                continue
-            start, mark = first_mark(self._held, self._marks(), last=last)
-            if now is not None and now.json is not None and not self._take_json(now, now.json, start):
-                continue
-            self._pass(parts, self._held[:start])
-            self._held = self._held[start:]
-            if start and mark is not None:
-                continue  # behind this text other marks count
-            if mark is None or not self._meet_or_pass(parts, mark, last=last):
-                break
-        return joined(parts)
+
+    def _step(self, *, last: bool) -> bool:
+        """Take the next mark or the next text. Return False if more text is needed to know which it is."""
+        if self._open is None and self._opens_bare(last=last):
+            return False
+        now = self._open
+        if now is not None and self._inner is not None:
+            return self._advance_inner(now, self._inner, last=last)
+        if now is not None and now.call is not None:
+            self._grow(now, now.call)
+            return True
+        if now is not None and now.kind is RegionKind.CALLS and not now.in_head and now.form is None:
+            return self._choose(now, last=last)
+        start, mark = first_mark(self._text.head, self._marks(), last=last)
+        if now is not None and now.json is not None and not self._take_json(now, now.json, start):
+            return True
+        self._pass(self._text.take(start))
+        if start and mark is not None:
+            return True  # behind this text other marks count
+        return mark is not None and self._meet_or_pass(mark, last=last)
 
     def _opens_bare(self, *, last: bool) -> bool:
         """Whether nothing can be told yet, because a region may begin that has no mark of its own."""
-        if self._begun:
+        if self._writer.begun:
             return False
         bare = [each for each in self._dialect.regions if each.bare]
         if not bare:
             return False
-        said = (self._gap + self._held).lstrip()
+        said = (self._writer.gap + self._text.head).lstrip()
         if not said:
             return not last
         for region in bare:
             if said.startswith(region.opens):
-                self._begun, self._gap, self._held = True, NO_GAP, said
+                self._writer.begin_bare()
+                self._text.take(len(self._text.head) - len(self._text.head.lstrip()))
                 call = None if region.head else self._held_call("")
                 self._open = OpenRegion(region, region.kind, "", in_head=bool(region.head), call=call)
                 return False
@@ -172,54 +156,56 @@ class Speech:
         now = self._open
         if now is not None and now.in_head:
             return (now.region.head,)
-        if self._constrained and (self._begun if now is None else now.kind is RegionKind.SAID):
+        if self._constrained and (self._writer.begun if now is None else now.kind is RegionKind.SAID):
             return ()
         if now is None:
-            thoughts = not self._begun and not self._reasoned
+            thoughts = not self._writer.begun and not self._writer.reasoned
             regions = (each for each in self._dialect.regions if not each.bare)
             opens = (each.opens for each in regions if thoughts or each.kind is not RegionKind.THOUGHT)
-            return (*chain.from_iterable(opens), *self._dialect.drops)
+            return (*chain.from_iterable(opens), *(section.text for section in self._dialect.sections))
         ends = (*now.region.closes, *now.region.until)
         if now.kind is RegionKind.THOUGHT and not now.region.head:
-            again = now.region.opens if self._fresh else ()
+            again = now.region.opens if self._writer.is_fresh else ()
             held = self._shape is not None or self._constrained or self._not_calls >= IN_REASONING_MAX
             return (*ends, *again, *(() if held else self._call_marks))
         if now.form is not None and now.form.read_ahead is not None:
             return (*ends, *self._call_marks)
         return ends
 
-    def _meet_or_pass(self, parts: list[Part], mark: str, *, last: bool) -> bool:
+    def _meet_or_pass(self, mark: str, *, last: bool) -> bool:
         """Take a mark, or pass it on as text. Returns False where more text is needed to know which."""
         now = self._open
         counts = CallStart.YES
         if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):
-            counts = head_counts(self._dialect, mark, self._held, last=last)
+            counts = head_counts(self._dialect, mark, self._text.head, last=last)
         if counts is CallStart.YES:
-            self._meet(parts, mark)
+            self._meet(mark)
         elif counts is CallStart.NO:
-            self._pass(parts, mark)
-            self._held = self._held[len(mark) :]
+            self._pass(self._text.take(len(mark)))
         return counts is not CallStart.PERHAPS
 
-    def _meet(self, parts: list[Part], mark: str) -> None:
+    def _meet(self, mark: str) -> None:
         """A mark is at the beginning of what is held."""
         now = self._open
         if now is None:
-            self._open_region(mark)
+            if self._writer.write_section_mark(mark):
+                self._text.take(len(mark))
+            else:
+                self._open_region(mark)
         elif now.in_head:
             self._end_head(now, mark)
         elif now.form is not None and now.form.read_ahead is not None:
-            self._meet_ahead(parts, now, mark)
+            self._meet_ahead(now, mark)
         elif mark in now.region.closes:
-            self._held = self._held[len(mark) :]
-            self._close(parts, mark)
+            self._text.take(len(mark))
+            self._close(mark)
         elif mark in now.region.until:
-            self._close(parts, "")
+            self._close("")
         elif mark in now.region.opens:
-            self._held = self._held[len(mark) :]  # a thought that is opened again
+            self._text.take(len(mark))  # a thought that is opened again
         else:
             calls = tuple(each for each in self._dialect.regions if each.kind is RegionKind.CALLS)
-            inner = Dialect(calls, self._dialect.drops, self._dialect.inner)
+            inner = Dialect(calls, self._dialect.sections, self._dialect.inner)
             self._inner = CallInReasoning(mark, Speech(inner, self._schemas, calls_alone=True))
 
     def _open_region(self, mark: str) -> None:
@@ -227,18 +213,20 @@ class Speech:
             if not region.bare and mark in region.opens:
                 call = self._held_call(mark) if region.kind is RegionKind.CALLS else None
                 self._open = OpenRegion(region, region.kind, mark, in_head=bool(region.head), call=call)
-                self._begin(region.kind)
+                if region.kind is RegionKind.THOUGHT:
+                    self._writer.begin_reasoning()
                 if region.in_body:
                     return
                 break
-        self._held = self._held[len(mark) :]
+        self._text.take(len(mark))
 
     def _end_head(self, now: OpenRegion, mark: str) -> None:
-        self._held = self._held[len(mark) :]
+        self._text.take(len(mark))
         now.in_head = False
         if now.region.sort is not None:
             now.kind = now.region.sort(now.mark + "".join(now.head))
-        self._begin(now.kind)
+        if now.kind is RegionKind.THOUGHT:
+            self._writer.begin_reasoning()
         if now.kind is RegionKind.CALLS and self._shape is not None and self._shape.mark == mark:
             now.call = self._named_by(now)
 
@@ -254,20 +242,19 @@ class Speech:
             return None
         return HeldCall({"": call.name}, "")
 
-    def _grow(self, parts: list[Part], now: OpenRegion, call: HeldCall) -> None:
+    def _grow(self, now: OpenRegion, call: HeldCall) -> None:
         """What comes is of a call that a grammar holds."""
         begun = call.name is not None
-        taken, arguments = call.take(self._held)
-        now.body.append(self._held[:taken])
-        self._held = self._held[taken:]
+        taken, arguments = call.take(self._text.head)
+        now.body.append(self._text.take(taken))
         if call.is_none:
             self._read_as_any(now)
             return
         if self._grows and call.name is not None and not begun:
             now.told = True
-            self._tell(parts, CallBegun(call.name))
+            self._writer.write_calls(CallBegun(call.name))
         if arguments and self._grows:
-            parts.append(CallGrown(arguments))
+            self._writer.write_more_arguments(CallGrown(arguments))
         now.arguments.append(arguments)
         if call.arguments_end and not now.told:
             written = "".join(now.arguments)
@@ -275,23 +262,24 @@ class Speech:
                 self._read_as_any(now)
                 return
             now.told = True
-            self._tell(parts, Call(call.name, written))
+            self._writer.write_calls(Call(call.name, written))
         if now.region.closes and call.arguments_end:
             now.call, now.form = None, JSON_BODY
         elif call.ends:
-            self._open, self._begun = None, False
+            self._open = None
+            self._writer.end_call()
 
     def _read_as_any(self, now: OpenRegion) -> None:
         """As what nobody holds to anything."""
-        self._held = "".join(now.body) + self._held
+        self._text.prepend("".join(now.body))
         now.body.clear()
         now.call = None
 
-    def _choose(self, parts: list[Part], now: OpenRegion, *, last: bool) -> bool:
+    def _choose(self, now: OpenRegion, *, last: bool) -> bool:
         """Settle how the calls behind a mark are written. Returns False where more text is needed for that.
         What is no call is text again."""
-        text = self._held.lstrip()
-        layout = len(self._held) - len(text)
+        text = self._text.head.lstrip()
+        layout = len(self._text.head) - len(text)
         if not text and layout <= LAYOUT_MAX:
             now.form = JSON_BODY if last else None
             return last
@@ -307,17 +295,17 @@ class Speech:
             return True
         self._open = None
         if now.region.in_body:
-            self._held = self._held[len(now.mark) :]
-        self._say(parts, now.mark, Said)
+            self._text.take(len(now.mark))
+        self._writer.write_content(now.mark)
         return True
 
     def _take_json(self, now: OpenRegion, json: JsonStrings, start: int) -> bool:
         """Follow the JSON up to `start`, where a mark may be. Returns False where there is more to be read
         before: a string, or what is no JSON."""
         if json.in_string:
-            self._take(now, json.take_string(self._held))
+            self._take(now, json.take_string(self._text.head))
             return False
-        taken = json.take_plain(self._held[:start])
+        taken = json.take_plain(self._text.head[:start])
         if json.broken:
             self._read_again(now)
         elif json.in_string:
@@ -325,30 +313,28 @@ class Speech:
         return not json.broken and not json.in_string
 
     def _take(self, now: OpenRegion, taken: int) -> None:
-        now.body.append(self._held[:taken])
-        self._held = self._held[taken:]
+        now.body.append(self._text.take(taken))
 
     def _read_again(self, now: OpenRegion) -> None:
         """Nothing is known of the strings of a call, so that the first mark of its end ends it."""
-        self._held = "".join(now.body) + self._held
+        self._text.prepend("".join(now.body))
         now.body.clear()
         now.json = None
 
-    def _meet_ahead(self, parts: list[Part], now: OpenRegion, mark: str) -> None:
+    def _meet_ahead(self, now: OpenRegion, mark: str) -> None:
         """A mark in a call that is no JSON: of its end, or of another call, if it is no text."""
         if now.could_end and mark in self._call_marks:
             if self._chars_left <= 0:
-                self._read_ahead(parts, now, final=True)
+                self._read_ahead(now, final=True)
                 return
             if now.size >= now.next_attempt:
-                if self._read_ahead(parts, now, final=False):
+                if self._read_ahead(now, final=False):
                     return
                 now.next_attempt = 2 * now.size
         now.could_end = now.could_end or mark in now.region.closes
-        self._pass(parts, mark)
-        self._held = self._held[len(mark) :]
+        self._pass(self._text.take(len(mark)))
 
-    def _read_ahead(self, parts: list[Part], now: OpenRegion, *, final: bool) -> bool:
+    def _read_ahead(self, now: OpenRegion, *, final: bool) -> bool:
         """Read the calls of a body. Returns False where they may not have ended yet. `final`: they have, and
         what is none is text, up to the first mark of an end."""
         text = "".join(now.body)
@@ -362,130 +348,94 @@ class Speech:
                 text = text[:end]
         self._open = None
         if found is not None:
-            self._tell(parts, *found.calls)
-            self._held = text[found.end :] + self._held
+            self._writer.write_calls(*found.calls)
+            self._text.prepend(text[found.end :])
             return True
         self._chars_left -= len(text)
         self.unread += 1
         start, mark = first_mark(text, now.region.closes, last=True)
         end = start + len(mark or "")
-        self._say(parts, ("" if now.region.in_body else now.mark) + text[:end], Said)
-        self._held = text[end:] + self._held
+        self._writer.write_content(("" if now.region.in_body else now.mark) + text[:end])
+        self._text.prepend(text[end:])
         return True
 
-    def _advance_inner(
-        self, parts: list[Part], now: OpenRegion, inner: CallInReasoning, *, last: bool
-    ) -> bool:
+    def _advance_inner(self, now: OpenRegion, inner: CallInReasoning, *, last: bool) -> bool:
         """What comes is of a call within reasoning, unless the reasoning goes on or ends. Returns False where
         more text is needed."""
-        start, mark = first_mark(self._held, now.region.closes, last=last)
-        inner.push(self._held[:start])
-        self._held = self._held[start:]
+        start, mark = first_mark(self._text.head, now.region.closes, last=last)
+        inner.push(self._text.take(start))
         if mark is not None and not inner.failed and inner.parser.in_string:
-            inner.push(mark)
-            self._held = self._held[len(mark) :]
+            inner.push(self._text.take(len(mark)))
         elif mark is not None or inner.failed:
-            self._resume(parts, inner)
+            self._resume(inner)
         else:
             return False
         return True
 
-    def _resume(self, parts: list[Part], inner: CallInReasoning) -> None:
+    def _resume(self, inner: CallInReasoning) -> None:
         """The mark of a call is text of the reasoning."""
         self._inner = None
         self._not_calls += 1
-        self._say(parts, inner.mark, Thought)
-        self._held = "".join(inner.text)[len(inner.mark) :] + self._held
+        self._writer.write_reasoning(inner.mark)
+        self._text.prepend("".join(inner.text)[len(inner.mark) :])
 
-    def _finish(self, parts: list[Part], now: OpenRegion) -> None:
+    def _finish(self, now: OpenRegion) -> None:
         """Nothing follows, and a region is open. Its text may have to be read again."""
         inner = self._inner
         if inner is not None:
             inner.flush()
             if inner.failed or not inner.parts:
                 self._not_calls += IN_REASONING_MAX // 2
-                self._resume(parts, inner)
+                self._resume(inner)
                 return
             self._inner = None
-            self._close(parts, "")
-            self._tell(parts, *inner.parts)
+            self._close("")
+            self._writer.write_calls(*inner.parts)
         elif now.call is not None and not now.told:
             self._read_as_any(now)
         elif now.json is not None and now.json.is_open:
             self._read_again(now)
         elif now.form is not None and now.form.read_ahead is not None:
-            self._read_ahead(parts, now, final=True)
+            self._read_ahead(now, final=True)
         else:
-            self._close(parts, "")
+            self._close("")
 
-    def _begin(self, kind: RegionKind) -> None:
-        if kind is RegionKind.THOUGHT:
-            self._fresh, self._gap, self._seam = True, NO_GAP, self._spoken
-
-    def _tell(self, parts: list[Part], *calls: Part) -> None:
-        """Calls, or the beginning of one. Whitespace on their line is content, blank lines are layout."""
-        if self._spoken and not self._seam and self._gap and "\n" not in self._gap:
-            parts.append(Said(self._gap))
-            self._gap, self._spaced = NO_GAP, True
-        parts += calls
-        self._begun, self._reasoned, self._seam = True, True, self._spoken
-        if not self._spoken:
-            self._fresh, self._gap = True, NO_GAP
-
-    def _pass(self, parts: list[Part], text: str) -> None:
+    def _pass(self, text: str) -> None:
         """Text that is no mark."""
         if not text:
             return
         now = self._open
         if now is None:
-            self._say(parts, text, Said)
+            self._writer.write_content(text)
         elif now.in_head:
             now.head.append(text)
         elif now.kind is RegionKind.CALLS:
             now.body.append(text)
             now.size += len(text)
+        elif now.kind is RegionKind.THOUGHT:
+            self._writer.write_reasoning(text)
         else:
-            self._say(parts, text, Thought if now.kind is RegionKind.THOUGHT else Said)
+            self._writer.write_content(text)
 
-    def _say(self, parts: list[Part], text: str, part: type[Said] | type[Thought]) -> None:
-        """Leading whitespace of what is fresh is dropped, trailing held back until it is known not to be."""
-        if self._fresh:
-            text = text.lstrip()
-            if not text:
-                return
-            self._fresh = False
-        text = self._gap + text
-        self._gap = NO_GAP
-        if part is Thought or self._calls_come:
-            kept = text.rstrip()
-            self._gap, text = text[len(kept) :], kept
-        if text and part is Said:
-            if self._seam and not self._spaced and not text[0].isspace():
-                text = "\n" + text
-            self._begun = self._spoken = True
-            self._seam, self._spaced = False, text[-1].isspace()
-        if text:
-            parts.append(part(text))
-
-    def _close(self, parts: list[Part], mark: str) -> None:
+    def _close(self, mark: str) -> None:
         """The region that is open ends; `mark` is what ended it, "" the end or another region."""
         now = self._open
         assert now is not None
         self._open = None
         if now.in_head:
             return  # a head alone says nothing
-        self._begin(now.kind)
-        self._reasoned = self._reasoned or now.kind is RegionKind.THOUGHT
+        if now.kind is RegionKind.THOUGHT:
+            self._writer.end_reasoning()
         if now.kind is not RegionKind.CALLS or now.told:
             return
         head, body = now.mark + "".join(now.head), "".join(now.body)
-        if not (mark or now.head or body.strip()):
-            return  # a mark alone says nothing
+        if not (mark or now.head or body.strip() or self._writer.is_in_sentence):
+            return  # the answer was cut off before a call
         try:
             calls, rest = read_calls(now.region, head, body, self._schemas, self._next_calls)
         except Unreadable:
             self.unread += 1
-            self._say(parts, head + now.region.head + body + mark, Said)
+            self._writer.write_content(head + now.region.head + body + mark)
             return
-        self._tell(parts, *calls)
-        self._held = self._next_calls.reread(rest, mark) + self._held
+        self._writer.write_calls(*calls)
+        self._text.prepend(self._next_calls.reread(rest, mark))

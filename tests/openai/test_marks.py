@@ -2,17 +2,21 @@
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from services.openai import speech
 from services.openai.backend import Limits
 from services.openai.calls_and_rest import REREAD_CHARS_MAX
 from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
+from services.openai.open_region import first_mark
 from services.openai.output_parts import Call, Part, Said, Thought, joined
 from services.openai.output_regions import Dialect
 from services.openai.speech import Speech
+from services.openai.unread_text import PIECE_CHARS
 from tests.openai import tiny
 from tests.openai.scripted import STOP, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat
@@ -108,8 +112,8 @@ def dialect(name: str) -> Dialect:
 
 
 def parts_of(name: str, pieces: list[str], **how: Any) -> list[Part]:
-    speech = Speech(dialect(name), SCHEMAS, **how)
-    return joined([part for piece in pieces for part in speech.push(piece)] + speech.flush())
+    parser = Speech(dialect(name), SCHEMAS, **how)
+    return joined([part for piece in pieces for part in parser.push(piece)] + parser.flush())
 
 
 def parsed(name: str, text: str, **how: Any) -> list[Part]:
@@ -186,6 +190,9 @@ def test_an_argument_before_the_last_holds_what_could_end_its_call() -> None:
         ("Write <function=w> to call.", [Said("Write <function=w> to call.")]),
         ("<function=x><parameter=c>1</parameter>", [Said("<function=x><parameter=c>1</parameter>")]),
         ("<tool_call>", []),
+        ("I will check.\n<tool_call>", [Said("I will check.\n")]),
+        ("To call is `<tool_call>", [Said("To call is `<tool_call>")]),
+        ("Write <tool_call>", [Said("Write <tool_call>")]),
     ],
 )  # fmt: skip
 def test_elsewhere_a_mark_is_text(text: str, parts: list[Part]) -> None:
@@ -259,9 +266,86 @@ def test_content_that_a_grammar_has_holds_every_mark(name: str, before: str, par
         assert parsed(name, before + answer, constrained=True) == [*parts, Said(answer)]
 
 
+SECTIONS: Final = {
+    "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "kimi": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+}
+"""Marks around all calls of an answer, by format."""
+RESPONSE: Final = "<|open|>response<|sep|>"
+RESPONSE_END: Final = "<|close|>response<|sep|>"
+MESSAGE: Final = '<|open|>message role="assistant"<|sep|>'
+MESSAGE_END: Final = "<|close|>message<|sep|>"
+
+
+@pytest.mark.parametrize("form", SECTIONS)
+def test_a_mark_of_a_section_is_dropped_beside_a_call_and_is_text_elsewhere(form: str) -> None:
+    begin, end = SECTIONS[form]
+    call, name = written(form, "x")
+    for prose in (f"Use {begin} and {end}.", f"{begin} opens.", f"a {end}", f"a {begin}", begin, end):
+        assert parsed(name, prose) == [Said(prose)]
+        assert parsed(name, f"<think>Hm.</think>{prose}") == [Thought("Hm."), Said(prose)]
+        assert parsed(name, f"{call}\nThen {prose}") == [called("x"), Said(f"Then {prose}")]
+    for text in (f"{begin}{call}{end}", f" {begin}\n{call}\n{end}\n", f"{begin}{call}", f"{call}{end}"):
+        assert parsed(name, text) == [called("x")]
+        assert parsed(name, f"<think>Hm.</think>{text}") == [Thought("Hm."), called("x")]
+        assert parsed(name, f"Yes.{text}")[:2] == [Said("Yes."), called("x")]
+    assert parsed(name, f"Yes. {begin}{call}{call}{end} No.") == [
+        *(Said("Yes. "), called("x"), called("x"), Said(" No."))
+    ]
+    assert parsed(name, f"{begin}{end}") == []
+    assert parsed(name, f"Yes. {begin}{end}") == [Said("Yes. ")]
+    broken = call.replace("{", "[")
+    assert parsed(name, f"{begin}{broken}{end}") == [Said(f"{begin}{broken}{end}")]
+    far = " " * 300
+    assert parsed(name, f"{begin}{far}{call}") == [Said(f"{begin}{far}"), called("x")]
+
+
+def test_marks_around_content_are_dropped_around_an_answer_and_are_text_within() -> None:
+    call, name = written("kimi_k3", "x")
+    prose = f"Write {RESPONSE}, {RESPONSE_END}, {MESSAGE} or {MESSAGE_END} there."
+    assert parsed(name, prose) == [Said(prose)]
+    assert parsed(name, f"{call}{RESPONSE}{prose}") == [called("x"), Said(prose)]
+    for before in ("", MESSAGE, RESPONSE, f"{MESSAGE}<think>Hm.</think>{RESPONSE}", f"\n{MESSAGE}{RESPONSE}"):
+        reasoning = [Thought("Hm.")] if "Hm." in before else []
+        for behind in ("", RESPONSE_END, f"{RESPONSE_END}{MESSAGE_END}", f"{RESPONSE_END} {MESSAGE_END}"):
+            assert (
+                "".join(
+                    each.text for each in parsed(name, f"{before}{prose}{behind}") if isinstance(each, Said)
+                ).strip()
+                == prose
+            )
+            parts = parsed(name, f"{before}{prose}{behind}{call}{MESSAGE_END}")
+            assert [part for part in parts if not isinstance(part, Said)] == [*reasoning, called("x")]
+            assert "".join(part.text for part in parts if isinstance(part, Said)).strip() == prose
+    assert parsed(name, f"{RESPONSE}{RESPONSE_END}{call}") == [called("x")]
+    quoted = f"Yes{RESPONSE_END} is its end."
+    assert parsed(name, quoted) == [Said(quoted)]
+
+
+def test_a_long_text_is_searched_a_bounded_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mark and each string is searched for in what is there, so that all of it takes its square."""
+    searched: list[int] = []
+
+    def counted(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
+        searched.append(len(text))
+        return first_mark(text, marks, last=last)
+
+    monkeypatch.setattr(speech, "first_mark", counted)
+    value = '"a" ' * 4000
+    for text, part in (
+        (written("hermes", value)[0], called(value)),
+        ('<tool_call>{"name": "w", "arguments": {"o": [' + '"a", ' * 4000 + '""]}}', None),
+        ("<tool_call> is a mark. " * 2000, None),
+        ("<tool_call>{" + "<tool_call>" * 2000, None),
+    ):
+        parts = joined(parts_of("hermes", [text]))
+        assert part is None or parts == [part]
+    assert max(searched) < 3 * PIECE_CHARS
+
+
 def test_prose_about_marks_is_passed_on_at_once() -> None:
-    speech = Speech(dialect("hermes"), SCHEMAS)
-    assert joined(speech.push("Use <tool_call> to call")) == [Said("Use <tool_call> to call")]
+    parser = Speech(dialect("hermes"), SCHEMAS)
+    assert joined(parser.push("Use <tool_call> to call")) == [Said("Use <tool_call> to call")]
 
 
 @pytest.mark.parametrize(
