@@ -34,16 +34,25 @@ ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
 BARE: Final = re.compile(r"[^,\]}]{1,64}")
 SPACE: Final = re.compile(r"\s*")
 DEPTH_MAX: Final = 64
+UNQUOTED_MAX: Final = 8
+"""Most calls in a row whose last text lacks the quote at its end."""
+UNQUOTED_CHARS_MAX: Final = 2**14
+"""Most characters of an answer in which such calls are looked for."""
 
 
 class _GemmaReader:
     """One call."""
 
-    def __init__(self, text: str, *, counted: bool, least: int = 0) -> None:
-        """`counted`: calls within texts are, and a text ends behind them. `least`: where the last text ends
-        at the earliest."""
+    def __init__(self, text: str, *, counted: bool, unquoted: int = 0, least: int = 0) -> None:
+        """Start at the beginning of a call.
+
+        `counted`: calls within a text are counted, and the text ends behind them.
+        `unquoted`: calls in a row whose last text may lack the quote at its end, if another call follows.
+        `least`: index before which the last text does not end.
+        """
         self._text = text
         self._counted = counted
+        self._unquoted = unquoted
         self._least = least
         self.at = 0
 
@@ -68,7 +77,7 @@ class _GemmaReader:
             value, self.at = decoded(self._text, self.at)
             return value
         if (quotes := QUOTES.match(self._text, self.at)) is not None:
-            return self._quoted(quotes[0])
+            return self._unended(quotes.end(), depth) or self._quoted(quotes[0])
         found = BARE.match(self._text, self.at)
         if found is None:
             raise Unreadable(self._text)
@@ -127,6 +136,25 @@ class _GemmaReader:
                 return self._text[start : found.start()]
         raise Unreadable(self._text)
 
+    def _unended(self, start: int, depth: int) -> str | None:
+        """Read a text whose quote is missing: the last one of its call, with a call that is whole behind it.
+
+        `start`: index of the text. `depth`: brackets that are open around it.
+        """
+        if not self._unquoted:
+            return None
+        end = re.compile(rf"(?:[}}\]]\s*){{{depth}}}(?:{CLOSES.pattern})").search(self._text, start)
+        if end is None or QUOTES.search(self._text, start, end.start()) is not None:
+            return None
+        behind = NEXT.match(self._text, end.end())
+        if behind is None:
+            return None
+        following = self._text[behind.end("opens") :]
+        if all(_read(following, final=True, unquoted=each) is None for each in (0, self._unquoted - 1)):
+            return None
+        self.at = end.start()
+        return self._text[start : self.at]
+
     def _ends_text(self, at: int, within: int) -> bool:
         if self._text[at : at + 1] == ":":
             return True
@@ -149,9 +177,11 @@ def _begins(text: str, _: Schemas) -> CallStart:
     return CallStart.YES if re.match(r"[\w.:-]", text) else CallStart.NO
 
 
-def _read(text: str, *, final: bool, counted: bool, least: int = 0) -> tuple[Call, int] | None:
-    """The call at the beginning of a text, and where it ends."""
-    reader = _GemmaReader(text, counted=counted, least=least)
+def _read(
+    text: str, *, final: bool, counted: bool = True, unquoted: int = 0, least: int = 0
+) -> tuple[Call, int] | None:
+    """Return the call at the beginning of a text, and the index of its end."""
+    reader = _GemmaReader(text, counted=counted, unquoted=unquoted, least=least)
     try:
         call = call_of(*reader.call())
     except Unreadable:
@@ -180,7 +210,11 @@ def _read_ahead(text: str, _: Schemas, final: bool) -> ReadAhead | None:
 
 def _read_first(text: str, *, final: bool) -> tuple[Call, int] | None:
     counted = True
-    found = _read(text, final=final, counted=counted)
+    found = _read(text, final=final)
+    if found is None and final and len(text) <= UNQUOTED_CHARS_MAX:
+        found = _read(text, final=final, unquoted=UNQUOTED_MAX)
+        if found is not None:
+            return found
     if found is None and final:
         counted = False
         found = _read(text, final=final, counted=counted)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Argument(NamedTuple):
@@ -68,55 +68,76 @@ class TagFormat:
 
 
 NAME: Final = r"[^\s<>{}\[\]\"'`,;()]{1,256}"
-QWEN: Final = TagFormat(
-    opens="<tool_call>",
-    closes="</tool_call>",
-    call=r"<function=(?P<name>[^<>\s]{1,256})\s*>",
-    call_ends="</function>",
-    argument=r"<parameter=(?P<key>[^<>\n]{1,256})>",
-    argument_ends="</parameter>",
-    begins="<function=",
+QUOTED_NAME: Final = r' name="(?P<name>[^"]{1,256})"\s*(?:/>|>)'
+ANGLES: Final = ("<", "</", ">")
+"""Patterns with which an opening and a closing tag begin, and with which both end."""
+
+
+def _format(
+    section: str,
+    call: tuple[str, str],
+    argument: tuple[str, str],
+    begins: str,
+    *,
+    around: tuple[str, str, str] = ANGLES,
+    **options: Any,
+) -> TagFormat:
+    """Return a format with a section of calls, whose tags are written alike.
+
+    `section`: name of the tag around all calls.
+    `call`, `argument`: name of the tag, and the pattern of what stands behind it in the opening tag.
+    `begins`, `options`: fields of TagFormat.
+    `around`: what tags are made of.
+    """
+    opens, closes, ends = around
+    return TagFormat(
+        opens=f"{opens}{section}{ends}",
+        closes=f"{closes}{section}{ends}",
+        call="".join((opens, *call)),
+        call_ends=f"{closes}{call[0]}{ends}",
+        argument="".join((opens, *argument)),
+        argument_ends=f"{closes}{argument[0]}{ends}",
+        begins=begins,
+        **options,
+    )
+
+
+QWEN: Final = _format(
+    "tool_call",
+    ("function", r"=(?P<name>[^<>\s]{1,256})\s*>"),
+    ("parameter", r"=(?P<key>[^<>\n]{1,256})>"),
+    "<function=",
     single_line_ends=True,
 )
 QWEN_BARE: Final = replace(QWEN, opens="", bare=True)
-GLM: Final = TagFormat(
-    opens="<tool_call>",
-    closes="</tool_call>",
+GLM: Final = replace(
+    _format("tool_call", ("", ""), ("arg_value", ""), ""),
     call=rf"(?P<name>{NAME})",
     call_ends="",
     argument=r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s*<arg_value>",
-    argument_ends="</arg_value>",
-    begins="",
 )
-MINIMAX: Final = TagFormat(
-    opens="<minimax:tool_call>",
-    closes="</minimax:tool_call>",
-    call=r'<invoke name="(?P<name>[^"]{1,256})"\s*(?:/>|>)',
-    call_ends="</invoke>",
-    argument=r'<parameter name="(?P<key>[^"]{1,256})"\s*>',
-    argument_ends="</parameter>",
-    begins='<invoke name="',
+MINIMAX: Final = _format(
+    "minimax:tool_call",
+    ("invoke", QUOTED_NAME),
+    ("parameter", r' name="(?P<key>[^"]{1,256})"\s*>'),
+    '<invoke name="',
 )
-DSML: Final = TagFormat(
-    opens="<｜DSML｜ ?(?:function_calls|tool_calls|calls)>",
-    closes="</｜DSML｜ ?(?:function_calls|tool_calls|calls)>",
-    call=r'<｜DSML｜ ?invoke name="(?P<name>[^"]{1,256})"\s*(?:/>|>)',
-    call_ends="</｜DSML｜ ?invoke>",
-    argument=r'<｜DSML｜ ?parameter name="(?P<key>[^"]{1,256})"(?: string="(?P<type>true|false)")?\s*>',
-    argument_ends="</｜DSML｜ ?parameter>",
-    begins="<｜DSML｜",
+DSML: Final = _format(
+    "(?:function_calls|tool_calls|calls)",
+    ("invoke", QUOTED_NAME),
+    ("parameter", r' name="(?P<key>[^"]{1,256})"(?: string="(?P<type>true|false)")?\s*>'),
+    "<｜DSML｜",
+    around=("<｜DSML｜ ?", "</｜DSML｜ ?", ">"),
 )
-KIMI_K3: Final = TagFormat(
-    opens=r"<\|open\|>tools<\|sep\|>",
-    closes=r"<\|close\|>tools<\|sep\|>",
-    call=r'<\|open\|>call tool="(?P<name>[^"]{1,256})"[^<>]{0,256}<\|sep\|>',
-    call_ends=r"<\|close\|>call<\|sep\|>",
-    argument=(
-        r'<\|open\|>argument key="(?P<key>[^"]{0,256})"'
-        r'(?: type="(?P<type>[^"]{0,64})")?[^<>]{0,64}<\|sep\|>'
+KIMI_K3: Final = _format(
+    "tools",
+    ("call", r' tool="(?P<name>[^"]{1,256})"[^<>]{0,256}<\|sep\|>'),
+    (
+        "argument",
+        r' key="(?P<key>[^"]{0,256})"(?: type="(?P<type>[^"]{0,64})")?[^<>]{0,64}<\|sep\|>',
     ),
-    argument_ends=r"<\|close\|>argument<\|sep\|>",
-    begins='<|open|>call tool="',
+    '<|open|>call tool="',
+    around=(r"<\|open\|>", r"<\|close\|>", r"<\|sep\|>"),
     escaped=(("&quot;", '"'), ("&amp;", "&")),
 )
 

@@ -452,6 +452,21 @@ def test_a_gemma_call_without_its_end_before_the_next_is_one() -> None:
     assert parsed("gemma", f"{begin}{shown}{end}<tool_call|>") == [called(shown)]
 
 
+def test_a_gemma_text_without_its_quote_ends_before_the_next_call() -> None:
+    begin, end = '<|tool_call>call:w{c:<|"|>', "}<tool_call|>"
+    whole = f'{begin}y<|"|>{end}'
+    for between in ("", "\n"):
+        assert parsed("gemma", f"{begin}x{end}{between}{whole}") == [called("x"), called("y")]
+        two = f"{begin}x{end}{between}{begin}z{end}{between}{whole}"
+        assert parsed("gemma", two) == [called("x"), called("z"), called("y")]
+    nested = Call("w", '{"o": {"c": ["f() {}"]}}')
+    broken = f'<|tool_call>call:w{{o:{{c:[<|"|>f() {{}}]}}{end}'
+    assert parsed("gemma", broken + whole) == [nested, called("y")]
+    shown = f"x{end}<|tool_call>call:w is how a call begins"
+    assert parsed("gemma", f'{begin}{shown}<|"|>{end}') == [called(shown)]
+    assert parsed("gemma", f"{begin}x{end}") == [Said(f"{begin}x{end}")]
+
+
 def test_calls_without_ends_are_read_again_up_to_a_bound() -> None:
     text = HERMES_CALL * (REREAD_CHARS_MAX // len(HERMES_CALL) + 2)
     assert parsed("hermes", text) == [Said(text)]
