@@ -29,8 +29,8 @@ from services.openai.output_parts import (
     joined,
 )
 from services.openai.output_regions import JSON_BODY, CallStart, Dialect, RegionKind
-from services.openai.part_writer import PartWriter
-from services.openai.unread_text import UnreadText
+from services.openai.parsing.part_writer import PartWriter
+from services.openai.parsing.unread_text import UnreadText
 
 IN_REASONING_MAX: Final = 8
 """Most marks of calls in reasoning that turn out to be text. Those behind them are."""

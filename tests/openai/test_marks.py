@@ -15,8 +15,8 @@ from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
 from services.openai.open_region import first_mark
 from services.openai.output_parts import Call, Part, Said, Thought, joined
 from services.openai.output_regions import Dialect
+from services.openai.parsing.unread_text import PIECE_CHARS
 from services.openai.speech import Speech
-from services.openai.unread_text import PIECE_CHARS
 from tests.openai import tiny
 from tests.openai.scripted import STOP, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat

@@ -1,0 +1,1 @@
+"""Parser of a model's text into content, reasoning and tool calls. Pure."""
