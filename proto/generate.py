@@ -4,7 +4,7 @@
     python proto/generate.py --check    exit 1 and name the stale files
 
 The .proto files import each other as `baton/v1/….proto`, as users of other languages expect; the
-Python package lives under `services.wire`, so the generated imports are moved there.
+Python package lives under `baton.wire`, so the generated imports are moved there.
 """
 
 import argparse
@@ -32,8 +32,8 @@ def generate(into: Path) -> list[Path]:
     subprocess.run(command, check=True, env=environ, timeout=120, capture_output=True)  # noqa: S603
     written = sorted(each for each in into.rglob("*_pb2*") if each.suffix in {".py", ".pyi"})
     for each in written:
-        text = _IMPORT.sub(r"\1 services.wire.baton.v1", each.read_text())
-        each.write_text(_QUALIFIED.sub(r"services.wire.baton.v1.\1", text))
+        text = _IMPORT.sub(r"\1 baton.wire.baton.v1", each.read_text())
+        each.write_text(_QUALIFIED.sub(r"baton.wire.baton.v1.\1", text))
     for package in sorted({each.parent for each in written} | {into / "baton"}):
         (package / "__init__.py").touch()
         written.append(package / "__init__.py")

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from services.cli.preloaded import BEGIN, READY, Order
-from services.runtime.tether import adopting
+from baton.cli.preloaded import BEGIN, READY, Order
+from baton.runtime.tether import adopting
 from tests.preloaded import BOOTSTRAP, CALL, WORKERS
 from tests.suite.tiers import SERVICES, starts
 

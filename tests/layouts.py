@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from services.pages.layout import KvGroup, KvLayout, full_group
+from baton.pages.layout import KvGroup, KvLayout, full_group
 
 
 def one_group(

@@ -14,14 +14,14 @@ import sys
 from importlib import import_module
 from typing import Final
 
-from services.cli.preloaded import serve
-from services.openai.tokenizer import keep_torch_out
+from baton.cli.preloaded import serve
+from baton.openai.tokenizer import keep_torch_out
 
 CALL: Final = "call"
 BOOTSTRAP: Final = "bootstrap"
 WORKERS: Final = "workers"
 OF_BOOTSTRAP: Final = (
-    "services.bootstrap.wiring",
+    "baton.bootstrap.wiring",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.configuration_llama",
 )
@@ -36,7 +36,7 @@ CALLED: Final = (
 
 
 def _import_all() -> None:
-    from services.transfer.nixl_library import Library
+    from baton.transfer.nixl_library import Library
 
     Library()  # it takes seconds to load; no agent is made
     for each in CALLED:
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     if is_forked and sys.argv[1:2] == [CALL]:
         _call(sys.argv[2])
     elif is_forked:
-        from services.cli.main import main
+        from baton.cli.main import main
 
-        __package__ = "services.cli"  # in its usage a command is named by it
+        __package__ = "baton.cli"  # in its usage a command is named by it
         main()

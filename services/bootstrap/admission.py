@@ -2,7 +2,7 @@
 
 The registry knows which pair of workers is best. Who fits none now waits in a bounded queue
 (`bounded-admission`), which is looked at as soon as somebody says that there may be space. Who is next in it
-is said by `services.rooms.waiting_line`.
+is said by `baton.rooms.waiting_line`.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from services.bootstrap.asked import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
-from services.bootstrap.metrics import BootstrapMetrics, RefusalReason
-from services.bootstrap.timelines import Timelines
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import blocks
-from services.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
-from services.rooms.expected_wait import ExpectedWait
-from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair
-from services.rooms.plurals import counted
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import Event, Moment
-from services.rooms.trace import TraceContext
-from services.rooms.waiting_line import Ahead, Claim, InLine, WaitingLine
-from services.runtime.clock import Clock
+from baton.bootstrap.asked import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
+from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
+from baton.bootstrap.timelines import Timelines
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import blocks
+from baton.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
+from baton.rooms.expected_wait import ExpectedWait
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need, Pair
+from baton.rooms.plurals import counted
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import Event, Moment
+from baton.rooms.trace import TraceContext
+from baton.rooms.waiting_line import Ahead, Claim, InLine, WaitingLine
+from baton.runtime.clock import Clock
 
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64

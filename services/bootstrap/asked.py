@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Reason
-from services.rooms.placement import Need
-from services.rooms.reasons import REASONS
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import Event
-from services.rooms.trace import TraceContext
-from services.rooms.waiting_line import Claim
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Reason
+from baton.rooms.placement import Need
+from baton.rooms.reasons import REASONS
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import Event
+from baton.rooms.trace import TraceContext
+from baton.rooms.waiting_line import Claim
 
 
 class QueueFull(Exception):

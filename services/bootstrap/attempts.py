@@ -14,23 +14,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.bootstrap.admission import QUEUED_GONE
-from services.bootstrap.asked import QueueFull, Retry
-from services.bootstrap.follower import SIBLING_FAILED, RoomStream
-from services.bootstrap.notebook import NO_STATUS
-from services.bootstrap.outbox import Outbox
-from services.bootstrap.rooms import Rooms
-from services.ids import Incarnation
-from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
-from services.openai.errors import CLIENT_GONE, from_backend
-from services.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.reasons import LOST, REASONS
-from services.rooms.registry_records import RoomEntry
-from services.rooms.request import Request
-from services.rooms.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
-from services.rooms.timeline import Moment
+from baton.bootstrap.admission import QUEUED_GONE
+from baton.bootstrap.asked import QueueFull, Retry
+from baton.bootstrap.follower import SIBLING_FAILED, RoomStream
+from baton.bootstrap.notebook import NO_STATUS
+from baton.bootstrap.outbox import Outbox
+from baton.bootstrap.rooms import Rooms
+from baton.ids import Incarnation
+from baton.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
+from baton.openai.errors import CLIENT_GONE, from_backend
+from baton.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.reasons import LOST, REASONS
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.request import Request
+from baton.rooms.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
+from baton.rooms.timeline import Moment
 
 GIVEN_UP: Final = {
     Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
@@ -77,7 +77,7 @@ class _Strand:
 
 
 class RequestStream:
-    """One request being served: a `services.openai.backend.TokenStream` over its rooms, one after another.
+    """One request being served: a `baton.openai.backend.TokenStream` over its rooms, one after another.
 
     All choices begin in one room. When a room fails, those of its choices that have the same output go on in
     one room, and others in others: a room has one beginning. As long as there is one room at a time, the next

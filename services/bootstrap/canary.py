@@ -4,7 +4,7 @@ A worker gets rooms only after a small request of our own went through it end to
 canary also pays the first use of everything: connections, registered memory, kernels. A decode worker that
 computes prompts, and that no prefill worker comes for, proves that it serves alone.
 
-It is a request like a client's (`services.bootstrap.canary_request`).
+It is a request like a client's (`baton.bootstrap.canary_request`).
 """
 
 import asyncio
@@ -12,17 +12,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.rooms import Rooms
-from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, RoomFailed
-from services.rooms.pairs import PairId
-from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair
-from services.rooms.plurals import counted
-from services.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
-from services.rooms.request import Request
-from services.runtime.logging import Log
+from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.rooms import Rooms
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import Hangup, RoomFailed
+from baton.rooms.pairs import PairId
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need, Pair
+from baton.rooms.plurals import counted
+from baton.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
+from baton.rooms.request import Request
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

@@ -4,16 +4,16 @@ What a client would: it is made by the same intake, with the model's own default
 model whose defaults no worker takes is refused before the first one joins.
 """
 
-from services.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
-from services.ids import RoomId
-from services.openai.backend import Limits
-from services.openai.errors import ApiError
-from services.openai.intake import Defaults, admit, asked_in_completion
-from services.openai.schemas import CompletionRequest
-from services.rooms.request import Request
-from services.runtime.errors import StartupError
-from services.wire.conversions import Malformed, request_from_wire, request_to_wire
-from services.wire.model_bounds import ModelBounds
+from baton.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
+from baton.ids import RoomId
+from baton.openai.backend import Limits
+from baton.openai.errors import ApiError
+from baton.openai.intake import Defaults, admit, asked_in_completion
+from baton.openai.schemas import CompletionRequest
+from baton.rooms.request import Request
+from baton.runtime.errors import StartupError
+from baton.wire.conversions import Malformed, request_from_wire, request_to_wire
+from baton.wire.model_bounds import ModelBounds
 
 
 def canary_request(model: Defaults, context_tokens: int) -> Request:

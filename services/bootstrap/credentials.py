@@ -9,10 +9,10 @@ import secrets
 from collections import OrderedDict
 from typing import Final
 
-from services.ids import Incarnation, RoomId
-from services.wire.conversions import Malformed
-from services.wire.credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
-from services.wire.errors import NotProven
+from baton.ids import Incarnation, RoomId
+from baton.wire.conversions import Malformed
+from baton.wire.credential import BYTES_MAX, BYTES_MIN, incarnation_of, of_ranks
+from baton.wire.errors import NotProven
 
 KEPT_MAX: Final = 8192
 """Incarnations whose credential is remembered, those that spoke last: more than there are workers, by far.

@@ -13,19 +13,19 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from services.bootstrap.settings import BootstrapSettings
-from services.openai.cross_origin import open_to
-from services.openai.door import Door
-from services.openai.edge import Edge
-from services.openai.rate_limit import RateLimit
-from services.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.host_names import ANY_NAME, HostNames
-from services.runtime.http_metrics import Connections
-from services.runtime.http_server import HttpServer, serve_http
-from services.runtime.listen import bind_port
-from services.runtime.logging import Log
-from services.runtime.tls_files import TlsFiles
+from baton.bootstrap.settings import BootstrapSettings
+from baton.openai.cross_origin import open_to
+from baton.openai.door import Door
+from baton.openai.edge import Edge
+from baton.openai.rate_limit import RateLimit
+from baton.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.host_names import ANY_NAME, HostNames
+from baton.runtime.http_metrics import Connections
+from baton.runtime.http_server import HttpServer, serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.logging import Log
+from baton.runtime.tls_files import TlsFiles
 
 log = Log(__name__)
 

@@ -6,12 +6,12 @@ metrics have them all.
 
 from typing import Final
 
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.reasons import REASONS
-from services.runtime.clock import Clock
-from services.runtime.logging import Log
-from services.runtime.seldom import Seldom
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.reasons import REASONS
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
+from baton.runtime.seldom import Seldom
 
 log = Log(__name__)
 

@@ -19,20 +19,20 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from services.bootstrap.outbox import Outbox
-from services.bootstrap.rooms import ANSWERED, Rooms
-from services.openai.backend import Hangup, RoomFailed, TokenBatch
-from services.pages.record import ALTERNATIVES_MAX
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.plurals import counted
-from services.rooms.reasons import LOST, REASONS
-from services.rooms.registry_records import RoomEntry
-from services.rooms.request import FinishReason, Request, Score, Token
-from services.rooms.timeline import Moment
-from services.runtime.logging import Log
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import (
+from baton.bootstrap.outbox import Outbox
+from baton.bootstrap.rooms import ANSWERED, Rooms
+from baton.openai.backend import Hangup, RoomFailed, TokenBatch
+from baton.pages.record import ALTERNATIVES_MAX
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.plurals import counted
+from baton.rooms.reasons import LOST, REASONS
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.timeline import Moment
+from baton.runtime.logging import Log
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import (
     Malformed,
     finish_from_wire,
     outcome_from_wire,
@@ -41,7 +41,7 @@ from services.wire.conversions import (
     scores_from_wire,
     token_from_wire,
 )
-from services.wire.errors import Draining, RemoteError, WrongIncarnation
+from baton.wire.errors import Draining, RemoteError, WrongIncarnation
 
 SIBLING_FAILED: Final = "another part of the request failed"
 OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
@@ -54,8 +54,8 @@ log = Log(__name__)
 
 
 class RoomStream:
-    """One room being followed: a `services.openai.backend.TokenStream` to its reader, and a
-    `services.bootstrap.links.Hearer` to the streams of both its workers."""
+    """One room being followed: a `baton.openai.backend.TokenStream` to its reader, and a
+    `baton.bootstrap.links.Hearer` to the streams of both its workers."""
 
     def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0

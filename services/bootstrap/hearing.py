@@ -13,8 +13,8 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.runtime.clock import Clock
-from services.runtime.logging import Log
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

@@ -23,14 +23,14 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from services.ids import RoomId
-from services.openai.door import operators_only
-from services.rooms.errors import UnknownRoom, UnknownWorker
-from services.rooms.phases import Side
-from services.rooms.registry import Registry
-from services.rooms.registry_records import WHOLE, RoomEntry
-from services.wire.malformed import Malformed
-from services.wire.registration import process_from_wire
+from baton.ids import RoomId
+from baton.openai.door import operators_only
+from baton.rooms.errors import UnknownRoom, UnknownWorker
+from baton.rooms.phases import Side
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import WHOLE, RoomEntry
+from baton.wire.malformed import Malformed
+from baton.wire.registration import process_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000

@@ -16,19 +16,19 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.registry_records import WorkerFacts
-from services.runtime.logging import Log
-from services.runtime.party import Party
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import REQUEST_BYTES_MAX, Channels
-from services.wire.conversation import converse
-from services.wire.conversions import cause_to_wire
-from services.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
-from services.wire.load import load_from_wire
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import WorkerFacts
+from baton.runtime.logging import Log
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from baton.wire.channel import REQUEST_BYTES_MAX, Channels
+from baton.wire.conversation import converse
+from baton.wire.conversions import cause_to_wire
+from baton.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
+from baton.wire.load import load_from_wire
 
 log = Log(__name__)
 

@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.reasons import REASONS
-from services.rooms.registry import GOODBYE, Registry
-from services.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
-from services.rooms.retry import RETRIED
-from services.runtime.tally import LabelledTally, Tally
-from services.telemetry.failed_room_counter import FailedRooms
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.reasons import REASONS
+from baton.rooms.registry import GOODBYE, Registry
+from baton.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
+from baton.rooms.retry import RETRIED
+from baton.runtime.tally import LabelledTally, Tally
+from baton.telemetry.failed_room_counter import FailedRooms
 
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

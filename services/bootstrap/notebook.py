@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from services.ids import Incarnation
-from services.rooms.registry_records import WorkerFacts
-from services.rooms.room_index import is_of
+from baton.ids import Incarnation
+from baton.rooms.registry_records import WorkerFacts
+from baton.rooms.room_index import is_of
 
 NOTHING_TOLD: Final[Mapping[str, Any]] = MappingProxyType({})
 

@@ -10,29 +10,29 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from services.bootstrap.admission import Admission
-from services.bootstrap.credentials import Credentials
-from services.bootstrap.failures import Failures
-from services.bootstrap.links import Links
-from services.bootstrap.metrics import BootstrapMetrics, Disbelief, Loss, why_computed
-from services.bootstrap.notebook import NOTHING_TOLD, Notebook
-from services.bootstrap.timelines import Timelines
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.reasons import LOST, REASONS
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts
-from services.rooms.timeline import Moment
-from services.runtime.clock import Clock
-from services.runtime.logging import Log
-from services.runtime.party import Party
-from services.runtime.room_spans import RoomSpans
-from services.wire.channel import Channels
-from services.wire.errors import NotProven
-from services.wire.presence import PresenceAsker
-from services.wire.receiver_secret import digest_of
+from baton.bootstrap.admission import Admission
+from baton.bootstrap.credentials import Credentials
+from baton.bootstrap.failures import Failures
+from baton.bootstrap.links import Links
+from baton.bootstrap.metrics import BootstrapMetrics, Disbelief, Loss, why_computed
+from baton.bootstrap.notebook import NOTHING_TOLD, Notebook
+from baton.bootstrap.timelines import Timelines
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.reasons import LOST, REASONS
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts
+from baton.rooms.timeline import Moment
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
+from baton.runtime.party import Party
+from baton.runtime.room_spans import RoomSpans
+from baton.wire.channel import Channels
+from baton.wire.errors import NotProven
+from baton.wire.presence import PresenceAsker
+from baton.wire.receiver_secret import digest_of
 
 log = Log(__name__)
 

@@ -8,29 +8,29 @@ from typing import Final
 
 import grpc
 
-from services.bootstrap.asked import QueueFull
-from services.bootstrap.rooms import Rooms
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
-from services.rooms.phases import Side
-from services.rooms.reasons import REASONS
-from services.rooms.registry_records import RoomPhase
-from services.rooms.request import CHOICES_MAX
-from services.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.census import census_from_wire
-from services.wire.conversions import (
+from baton.bootstrap.asked import QueueFull
+from baton.bootstrap.rooms import Rooms
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
+from baton.rooms.phases import Side
+from baton.rooms.reasons import REASONS
+from baton.rooms.registry_records import RoomPhase
+from baton.rooms.request import CHOICES_MAX
+from baton.wire.admittance import BOOTSTRAP, check_speaks_for, shows_certificate
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.census import census_from_wire
+from baton.wire.conversions import (
     Malformed,
     outcome_from_wire,
     peer_to_wire,
     room_to_wire,
 )
-from services.wire.errors import errors_as_status
-from services.wire.events import event_to_wire, line_from_wire
-from services.wire.limits import REPORTS_MAX
-from services.wire.load import load_from_wire
-from services.wire.names import name_from_wire, request_id_from_wire, shown_from_wire
-from services.wire.registration import process_from_wire, weight_from_wire, worker_from_wire
+from baton.wire.errors import errors_as_status
+from baton.wire.events import event_to_wire, line_from_wire
+from baton.wire.limits import REPORTS_MAX
+from baton.wire.load import load_from_wire
+from baton.wire.names import name_from_wire, request_id_from_wire, shown_from_wire
+from baton.wire.registration import process_from_wire, weight_from_wire, worker_from_wire
 
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from services.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
-from services.rooms.request import LOGPROBS_MAX
-from services.runtime.api_keys import API_KEYS
-from services.runtime.errors import SettingsError
-from services.runtime.model_options import GenerationConfig
-from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
-from services.runtime.setting_kinds import (
+from baton.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
+from baton.rooms.request import LOGPROBS_MAX
+from baton.runtime.api_keys import API_KEYS
+from baton.runtime.errors import SettingsError
+from baton.runtime.model_options import GenerationConfig
+from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
+from baton.runtime.setting_kinds import (
     DURATION_MS,
     FILE,
     HEADER,
@@ -25,8 +25,8 @@ from services.runtime.setting_kinds import (
     number,
     optional,
 )
-from services.runtime.settings import setting
-from services.runtime.tls_files import TlsFiles, tls_files
+from baton.runtime.settings import setting
+from baton.runtime.tls_files import TlsFiles, tls_files
 
 GENERATION_CONFIG: Final = choices(*(each.value for each in GenerationConfig))
 REASONING_PARSER: Final = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))

@@ -7,7 +7,7 @@ what each other signed.
 from pathlib import Path
 from typing import Final
 
-from services.runtime.errors import StartupError
+from baton.runtime.errors import StartupError
 
 BYTES_MIN: Final = 16
 BYTES_MAX: Final = 64 * 2**10

@@ -5,15 +5,15 @@ Its timeline, and the span of its trace, which has the bootstrap's own lines as 
 
 import asyncio
 
-from services.ids import RoomId
-from services.rooms.errors import Cause
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import BOOTSTRAP, Event, Moment
-from services.rooms.trace import TraceContext
-from services.runtime.clock import Clock
-from services.runtime.room_spans import RoomSpans
-from services.runtime.tracing import Attribute
+from baton.ids import RoomId
+from baton.rooms.errors import Cause
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import BOOTSTRAP, Event, Moment
+from baton.rooms.trace import TraceContext
+from baton.runtime.clock import Clock
+from baton.runtime.room_spans import RoomSpans
+from baton.runtime.tracing import Attribute
 
 
 class Timelines:

@@ -11,44 +11,44 @@ from typing import Final
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import Canary
-from services.bootstrap.canary_request import canary_request
-from services.bootstrap.doors import Serving, open_doors
-from services.bootstrap.hearing import Hearing
-from services.bootstrap.http import admin_router, probe_router
-from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from services.bootstrap.rooms import Rooms
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.bootstrap.settings import BootstrapSettings
-from services.bootstrap.story.routes import page_router, story_router
-from services.bootstrap.thoughts_key import thoughts_key
-from services.ids import RoomId
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app, create_pages
-from services.openai.model import ServedModel, load_served_model
-from services.openai.tokenizer import keep_torch_out
-from services.rooms.errors import Cause, Reason, UnknownRoom
-from services.rooms.registry import Registry
-from services.rooms.retry import RetryBounds
-from services.runtime import serve
-from services.runtime.clock import SystemClock
-from services.runtime.exposed import from_this_machine
-from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.http_metrics import Connections
-from services.runtime.listen import cannot_listen, reserve_port
-from services.runtime.logging import Log, name_rooms
-from services.runtime.model_facts import ModelFacts, read_model
-from services.runtime.model_files import prepare, resolve
-from services.runtime.model_options import GenerationConfig, LoadFormat
-from services.runtime.party import Party
-from services.runtime.process_metrics import describe_process
-from services.runtime.room_spans import RoomSpans
-from services.runtime.setting_kinds import join_address
-from services.runtime.trace_endpoint import make_tracer
-from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
-from services.wire.channel import Channels, Server
-from services.wire.identity import Identity
+from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.canary import Canary
+from baton.bootstrap.canary_request import canary_request
+from baton.bootstrap.doors import Serving, open_doors
+from baton.bootstrap.hearing import Hearing
+from baton.bootstrap.http import admin_router, probe_router
+from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.settings import BootstrapSettings
+from baton.bootstrap.story.routes import page_router, story_router
+from baton.bootstrap.thoughts_key import thoughts_key
+from baton.ids import RoomId
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app, create_pages
+from baton.openai.model import ServedModel, load_served_model
+from baton.openai.tokenizer import keep_torch_out
+from baton.rooms.errors import Cause, Reason, UnknownRoom
+from baton.rooms.registry import Registry
+from baton.rooms.retry import RetryBounds
+from baton.runtime import serve
+from baton.runtime.clock import SystemClock
+from baton.runtime.exposed import from_this_machine
+from baton.runtime.garbage import spare_what_is_loaded
+from baton.runtime.http_metrics import Connections
+from baton.runtime.listen import cannot_listen, reserve_port
+from baton.runtime.logging import Log, name_rooms
+from baton.runtime.model_facts import ModelFacts, read_model
+from baton.runtime.model_files import prepare, resolve
+from baton.runtime.model_options import GenerationConfig, LoadFormat
+from baton.runtime.party import Party
+from baton.runtime.process_metrics import describe_process
+from baton.runtime.room_spans import RoomSpans
+from baton.runtime.setting_kinds import join_address
+from baton.runtime.trace_endpoint import make_tracer
+from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
+from baton.wire.channel import Channels, Server
+from baton.wire.identity import Identity
 
 log = Log(__name__)
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.rooms.phases import Side
-from services.rooms.registry_records import WHOLE
-from services.runtime.errors import SettingsError
-from services.runtime.setting_kinds import NAME_CHARS_MAX, PORT, choices, number
-from services.runtime.settings import setting, settings_of
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import WHOLE
+from baton.runtime.errors import SettingsError
+from baton.runtime.setting_kinds import NAME_CHARS_MAX, PORT, choices, number
+from baton.runtime.settings import setting, settings_of
 
 SIDES: Final = choices("both", *(side.value for side in Side))
 

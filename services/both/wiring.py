@@ -15,22 +15,22 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from services.both.settings import BothSettings, side_names
-from services.decode.metrics import DecodeMetrics
-from services.decode.turn import DecodeWork
-from services.decode.wiring import fit as fit_decode
-from services.engine.interface import Engine, LoadBoth
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.wiring import fit as fit_prefill
-from services.runtime import serve
-from services.runtime.cpus import pin
-from services.transfer.nixl_library import install_memory_hooks
-from services.wire import credential
-from services.wire.baton.v1 import workers_pb2
-from services.worker.leader_host import WorkerHost
-from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
-from services.worker.own_exit import OwnExit
-from services.worker.wiring import Fitting, Rank, Start
+from baton.both.settings import BothSettings, side_names
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.turn import DecodeWork
+from baton.decode.wiring import fit as fit_decode
+from baton.engine.interface import Engine, LoadBoth
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.wiring import fit as fit_prefill
+from baton.runtime import serve
+from baton.runtime.cpus import pin
+from baton.transfer.nixl_library import install_memory_hooks
+from baton.wire import credential
+from baton.wire.baton.v1 import workers_pb2
+from baton.worker.leader_host import WorkerHost
+from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from baton.worker.own_exit import OwnExit
+from baton.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
 DECODE: Final = 1

@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from services.cli.asking import distrusted, key_headers, trusted
-from services.cli.chat_settings import DEFAULT_URL, URL, base_of
-from services.runtime.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
-from services.runtime.errors import StartupError
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.setting_kinds import FILE
-from services.runtime.settings import load, setting
+from baton.cli.asking import distrusted, key_headers, trusted
+from baton.cli.chat_settings import DEFAULT_URL, URL, base_of
+from baton.runtime.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
+from baton.runtime.errors import StartupError
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.setting_kinds import FILE
+from baton.runtime.settings import load, setting
 
 TIMEOUT_S: Final = 10.0
 UNAUTHORIZED: Final = 401

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
 
 Url = Annotated[
     str | None,
@@ -37,8 +37,8 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Show the running stack, again each second: workers, queues, pages, rooms, the newest requests."""
-        from services.cli.admin import Bootstrap
-        from services.cli.top import run_top
+        from baton.cli.admin import Bootstrap
+        from baton.cli.top import run_top
 
         _run(lambda: run_top(Bootstrap(url, admin_api_key_file), known, once=once, as_json=as_json))
 
@@ -52,8 +52,8 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Tell what happened to one request: the cause of a failure first, then every line of its time."""
-        from services.cli.admin import Bootstrap
-        from services.cli.explain import run_explain
+        from baton.cli.admin import Bootstrap
+        from baton.cli.explain import run_explain
 
         _run(lambda: run_explain(request_id, Bootstrap(url, admin_api_key_file), known, as_json=as_json))
 
@@ -68,8 +68,8 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         admin_api_key_file: AdminKeyFile = None,
     ) -> None:
         """Say how much of its time a process of both sides has for each, from the next request on."""
-        from services.cli.admin import Bootstrap
-        from services.cli.role import run_role
+        from baton.cli.admin import Bootstrap
+        from baton.cli.role import run_role
 
         _run(lambda: run_role(name, prefill, Bootstrap(url, admin_api_key_file), known))
 

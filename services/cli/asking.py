@@ -8,7 +8,7 @@ import ssl
 
 import httpx
 
-from services.runtime.errors import StartupError
+from baton.runtime.errors import StartupError
 
 
 def key_headers() -> dict[str, str]:

@@ -10,10 +10,10 @@ from typing import Annotated, Final
 
 import typer
 
-from services.rooms.phases import Side
-from services.runtime.errors import StartupError
-from services.runtime.party import Party
-from services.runtime.serve import tell
+from baton.rooms.phases import Side
+from baton.runtime.errors import StartupError
+from baton.runtime.party import Party
+from baton.runtime.serve import tell
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 DAYS: Final = 90
@@ -46,7 +46,7 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
     """`ca`, one certificate for each party, and `http` for `names`: each a .crt and a .key. Raises
     CertsRefused."""
     try:
-        from services.cli.authority import Authority, Pair
+        from baton.cli.authority import Authority, Pair
     except ImportError:
         raise CertsRefused("certificates need what is not installed: pip install cryptography") from None
     files = [folder / f"{each}.{end}" for each in ("ca", *Party, BOTH, "http") for end in ("crt", "key")]

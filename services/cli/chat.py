@@ -9,12 +9,12 @@ from typing import Any, Final, TextIO
 
 import httpx
 
-from services.cli.asking import distrusted, key_headers, trusted
-from services.cli.chat_settings import ChatSettings, base_of
-from services.cli.options import Flags
-from services.runtime.errors import StartupError
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.settings import load
+from baton.cli.asking import distrusted, key_headers, trusted
+from baton.cli.chat_settings import ChatSettings, base_of
+from baton.cli.options import Flags
+from baton.runtime.errors import StartupError
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.settings import load
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.runtime.setting_kinds import TEXT, matching, number, optional
-from services.runtime.settings import setting
+from baton.runtime.setting_kinds import TEXT, matching, number, optional
+from baton.runtime.settings import setting
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 MOST_TOKENS: Final = optional(number(1, 10**6), None)

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from services.runtime.errors import in_a_line
-from services.runtime.settings import PREFIX
-from services.runtime.tls_files import TlsFiles
-from services.wire.receiver_secret import digest_of, draw_secret
+from baton.runtime.errors import in_a_line
+from baton.runtime.settings import PREFIX
+from baton.runtime.tls_files import TlsFiles
+from baton.wire.receiver_secret import digest_of, draw_secret
 
 REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
@@ -34,7 +34,7 @@ def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") 
     """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
-        from services.wire.clients import report_exit
+        from baton.wire.clients import report_exit
 
         await report_exit(bootstrap_address, tls, run_token, name, pid, secret)
 

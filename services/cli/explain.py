@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from services.bootstrap.story.parts import LineKind, State
-from services.cli.admin import Bootstrap, NotTold, admin, workers_of
+from baton.bootstrap.story.parts import LineKind, State
+from baton.cli.admin import Bootstrap, NotTold, admin, workers_of
 
 BAR: Final = 32
 STATES: Final[Mapping[str, str]] = {

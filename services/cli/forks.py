@@ -15,12 +15,12 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Final
 
-from services.cli.backoff import Backoff
-from services.cli.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
-from services.cli.preloaded import BEGIN, READY, Order
-from services.runtime.child_process import module_command
-from services.runtime.clock import Clock
-from services.runtime.tether import adopting
+from baton.cli.backoff import Backoff
+from baton.cli.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
+from baton.cli.preloaded import BEGIN, READY, Order
+from baton.runtime.child_process import module_command
+from baton.runtime.clock import Clock
+from baton.runtime.tether import adopting
 
 NAME: Final = "preloaded"
 LOAD_TIMEOUT_S: Final = 120.0
@@ -147,7 +147,7 @@ class Forks:
         ours.setblocking(False)
         with theirs, ExitStack() as unless_it_starts:
             unless_it_starts.callback(ours.close)
-            command = module_command("services.cli.preloaded", str(theirs.fileno()))
+            command = module_command("baton.cli.preloaded", str(theirs.fileno()))
             files = (theirs.fileno(),)
             process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
             unless_it_starts.pop_all()

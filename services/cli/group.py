@@ -18,26 +18,26 @@ from typing import Final
 
 import httpx
 
-from services.cli.backoff import Backoff
-from services.cli.child import Child, start_child
-from services.cli.cores import deal_cores
-from services.cli.exits import ReportExit, draw_exit_secret, reporter, tell_exit, wait
-from services.cli.forks import Forks
-from services.cli.preloaded import split
-from services.cli.quiet import HEAD
-from services.cli.rank_ends import Ended, collect, death
-from services.cli.shape import check_shape
-from services.runtime.child_process import module_command
-from services.runtime.clock import Clock, SystemClock
-from services.runtime.cpus import allowed_cpus
-from services.runtime.errors import EXIT_FAILED, StartupError
-from services.runtime.exit_file import ExitFile, ExitRecord
-from services.runtime.listen import port_of, reserve_port
-from services.runtime.logging import Log
-from services.runtime.serve import run, unless_stopped
-from services.runtime.setting_kinds import join_address
-from services.runtime.settings import PREFIX, to_environ, to_flags
-from services.runtime.worker_settings import WILDCARDS, WorkerSettings
+from baton.cli.backoff import Backoff
+from baton.cli.child import Child, start_child
+from baton.cli.cores import deal_cores
+from baton.cli.exits import ReportExit, draw_exit_secret, reporter, tell_exit, wait
+from baton.cli.forks import Forks
+from baton.cli.preloaded import split
+from baton.cli.quiet import HEAD
+from baton.cli.rank_ends import Ended, collect, death
+from baton.cli.shape import check_shape
+from baton.runtime.child_process import module_command
+from baton.runtime.clock import Clock, SystemClock
+from baton.runtime.cpus import allowed_cpus
+from baton.runtime.errors import EXIT_FAILED, StartupError
+from baton.runtime.exit_file import ExitFile, ExitRecord
+from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.logging import Log
+from baton.runtime.serve import run, unless_stopped
+from baton.runtime.setting_kinds import join_address
+from baton.runtime.settings import PREFIX, to_environ, to_flags
+from baton.runtime.worker_settings import WILDCARDS, WorkerSettings
 
 log = Log(__name__)
 
@@ -80,7 +80,7 @@ def _by_commands(why: str) -> None:
 
 
 def baton_command(settings: WorkerSettings) -> Sequence[str]:
-    return module_command("services.cli.main", settings.role, *to_flags(settings))
+    return module_command("baton.cli.main", settings.role, *to_flags(settings))
 
 
 class RankProcesses:
@@ -112,7 +112,7 @@ class RankProcesses:
         with ExitStack() as reserved:
             file = None
             if self._settings.exit_file:
-                from services.worker.own_exit import report_previous  # loads gRPC
+                from baton.worker.own_exit import report_previous  # loads gRPC
 
                 file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
                 reporting = asyncio.create_task(report_previous(file, self._report_exit))

@@ -11,25 +11,25 @@ from typing import Annotated, Final
 
 import typer
 
-from services.bootstrap.settings import BootstrapSettings
-from services.both.settings import BothSettings
-from services.cli.admin_commands import add_admin_commands
-from services.cli.bench.app import bench
-from services.cli.certs import certs
-from services.cli.chat_settings import ChatSettings
-from services.cli.model_check import check_models, check_worker_models
-from services.cli.options import Flags, add_command
-from services.cli.peers_flags import refuse_peers_flags
-from services.cli.serve_settings import ServeSettings, not_taken, panels
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime import logging
-from services.runtime.cpus import pin
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.garbage import importing
-from services.runtime.serve import tell
-from services.runtime.settings import PREFIX, load, settings_of, variables_of
-from services.runtime.surroundings import check_interpreter, settle
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings
+from baton.cli.admin_commands import add_admin_commands
+from baton.cli.bench.app import bench
+from baton.cli.certs import certs
+from baton.cli.chat_settings import ChatSettings
+from baton.cli.model_check import check_models, check_worker_models
+from baton.cli.options import Flags, add_command
+from baton.cli.peers_flags import refuse_peers_flags
+from baton.cli.serve_settings import ServeSettings, not_taken, panels
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime import logging
+from baton.runtime.cpus import pin
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.garbage import importing
+from baton.runtime.serve import tell
+from baton.runtime.settings import PREFIX, load, settings_of, variables_of
+from baton.runtime.surroundings import check_interpreter, settle
 
 KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
@@ -46,7 +46,7 @@ app = typer.Typer(
 
 
 def _serve(flags: Flags) -> int:
-    from services.cli.serve import run_serve
+    from baton.cli.serve import run_serve
 
     taken = {name: text for name, text in flags.items() if name != "colocated"}
     if flags.get("colocated"):
@@ -61,7 +61,7 @@ def _bootstrap(flags: Flags) -> int:
     logging.configure(settings.log_level, settings.log_format)
     check_models(settings.model, settings.load_format, answers=True)
     with importing():
-        from services.bootstrap.wiring import run
+        from baton.bootstrap.wiring import run
 
     return run(settings)
 
@@ -71,8 +71,8 @@ def _prefill(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with importing():
-        from services.engine.start import start_rank
-        from services.prefill.wiring import run
+        from baton.engine.start import start_rank
+        from baton.prefill.wiring import run
 
     return run(settings, start_rank)
 
@@ -82,8 +82,8 @@ def _decode(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with importing():
-        from services.decode.wiring import run
-        from services.engine.start import start_rank
+        from baton.decode.wiring import run
+        from baton.engine.start import start_rank
 
     return run(settings, start_rank)
 
@@ -99,8 +99,8 @@ def _worker(flags: Flags) -> int:
     settings = load(BothSettings, flags, os.environ, KNOWN)
     _launches(settings)
     with importing():
-        from services.both.wiring import run
-        from services.engine.start import start_both
+        from baton.both.wiring import run
+        from baton.engine.start import start_both
 
     return run(settings, start_both)
 
@@ -118,19 +118,19 @@ def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
 
 
 def _launch(settings: PrefillSettings | DecodeSettings) -> int:
-    from services.cli.group import run_group
+    from baton.cli.group import run_group
 
     return run_group(settings, os.environ)
 
 
 def _chat(flags: Flags) -> int:
-    from services.cli.chat import run_chat
+    from baton.cli.chat import run_chat
 
     return run_chat(flags.get("question"), {k: v for k, v in flags.items() if k != "question"}, KNOWN)
 
 
 def _metrics(_: Flags) -> int:
-    from services.cli.metric_page import metric_page
+    from baton.cli.metric_page import metric_page
 
     print(metric_page(), end="")
     return 0

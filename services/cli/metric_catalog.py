@@ -10,13 +10,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from services.decode.metrics import DecodeMetrics
-from services.openai.metrics import HttpMetrics
-from services.prefill.metrics import PrefillMetrics
-from services.rooms.registry import Registry
-from services.runtime.http_metrics import Connections
-from services.runtime.process_metrics import describe_process
+from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.decode.metrics import DecodeMetrics
+from baton.openai.metrics import HttpMetrics
+from baton.prefill.metrics import PrefillMetrics
+from baton.rooms.registry import Registry
+from baton.runtime.http_metrics import Connections
+from baton.runtime.process_metrics import describe_process
 
 BOOTSTRAP, PREFILL, DECODE = "bootstrap", "prefill", "decode"
 

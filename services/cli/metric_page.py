@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.cli.metric_catalog import OPEN, QUESTIONS, Exported, exported
+from baton.cli.metric_catalog import OPEN, QUESTIONS, Exported, exported
 
 HEAD: Final = """\
 # Metrics

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable
 
-from services.decode.settings import Speculation
-from services.runtime.errors import StartupError
-from services.runtime.model_files import ModelKind, resolve
-from services.runtime.model_options import LoadFormat
-from services.runtime.model_refusals import refuse_without_tokenizer
-from services.runtime.worker_settings import WorkerSettings
+from baton.decode.settings import Speculation
+from baton.runtime.errors import StartupError
+from baton.runtime.model_files import ModelKind, resolve
+from baton.runtime.model_options import LoadFormat
+from baton.runtime.model_refusals import refuse_without_tokenizer
+from baton.runtime.worker_settings import WorkerSettings
 
 
 def check_models(model: str, load_format: str, drafts: Iterable[str] = (), *, answers: bool = False) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
-from services.runtime.settings import Setting
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
+from baton.runtime.settings import Setting
 
 EPILOG: Final = "Each can be given as a variable too, such as BATON_LOG_LEVEL for --log-level; a flag wins."
 

@@ -6,7 +6,7 @@ docs/migrating.md has the same table for people; a test compares the two.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from services.runtime.errors import SettingsError
+from baton.runtime.errors import SettingsError
 
 COMMANDS: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
 MEMORY: Final = "give --kv-cache-memory, in bytes for each rank"

@@ -1,13 +1,13 @@
 """From what does a worker start that has nothing to import? From a process that has imported all of it.
 
-    python -m services.cli.preloaded SOCKET
+    python -m baton.cli.preloaded SOCKET
 
 It says READY on the socket, a descriptor that it inherits, and forks a worker for each order that comes:
 
 order     three files: what is to be run (`Order`), what that writes to, and a pipe
 answer    the worker's process id; 0 and why, where there is none
 
-The worker becomes a child of whoever asked (`services.runtime.tether.adopting`), who sees its exit as that of
+The worker becomes a child of whoever asked (`baton.runtime.tether.adopting`), who sees its exit as that of
 a process of its own, and with whom it ends. It begins with the pipe's first byte, and ends where that is
 closed instead: nobody runs who is not known to the asker.
 
@@ -31,15 +31,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from services.runtime.child_process import module_command
-from services.runtime.shown_command import show_command
-from services.runtime.surroundings import settle
-from services.runtime.tether import tie_to_parent
+from baton.runtime.child_process import module_command
+from baton.runtime.shown_command import show_command
+from baton.runtime.surroundings import settle
+from baton.runtime.tether import tie_to_parent
 
 READY: Final = b"ready"
 BEGIN: Final = b"b"
-MODULE: Final = "services.cli.main"
-WORKERS: Final = ("services.both.wiring", "services.engine.start")
+MODULE: Final = "baton.cli.main"
+WORKERS: Final = ("baton.both.wiring", "baton.engine.start")
 """What takes long to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32
@@ -100,7 +100,7 @@ def _import_all(modules: Sequence[str]) -> None:
     settle(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()
-    import services.cli.main  # noqa: F401
+    import baton.cli.main  # noqa: F401
 
     for each in modules:
         import_module(each)
@@ -130,7 +130,7 @@ def split() -> tuple[int, socket.socket] | None:
     ours.close()
     tie_to_parent(asker)
     os.setsid()
-    show_command(module_command("services.cli.preloaded", str(theirs.fileno())))
+    show_command(module_command("baton.cli.preloaded", str(theirs.fileno())))
     _serve_and_run(theirs)
     sys.exit(0)
 
@@ -139,7 +139,7 @@ def _serve_and_run(control: socket.socket) -> None:
     with control:
         is_worker = serve(control)
     if is_worker:
-        from services.cli.main import main
+        from baton.cli.main import main
 
         main()
 
@@ -174,7 +174,7 @@ def _fork_or_error() -> int:
 
 
 def _become(file: int, output: int, begin: int) -> None:
-    """What `services.cli.child.start_child` makes of a process, here by itself."""
+    """What `baton.cli.child.start_child` makes of a process, here by itself."""
     if os.read(begin, 1) != BEGIN:
         os._exit(1)
     order = Order.read(file)
@@ -186,7 +186,7 @@ def _become(file: int, output: int, begin: int) -> None:
         os.close(each)
     os.environ.clear()
     os.environ.update(order.environ)
-    import services.cli.main as command
+    import baton.cli.main as command
 
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda._is_in_bad_fork():

@@ -1,6 +1,6 @@
 """Is the model there in a form that loads fast? Made so once, in a process of its own.
 
-    python -m services.cli.prepare MODEL LOAD_FORMAT
+    python -m baton.cli.prepare MODEL LOAD_FORMAT
 
 Writes a line for each thing it does, each beginning with PROGRESS.
 """
@@ -10,9 +10,9 @@ import sys
 from io import TextIOWrapper
 from typing import Final
 
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
-from services.runtime.surroundings import settle
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
+from baton.runtime.surroundings import settle
 
 PROGRESS: Final = "progress: "
 
@@ -20,8 +20,8 @@ PROGRESS: Final = "progress: "
 def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
     settle(os.environ)
-    from services.runtime.model_files import prepare, resolve
-    from services.runtime.model_options import LoadFormat
+    from baton.runtime.model_files import prepare, resolve
+    from baton.runtime.model_options import LoadFormat
 
     if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name
         sys.stdout.reconfigure(errors="replace")

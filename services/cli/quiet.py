@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from services.runtime.logging import LEVELS
+from baton.runtime.logging import LEVELS
 
 HEAD: Final = re.compile(
     r'\d{4}-\d\d-\d\dT\S+Z (?P<text>[A-Z]+) |\{"time": "[^"]*", "level": "(?P<json>[a-z]+)"', re.ASCII

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from services.cli.child import Child, describe_exit
-from services.runtime.errors import EXIT_FAILED, EXIT_GROUP, StartupError
+from baton.cli.child import Child, describe_exit
+from baton.runtime.errors import EXIT_FAILED, EXIT_GROUP, StartupError
 
 GRACE_S: Final = 3.0
 """For the other ranks, after one has failed: to notice, to end their streams, and to say why."""

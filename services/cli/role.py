@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from services.cli.admin import Bootstrap, admin
+from baton.cli.admin import Bootstrap, admin
 
 
 def run_role(process: str, prefill: int, at: Bootstrap, known: frozenset[str]) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from rich.console import Console
 from rich.markup import escape
 
-from services.runtime.clock import Clock
+from baton.runtime.clock import Clock
 
 
 class Screen:

@@ -16,18 +16,18 @@ from typing import Any, Final
 import httpx
 from rich.console import Console
 
-from services.cli.asking import distrusted
-from services.cli.chat_settings import DEFAULT_URL
-from services.cli.child import Child, describe_exit, start_child
-from services.cli.exits import ReportExit, draw_exit_secret, reporter
-from services.cli.forks import Forks
-from services.cli.gpus import VISIBLE, find_gpus
-from services.cli.model_check import check_models, draft_of
-from services.cli.options import Flags
-from services.cli.prepare import PROGRESS
-from services.cli.quiet import LevelFilter
-from services.cli.screen import Screen
-from services.cli.serve_settings import (
+from baton.cli.asking import distrusted
+from baton.cli.chat_settings import DEFAULT_URL
+from baton.cli.child import Child, describe_exit, start_child
+from baton.cli.exits import ReportExit, draw_exit_secret, reporter
+from baton.cli.forks import Forks
+from baton.cli.gpus import VISIBLE, find_gpus
+from baton.cli.model_check import check_models, draft_of
+from baton.cli.options import Flags
+from baton.cli.prepare import PROGRESS
+from baton.cli.quiet import LevelFilter
+from baton.cli.screen import Screen
+from baton.cli.serve_settings import (
     LOOPBACK,
     Operators,
     ServeSettings,
@@ -36,17 +36,17 @@ from services.cli.serve_settings import (
     load_serve,
     make_plan,
 )
-from services.cli.supervisor import Supervisor
-from services.runtime.child_process import module_command
-from services.runtime.clock import SystemClock
-from services.runtime.cpus import allowed_cpus
-from services.runtime.errors import StartupError
-from services.runtime.listen import bind_port, port_of
-from services.runtime.serve import StopAsked, run, unless_stopped
-from services.runtime.settings import PREFIX
+from baton.cli.supervisor import Supervisor
+from baton.runtime.child_process import module_command
+from baton.runtime.clock import SystemClock
+from baton.runtime.cpus import allowed_cpus
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import bind_port, port_of
+from baton.runtime.serve import StopAsked, run, unless_stopped
+from baton.runtime.settings import PREFIX
 
 Command = Callable[[str, Sequence[str]], Sequence[str]]
-MODULE: Final = "services.cli.main"
+MODULE: Final = "baton.cli.main"
 PREPARE: Final = "prepare"
 HTTP_TIMEOUT_S: Final = 2.0
 NO_OPERATORS: Final = (
@@ -88,7 +88,7 @@ def _free_ports(settings: ServeSettings) -> int:
 
 def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
     """What runs `word`: a service's command, the very one that a pod runs, or PREPARE."""
-    module = "services.cli.prepare" if word == PREPARE else MODULE
+    module = "baton.cli.prepare" if word == PREPARE else MODULE
     words = () if word == PREPARE else (word,)
     return module_command(module, *words, *arguments)
 

@@ -13,18 +13,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from services.bootstrap.settings import BootstrapSettings
-from services.both.settings import BothSettings, side_names
-from services.cli.cores import Cores, cut_cores, share_cores
-from services.cli.gpus import VISIBLE, Gpus, deal_gpus
-from services.cli.options import Flags
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.api_keys import are_several, first_key
-from services.runtime.errors import SettingsError
-from services.runtime.service_settings import LOG_LEVEL
-from services.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
-from services.runtime.settings import (
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings, side_names
+from baton.cli.cores import Cores, cut_cores, share_cores
+from baton.cli.gpus import VISIBLE, Gpus, deal_gpus
+from baton.cli.options import Flags
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.api_keys import are_several, first_key
+from baton.runtime.errors import SettingsError
+from baton.runtime.service_settings import LOG_LEVEL
+from baton.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
+from baton.runtime.settings import (
     PREFIX,
     Setting,
     load,
@@ -34,8 +34,8 @@ from services.runtime.settings import (
     to_flags,
     variables_of,
 )
-from services.runtime.tls_files import TlsFiles
-from services.runtime.worker_settings import WILDCARDS
+from baton.runtime.tls_files import TlsFiles
+from baton.runtime.worker_settings import WILDCARDS
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
 

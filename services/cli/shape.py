@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout, full_group
-from services.pages.ranks import rank_layout
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.model_files import prepare, resolve
-from services.runtime.model_options import LoadFormat
-from services.runtime.worker_settings import WorkerSettings
+from baton.pages.errors import DoesNotDivide
+from baton.pages.layout import KvLayout, full_group
+from baton.pages.ranks import rank_layout
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.model_files import prepare, resolve
+from baton.runtime.model_options import LoadFormat
+from baton.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)
 

@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from services.cli.backoff import Backoff, describe_wait
-from services.cli.child import Child, Say, describe_exit
-from services.cli.exits import ReportExit, tell_exit, wait
-from services.cli.serve_settings import StackCommand
-from services.runtime.clock import Clock
-from services.runtime.errors import StartupError
-from services.runtime.serve import StopAsked
+from baton.cli.backoff import Backoff, describe_wait
+from baton.cli.child import Child, Say, describe_exit
+from baton.cli.exits import ReportExit, tell_exit, wait
+from baton.cli.serve_settings import StackCommand
+from baton.runtime.clock import Clock
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import StopAsked
 
 POLL_S: Final = 0.1
 KILL_TIMEOUT_S: Final = 5.0

@@ -11,13 +11,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.bootstrap.story.parts import State
-from services.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
-from services.cli.keyboard import Keyboard
-from services.pages.pool import PageState
-from services.rooms.plurals import counted
-from services.rooms.queues import RoomQueue
-from services.rooms.registry_records import WorkerState
+from baton.bootstrap.story.parts import State
+from baton.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
+from baton.cli.keyboard import Keyboard
+from baton.pages.pool import PageState
+from baton.rooms.plurals import counted
+from baton.rooms.queues import RoomQueue
+from baton.rooms.registry_records import WorkerState
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110

@@ -7,13 +7,13 @@ then while it waits for pages.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from services.decode.room import DecodeRoom
-from services.handover.receiving import Receiving
-from services.rooms.local import Beside, Joining, PromptPace, computed_here
-from services.rooms.phases import Phase
-from services.rooms.receiver import UNDECIDED
-from services.runtime.clock import Clock
-from services.wire.baton.v1 import group_pb2
+from baton.decode.room import DecodeRoom
+from baton.handover.receiving import Receiving
+from baton.rooms.local import Beside, Joining, PromptPace, computed_here
+from baton.rooms.phases import Phase
+from baton.rooms.receiver import UNDECIDED
+from baton.runtime.clock import Clock
+from baton.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
 """Phases of a room that may be, or is, computed here, and is not yet."""

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from services.decode.drafting import Drafting
-from services.decode.room import DecodeRoom
-from services.handover.receiving import Receiving
-from services.ids import Generation, Incarnation, RoomId
-from services.rooms.errors import Refusal
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import Malformed
-from services.worker.assembly import RankPorts
-from services.worker.callers import Callers
-from services.worker.commands import RankCommands
+from baton.decode.drafting import Drafting
+from baton.decode.room import DecodeRoom
+from baton.handover.receiving import Receiving
+from baton.ids import Generation, Incarnation, RoomId
+from baton.rooms.errors import Refusal
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import Malformed
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.commands import RankCommands
 
 
 class DecodeCommands(RankCommands[Receiving[DecodeRoom]]):

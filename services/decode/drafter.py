@@ -3,9 +3,9 @@
 from collections import abc
 from typing import Final
 
-from services.engine.interface import Proposal, Sequence
-from services.rooms.drafting import DRAFTS_MAX, Acceptance, DraftSource
-from services.rooms.lookup import Lookup
+from baton.engine.interface import Proposal, Sequence
+from baton.rooms.drafting import DRAFTS_MAX, Acceptance, DraftSource
+from baton.rooms.lookup import Lookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
 """Tokens of a sequence that are read before a step: those that the last one drew, and no prompt."""

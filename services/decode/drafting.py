@@ -7,12 +7,12 @@ turns.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from services.decode.batch import ChoiceStep
-from services.decode.drafter import Drafter
-from services.decode.room import Choice
-from services.engine.interface import DraftPages
-from services.rooms.drafting import Drafts, DraftSource, allot
-from services.rooms.step_cost import StepCost
+from baton.decode.batch import ChoiceStep
+from baton.decode.drafter import Drafter
+from baton.decode.room import Choice
+from baton.engine.interface import DraftPages
+from baton.rooms.drafting import Drafts, DraftSource, allot
+from baton.rooms.step_cost import StepCost
 
 READ_MAX: Final = 16_384
 """Tokens of all sequences that are read beside a step: some milliseconds."""

@@ -1,6 +1,6 @@
 """Which prefill workers does a decode worker receive from, and what have they been told?
 
-One link to each (`services.decode.sender_link`). What is learnt over it enters the next turn as a command.
+One link to each (`baton.decode.sender_link`). What is learnt over it enters the next turn as a command.
 When our memory is exposed anew, every sender that knew of it is told at once: that it was taken back is the
 proof for a sender that saw no end of its writes.
 """
@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from services.decode.sender_link import SenderLink, Speaker
-from services.ids import Generation, Incarnation, RoomId
-from services.transfer.interface import Endpoint
-from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.wire.channel import Channels
-from services.worker.assembly import RankPorts
+from baton.decode.sender_link import SenderLink, Speaker
+from baton.ids import Generation, Incarnation, RoomId
+from baton.transfer.interface import Endpoint
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2
+from baton.wire.channel import Channels
+from baton.worker.assembly import RankPorts
 
 
 class Peers(Protocol):

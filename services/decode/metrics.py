@@ -5,11 +5,11 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.rooms.drafting import DraftSource
-from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
-from services.rooms.queues import RoomQueue
-from services.runtime.tally import Tally
-from services.worker.metrics import Counts, WorkerMetrics
+from baton.rooms.drafting import DraftSource
+from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
+from baton.rooms.queues import RoomQueue
+from baton.runtime.tally import Tally
+from baton.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 

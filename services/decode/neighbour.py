@@ -1,12 +1,12 @@
 """What do a decode worker's sequences leave to prefill, on a thread that both have their steps made on?"""
 
-from services.decode.room import DecodeRoom
-from services.rooms.local import PromptPace
-from services.rooms.roster import Roster
+from baton.decode.room import DecodeRoom
+from baton.rooms.local import PromptPace
+from baton.rooms.roster import Roster
 
 
 class DecodeNeighbour:
-    """Of a worker of one rank. A `services.worker.neighbour.Neighbour`."""
+    """Of a worker of one rank. A `baton.worker.neighbour.Neighbour`."""
 
     def __init__(self, roster: Roster[DecodeRoom], pace: PromptPace) -> None:
         self._roster = roster

@@ -8,11 +8,11 @@ Sums and steps take turns: neither waits for more than one of the other, whateve
 
 from typing import Final
 
-from services.decode.room import DecodeRoom
-from services.engine.interface import PageSum, SumPart
-from services.handover.receiving import Receiving
-from services.rooms.errors import Reason
-from services.worker.stepper import StepFailed, Stepper
+from baton.decode.room import DecodeRoom
+from baton.engine.interface import PageSum, SumPart
+from baton.handover.receiving import Receiving
+from baton.rooms.errors import Reason
+from baton.worker.stepper import StepFailed, Stepper
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
 """Of pages summed before the batch has its next step; of all rooms together."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
-from services.rooms.phases import Phase
-from services.rooms.quarantine import in_quarantine
-from services.rooms.receiver import Receiver
-from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S
+from baton.rooms.phases import Phase
+from baton.rooms.quarantine import in_quarantine
+from baton.rooms.receiver import Receiver
+from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S
 
 BESIDE_STEP_S: Final = 0.004
 """How soon to look for what may land while a step computes: nothing is admitted before it ends, each look

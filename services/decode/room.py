@@ -3,11 +3,11 @@
 from collections import abc
 from dataclasses import dataclass, field
 
-from services.decode.drafter import Drafter
-from services.engine.interface import PageSum, Row, Sequence
-from services.handover.receiving_room import ReceivingRoom
-from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.worker.room import CalledRoom
+from baton.decode.drafter import Drafter
+from baton.engine.interface import PageSum, Row, Sequence
+from baton.handover.receiving_room import ReceivingRoom
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2
+from baton.worker.room import CalledRoom
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:

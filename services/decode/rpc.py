@@ -2,12 +2,12 @@
 
 import asyncio
 
-from services.decode.room import replies_max
-from services.decode.turn import DecodeWork
-from services.rooms.phases import Side
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
-from services.wire.channel import check_incarnation
-from services.worker.rpc import RoomOpeningService
+from baton.decode.room import replies_max
+from baton.decode.turn import DecodeWork
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from baton.wire.channel import check_incarnation
+from baton.worker.rpc import RoomOpeningService
 
 
 class DecodeService(

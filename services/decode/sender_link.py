@@ -15,21 +15,21 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.errors import LayoutMismatch
-from services.pages.layout import KvLayout
-from services.pages.plan import plan_hand_over
-from services.pages.record import SCHEMA_HASH
-from services.rooms.errors import Cause, NotConnected, Reason
-from services.runtime.logging import Log
-from services.runtime.party import Party
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.channel import Channels
-from services.wire.conversation import ChannelClosed, converse
-from services.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
-from services.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
-from services.worker.mailbox import Mailbox
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.errors import LayoutMismatch
+from baton.pages.layout import KvLayout
+from baton.pages.plan import plan_hand_over
+from baton.pages.record import SCHEMA_HASH
+from baton.rooms.errors import Cause, NotConnected, Reason
+from baton.runtime.logging import Log
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import Channels
+from baton.wire.conversation import ChannelClosed, converse
+from baton.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
+from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
+from baton.worker.mailbox import Mailbox
 
 log = Log(__name__)
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, Self
 
-from services.rooms.drafting import DRAFTS_MAX
-from services.rooms.lookup import LEAST, LONGEST
-from services.runtime.errors import SettingsError
-from services.runtime.model_options import Quantize
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number
-from services.runtime.settings import setting
-from services.runtime.worker_settings import DraftModelFiles, WorkerSettings
+from baton.rooms.drafting import DRAFTS_MAX
+from baton.rooms.lookup import LEAST, LONGEST
+from baton.runtime.errors import SettingsError
+from baton.runtime.model_options import Quantize
+from baton.runtime.setting_kinds import DURATION_MS, POSITIVE, SIZE, BadValue, SettingKind, number
+from baton.runtime.settings import setting
+from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
 
 LONGEST_MAX: Final = 64
 

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from services.decode.batch import ChoiceStep, next_batch
-from services.decode.drafting import Drafting
-from services.decode.metrics import DecodeMetrics
-from services.decode.room import Choice, DecodeRoom
-from services.engine.interface import Row, Undrawn
-from services.handover.receiving import Receiving
-from services.rooms.local import PromptPace
-from services.rooms.request import FinishReason, Token
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import finish_to_wire, token_to_wire
-from services.worker.assembly import RankPorts
-from services.worker.prompts import PromptPart, next_parts
-from services.worker.stepping import Stepping
+from baton.decode.batch import ChoiceStep, next_batch
+from baton.decode.drafting import Drafting
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.room import Choice, DecodeRoom
+from baton.engine.interface import Row, Undrawn
+from baton.handover.receiving import Receiving
+from baton.rooms.local import PromptPace
+from baton.rooms.request import FinishReason, Token
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import finish_to_wire, token_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.prompts import PromptPart, next_parts
+from baton.worker.stepping import Stepping
 
 ALONE_TOKENS: Final = 256
 """Of local rooms' prompts, in a step for which nobody waits."""

@@ -1,6 +1,6 @@
 """What does a decode rank see, do and compute in a turn?
 
-`services.handover.receiving` decides; here is the world that it asks: peers, callers, the engine, the
+`baton.handover.receiving` decides; here is the world that it asks: peers, callers, the engine, the
 transfer, timelines and metrics.
 
 Which queue a room stands in follows from the rooms' phases and their order: there are no lists beside the
@@ -11,19 +11,19 @@ import asyncio
 from collections import abc
 from typing import assert_never
 
-from services.decode.batch import how_many
-from services.decode.claims import Claims
-from services.decode.commands import DecodeCommands
-from services.decode.drafting import Drafting
-from services.decode.handover_client import Peers, endpoint_to_wire
-from services.decode.metrics import DecodeMetrics
-from services.decode.neighbour import DecodeNeighbour
-from services.decode.page_check import PageCheck
-from services.decode.polling import poll_s
-from services.decode.room import DecodeRoom
-from services.decode.stepping import DecodeStepping
-from services.handover.receiving import NEAR_S, Receiving
-from services.handover.requests import (
+from baton.decode.batch import how_many
+from baton.decode.claims import Claims
+from baton.decode.commands import DecodeCommands
+from baton.decode.drafting import Drafting
+from baton.decode.handover_client import Peers, endpoint_to_wire
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.neighbour import DecodeNeighbour
+from baton.decode.page_check import PageCheck
+from baton.decode.polling import poll_s
+from baton.decode.room import DecodeRoom
+from baton.decode.stepping import DecodeStepping
+from baton.handover.receiving import NEAR_S, Receiving
+from baton.handover.requests import (
     ClaimRoom,
     Close,
     Connect,
@@ -34,28 +34,28 @@ from services.handover.requests import (
     Retired,
     SumPages,
 )
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause
-from services.rooms.evidence import Connected
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Phase
-from services.rooms.queues import RoomQueue
-from services.rooms.roster import Roster
-from services.runtime.errors import MemoryKept
-from services.runtime.host_memory import CannotMove
-from services.runtime.logging import Log
-from services.transfer.interface import TransferError
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import tables_to_wire
-from services.worker.assembly import RankPorts
-from services.worker.polling import deadline_s
-from services.worker.turn import RankWork
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause
+from baton.rooms.evidence import Connected
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Phase
+from baton.rooms.queues import RoomQueue
+from baton.rooms.roster import Roster
+from baton.runtime.errors import MemoryKept
+from baton.runtime.host_memory import CannotMove
+from baton.runtime.logging import Log
+from baton.transfer.interface import TransferError
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import tables_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.polling import deadline_s
+from baton.worker.turn import RankWork
 
 log = Log(__name__)
 
 
 class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
-    """The decode side of `services.worker.turns.Work`."""
+    """The decode side of `baton.worker.turns.Work`."""
 
     roster: Roster[DecodeRoom]
     _computing: DecodeStepping

@@ -3,19 +3,19 @@
 from functools import partial
 from typing import Final
 
-from services.decode.drafting import Drafting
-from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
-from services.decode.metrics import DecodeMetrics
-from services.decode.rpc import DecodeService
-from services.decode.settings import DecodeSettings
-from services.decode.turn import DecodeWork
-from services.engine.interface import LoadEngine
-from services.rooms.deadlines import Deadlines
-from services.rooms.phases import Side
-from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
-from services.wire.receiver_secret import digest_of, draw_secret
-from services.worker.leader_host import WorkerHost
-from services.worker.wiring import Fitting, Rank, run_worker
+from baton.decode.drafting import Drafting
+from baton.decode.handover_client import FollowerPeers, LeaderPeers, Peers
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.rpc import DecodeService
+from baton.decode.settings import DecodeSettings
+from baton.decode.turn import DecodeWork
+from baton.engine.interface import LoadEngine
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
+from baton.wire.receiver_secret import digest_of, draw_secret
+from baton.worker.leader_host import WorkerHost
+from baton.worker.wiring import Fitting, Rank, run_worker
 
 DECODING_MS: Final = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from services.engine.container import text_of
-from services.engine.sight import Sight
+from baton.engine.container import text_of
+from baton.engine.sight import Sight
 
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
 TEXT: Final = "language_model"

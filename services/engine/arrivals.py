@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from services.engine.device import bind_thread
-from services.runtime.logging import Log
+from baton.engine.device import bind_thread
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

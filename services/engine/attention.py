@@ -14,11 +14,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from services.engine.kept import WorkspaceGroup
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedRows
-from services.engine.plan import AttentionMetadata, Prefixed, RowGroup, Whole
-from services.engine.sight import Reach, Sight
+from baton.engine.kept import WorkspaceGroup
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import PagedRows
+from baton.engine.plan import AttentionMetadata, Prefixed, RowGroup, Whole
+from baton.engine.sight import Reach, Sight
 
 NAME: Final = "baton_paged"
 MASK: Final = "attention_mask"

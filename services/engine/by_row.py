@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from services.engine.interface import Row
-from services.engine.kv_cache import PagedKvCache
-from services.engine.supported import (
+from baton.engine.interface import Row
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.supported import (
     COUNTING,
     OTHER_SHAPES,
     ROUNDING,
@@ -29,7 +29,7 @@ from services.engine.supported import (
     gap,
     kept_of,
 )
-from services.runtime.model_facts import ModelFacts, UnsupportedModel
+from baton.runtime.model_facts import ModelFacts, UnsupportedModel
 
 Store = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(layer, new keys, new values) -> those of all tokens so far. [1, kv heads, tokens, head_dim]"""

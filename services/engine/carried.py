@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, ReaderTensor, get_tensor_name_map
 
-from services.engine.gguf_file import strips_of
-from services.engine.gguf_settings import shown, unread_settings
-from services.engine.splits import BYTE_LEVEL, spaced, split_of
+from baton.engine.gguf_file import strips_of
+from baton.engine.gguf_settings import shown, unread_settings
+from baton.engine.splits import BYTE_LEVEL, spaced, split_of
 
 THETA: Final = 10_000.0
 """Of rotations, where a file does not say it."""

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import torch
 
-from services.pages.checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
-from services.pages.layout import KvGroup
+from baton.pages.checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
+from baton.pages.layout import KvGroup
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
 """Of pages read in one go, if a layer of one page is not more. What is computed from them takes four times as
@@ -20,7 +20,7 @@ _WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class Pages(Protocol):
-    """KV memory as `services.engine.kv_cache.PagedKvCache` has it."""
+    """KV memory as `baton.engine.kv_cache.PagedKvCache` has it."""
 
     @property
     def group(self) -> KvGroup: ...
@@ -85,7 +85,7 @@ class PageSummer:
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """`services.pages.checksum.mix` of each value, in place."""
+    """`baton.pages.checksum.mix` of each value, in place."""
     values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(MIX[0]))
     values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(MIX[1]))
     return values.bitwise_xor_(_shifted(values, 31))

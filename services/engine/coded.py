@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from torch import nn
 
-from services.engine.codes import Codes, NotCoded, coded
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.model_files import ModelKind, ModelSource
-from services.runtime.model_options import Quantize
+from baton.engine.codes import Codes, NotCoded, coded
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.model_files import ModelKind, ModelSource
+from baton.runtime.model_options import Quantize
 
 log = Log(__name__)
 
@@ -92,7 +92,7 @@ def _maker(module: Any, coding: Coding) -> Callable[[str, nn.Linear], tuple[str,
 def _kept(coding: Coding) -> Callable[[str, nn.Linear], tuple[str, Codes]]:
     if coding.gguf is None:
         raise AssertionError("blocks are kept of a model that has none")
-    from services.engine.gguf_blocks import Blocks
+    from baton.engine.gguf_blocks import Blocks
 
     blocks = Blocks(coding.gguf)
 

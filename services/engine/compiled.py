@@ -18,17 +18,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from services.engine import codes as coded
-from services.engine.anatomy import Anatomy, LayerParts, Norm
-from services.engine.codes import GROUPS, Codes
-from services.engine.compiler import Kernel
-from services.engine.interface import Row
-from services.engine.kv_cache import PagedKvCache
-from services.engine.linears import joined
-from services.engine.plan import integers
-from services.engine.sight import Reach
-from services.engine.weight_memory import WeightMemory
-from services.runtime.model_options import POSITIONS_MAX
+from baton.engine import codes as coded
+from baton.engine.anatomy import Anatomy, LayerParts, Norm
+from baton.engine.codes import GROUPS, Codes
+from baton.engine.compiler import Kernel
+from baton.engine.interface import Row
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.linears import joined
+from baton.engine.plan import integers
+from baton.engine.sight import Reach
+from baton.engine.weight_memory import WeightMemory
+from baton.runtime.model_options import POSITIONS_MAX
 
 STRIP: Final = 32
 """Numbers that the kernel takes at once."""

@@ -14,8 +14,8 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
-from services.engine.attention import NAME
-from services.runtime.model_facts import UnsupportedModel
+from baton.engine.attention import NAME
+from baton.runtime.model_facts import UnsupportedModel
 
 MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),

@@ -1,6 +1,6 @@
 """How does a GGUF file become a directory of safetensors, with its tokenizer and chat template?
 
-    python -m services.engine.convert SOURCE TARGET [NAME]
+    python -m baton.engine.convert SOURCE TARGET [NAME]
 
 Run in a process of its own, once per file: the library's loader takes seconds to minutes. The weights are
 written as bfloat16 where each of the file's numbers is one, else as float32, which holds every GGUF format
@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from services.runtime.errors import StartupError
-from services.runtime.freed_memory import returning_memory
+from baton.runtime.errors import StartupError
+from baton.runtime.freed_memory import returning_memory
 
 if TYPE_CHECKING:
-    from services.engine.carried import Header
+    from baton.engine.carried import Header
 
 PLAIN: Final = "TokenizersBackend"
 """The library's class of tokenizers that are what their file says."""
@@ -37,7 +37,7 @@ def convert(source: Path, target: Path, name: str) -> None:
     Raises ConversionRefused, UnsupportedModel, or what the library raises on a file that it cannot read or an
     architecture that it does not know.
     """
-    from services.engine.gguf_file import lent_to_the_library
+    from baton.engine.gguf_file import lent_to_the_library
 
     with lent_to_the_library():
         _convert(source, target, name)
@@ -48,16 +48,16 @@ def _convert(source: Path, target: Path, name: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging
 
-    from services.engine.carried import (
+    from baton.engine.carried import (
         Header,
         lost_of_tokenizer,
         lost_settings,
         lost_weights,
         write_positions,
     )
-    from services.engine.gguf_file import read
-    from services.engine.gguf_settings import write_settings
-    from services.engine.supported import refuse_by_configuration
+    from baton.engine.gguf_file import read
+    from baton.engine.gguf_settings import write_settings
+    from baton.engine.supported import refuse_by_configuration
 
     logging.disable_progress_bar()
     _say("reading the header")
@@ -112,7 +112,7 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
     once it is loaded from what is written of it."""
     from transformers import AutoTokenizer
 
-    from services.engine.splits import (
+    from baton.engine.splits import (
         BEGUN,
         BYTE_LEVEL,
         alike,
@@ -173,7 +173,7 @@ def _flush(path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Returns the exit code. What went wrong is the last line of stderr."""
     if len(arguments) not in (2, 3):
-        print("usage: python -m services.engine.convert SOURCE TARGET [NAME]", file=sys.stderr)  # noqa: T201
+        print("usage: python -m baton.engine.convert SOURCE TARGET [NAME]", file=sys.stderr)  # noqa: T201
         return 2
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:

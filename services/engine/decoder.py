@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from services.engine.anatomy import Anatomy, LayerParts, Norm
-from services.engine.attention import PagedStep
-from services.engine.linears import linear_of
-from services.engine.sight import Sight
+from baton.engine.anatomy import Anatomy, LayerParts, Norm
+from baton.engine.attention import PagedStep
+from baton.engine.linears import linear_of
+from baton.engine.sight import Sight
 
 FEW_ROWS: Final = 64
 """Up to here the number of calls counts, not what each of them computes."""

@@ -4,9 +4,9 @@ from typing import Final
 
 import torch
 
-from services.engine.team import Team
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
+from baton.engine.team import Team
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
-from services.engine.interface import PROPOSED_MAX, EngineLost, KvMemory, Proposal, Row, Sequence, Taken
-from services.pages.layout import KvLayout
-from services.rooms.request import Request
-from services.runtime.logging import Log
+from baton.engine.interface import PROPOSED_MAX, EngineLost, KvMemory, Proposal, Row, Sequence, Taken
+from baton.pages.layout import KvLayout
+from baton.rooms.request import Request
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from services.engine.coded import Coding, coding_of
-from services.engine.draft_model import DraftModel
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.memory import enough
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.model_files import ModelKind, ModelSource, prepare, resolve
-from services.runtime.model_options import Quantize
-from services.runtime.tokenizer_files import reference_tokenizer
-from services.runtime.worker_settings import DraftModelFiles, WorkerSettings
+from baton.engine.coded import Coding, coding_of
+from baton.engine.draft_model import DraftModel
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.memory import enough
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.model_files import ModelKind, ModelSource, prepare, resolve
+from baton.runtime.model_options import Quantize
+from baton.runtime.tokenizer_files import reference_tokenizer
+from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
 
 log = Log(__name__)
 

@@ -15,10 +15,10 @@ from itertools import accumulate
 
 import torch
 
-from services.engine.interface import Drawn, Row, Sequence
-from services.engine.notes import notes_of
-from services.engine.sampler import sample
-from services.rooms.request import Token
+from baton.engine.interface import Drawn, Row, Sequence
+from baton.engine.notes import notes_of
+from baton.engine.sampler import sample
+from baton.rooms.request import Token
 
 
 @dataclass(slots=True, eq=False)

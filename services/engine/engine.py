@@ -10,19 +10,19 @@ from typing import Final
 
 import torch
 
-from services.engine.arrivals import flush_for
-from services.engine.attention import PagedStep
-from services.engine.by_row import RowSteps
-from services.engine.checksum import PageSummer
-from services.engine.coded import Coding
-from services.engine.compiled import CompiledSteps
-from services.engine.compiler import kernel as compiled_kernel
-from services.engine.device import bind_thread, find_device, find_dtype
-from services.engine.draft_model import DraftModel
-from services.engine.drafts import apart
-from services.engine.flash import find_kernel, proven
-from services.engine.graphs import RecordedSteps, recorded_steps
-from services.engine.interface import (
+from baton.engine.arrivals import flush_for
+from baton.engine.attention import PagedStep
+from baton.engine.by_row import RowSteps
+from baton.engine.checksum import PageSummer
+from baton.engine.coded import Coding
+from baton.engine.compiled import CompiledSteps
+from baton.engine.compiler import kernel as compiled_kernel
+from baton.engine.device import bind_thread, find_device, find_dtype
+from baton.engine.draft_model import DraftModel
+from baton.engine.drafts import apart
+from baton.engine.flash import find_kernel, proven
+from baton.engine.graphs import RecordedSteps, recorded_steps
+from baton.engine.interface import (
     EngineLost,
     NotANumber,
     Row,
@@ -32,25 +32,25 @@ from services.engine.interface import (
     TeamBroken,
     check,
 )
-from services.engine.kept import DecodeWorkspace
-from services.engine.kv_cache import PagedKvCache, pages_that_fit
-from services.engine.model import Model, load_model
-from services.engine.notes import notes_of
-from services.engine.paged import PagedKernel
-from services.engine.plan import make_plan
-from services.engine.proof import hasten
-from services.engine.proposer import Proposer
-from services.engine.scores import BESIDE_BYTES, scored_at_once
-from services.engine.team import Team, alone
-from services.engine.told import draw, tell_scores, tell_sums
-from services.grammars.shelf import Shelf
-from services.grammars.vocabulary import read_vocabulary
-from services.pages.layout import KvLayout, full_group
-from services.pages.ranks import rank_layout
-from services.rooms.request import Request
-from services.runtime.errors import StartupError
-from services.runtime.model_options import LoadFormat, Quantize
-from services.topology import Topology
+from baton.engine.kept import DecodeWorkspace
+from baton.engine.kv_cache import PagedKvCache, pages_that_fit
+from baton.engine.model import Model, load_model
+from baton.engine.notes import notes_of
+from baton.engine.paged import PagedKernel
+from baton.engine.plan import make_plan
+from baton.engine.proof import hasten
+from baton.engine.proposer import Proposer
+from baton.engine.scores import BESIDE_BYTES, scored_at_once
+from baton.engine.team import Team, alone
+from baton.engine.told import draw, tell_scores, tell_sums
+from baton.grammars.shelf import Shelf
+from baton.grammars.vocabulary import read_vocabulary
+from baton.pages.layout import KvLayout, full_group
+from baton.pages.ranks import rank_layout
+from baton.rooms.request import Request
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import LoadFormat, Quantize
+from baton.topology import Topology
 
 WARM_UP_TOKENS: Final = 64
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.engine.codes import ROWS_A_TIME, Codes
+from baton.engine.codes import ROWS_A_TIME, Codes
 
 
 @contextmanager

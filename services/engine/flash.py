@@ -17,15 +17,15 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
 )
 
-from services.engine.attention import PagedStep
-from services.engine.interface import Row, Sequence
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import OtherSight, PagedKernel, PagedRows
-from services.engine.plan import make_plan
-from services.engine.sight import Reach, Sight
-from services.rooms.request import Request
-from services.runtime.errors import in_a_line
-from services.runtime.logging import Log
+from baton.engine.attention import PagedStep
+from baton.engine.interface import Row, Sequence
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import OtherSight, PagedKernel, PagedRows
+from baton.engine.plan import make_plan
+from baton.engine.sight import Reach, Sight
+from baton.rooms.request import Request
+from baton.runtime.errors import in_a_line
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

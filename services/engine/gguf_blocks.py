@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, ReaderTensor, get_tensor_name_map
 
-from services.engine.codes import Codes, NotCoded
-from services.engine.gguf_file import Reader
+from baton.engine.codes import Codes, NotCoded
+from baton.engine.gguf_file import Reader
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 """[blocks, bytes of one]"""

@@ -16,16 +16,16 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 
-from services.engine.attention import PagedStep
-from services.engine.interface import Row, Sequence
-from services.engine.kv_cache import PagedKvCache
-from services.engine.model import Model
-from services.engine.paged import PagedKernel
-from services.engine.plan import integers, make_plan, pack_singles, plan_of_singles
-from services.engine.proof import TOLERANCES, gap
-from services.rooms.request import Request
-from services.runtime.errors import in_a_line
-from services.runtime.logging import Log
+from baton.engine.attention import PagedStep
+from baton.engine.interface import Row, Sequence
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.model import Model
+from baton.engine.paged import PagedKernel
+from baton.engine.plan import integers, make_plan, pack_singles, plan_of_singles
+from baton.engine.proof import TOLERANCES, gap
+from baton.rooms.request import Request
+from baton.runtime.errors import in_a_line
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

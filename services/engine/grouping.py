@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from services.engine.sight import Reach
+from baton.engine.sight import Reach
 
 PADDING_MAX: Final = 24
 """Pages. To fetch and to look at so many takes as long as the calls of another group do."""

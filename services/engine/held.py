@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch.nn.functional import embedding, pad
 
-from services.engine.interface import Sequence
-from services.grammars.fold import GrammarLost
+from baton.engine.interface import Sequence
+from baton.grammars.fold import GrammarLost
 
 BITS: Final = 8
 BIASES: Final = torch.tensor(

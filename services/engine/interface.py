@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from services.grammars.fold import Fold
-from services.pages.checksum import WORD
-from services.pages.layout import GroupHead, KvLayout
-from services.rooms.request import Grammar, Request, Score, Token
-from services.runtime.host_memory import Movable
-from services.runtime.worker_settings import WorkerSettings
+from baton.grammars.fold import Fold
+from baton.pages.checksum import WORD
+from baton.pages.layout import GroupHead, KvLayout
+from baton.rooms.request import Grammar, Request, Score, Token
+from baton.runtime.host_memory import Movable
+from baton.runtime.worker_settings import WorkerSettings
 
 PROPOSED_MAX: Final = 16
 """Tokens of a proposal."""

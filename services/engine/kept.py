@@ -12,10 +12,10 @@ from typing import Final
 
 import torch
 
-from services.engine.grouping import Masks, alike, groups_of_similar_length, mask
-from services.engine.interface import Row, Sequence
-from services.engine.kv_cache import PagedKvCache
-from services.pages.layout import KvGroup
+from baton.engine.grouping import Masks, alike, groups_of_similar_length, mask
+from baton.engine.interface import Row, Sequence
+from baton.engine.kv_cache import PagedKvCache
+from baton.pages.layout import KvGroup
 
 ROOM_PAGES: Final = 4
 """By how many pages the longest of a group may grow in its slot; where memory is short, by `FEW_PAGES`. All
@@ -26,7 +26,7 @@ MORE_SLOTS: Final = 4
 
 
 class WorkspaceGroup:
-    """Sequences of similar length that attend together, one token each. As `services.engine.plan.RowGroup`,
+    """Sequences of similar length that attend together, one token each. As `baton.engine.plan.RowGroup`,
     with the matrices of a sequence side by side."""
 
     def __init__(self, block: torch.Tensor, kv: KvGroup) -> None:

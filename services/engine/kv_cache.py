@@ -8,11 +8,11 @@ from typing import Final
 
 import torch
 
-from services.engine.memory import shortage
-from services.pages.layout import KvGroup
-from services.rooms.plurals import counted
-from services.runtime.errors import StartupError
-from services.runtime.host_memory import CannotMove, HostMemory
+from baton.engine.memory import shortage
+from baton.pages.layout import KvGroup
+from baton.rooms.plurals import counted
+from baton.runtime.errors import StartupError
+from baton.runtime.host_memory import CannotMove, HostMemory
 
 ALIGNMENT: Final = 4096
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -9,8 +9,8 @@ from typing import Final
 
 import torch
 
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.logging import Log
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

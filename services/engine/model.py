@@ -18,24 +18,24 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging as library_logging
 
-from services.engine.anatomy import TURNED, TURNS, Anatomy, OtherAnatomy, anatomy_of
-from services.engine.attention import NAME, Attend, PagedStep, attending
-from services.engine.by_row import Definition, RowSteps, judge
-from services.engine.coded import Coding, code
-from services.engine.codes import Codes
-from services.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
-from services.engine.compiler import CODES, builds
-from services.engine.container import attention_of, let_go, maker_of
-from services.engine.decoder import Decoder
-from services.engine.device import find_device
-from services.engine.exact import exactly
-from services.engine.interface import TeamBroken
-from services.engine.kv_cache import DTYPES, PagedKvCache
-from services.engine.library_report import load_report
-from services.engine.memory import shortage
-from services.engine.quantised import refuse_codes
-from services.engine.rotations import settle_frequencies
-from services.engine.shards import (
+from baton.engine.anatomy import TURNED, TURNS, Anatomy, OtherAnatomy, anatomy_of
+from baton.engine.attention import NAME, Attend, PagedStep, attending
+from baton.engine.by_row import Definition, RowSteps, judge
+from baton.engine.coded import Coding, code
+from baton.engine.codes import Codes
+from baton.engine.compiled import CompiledModel, CompiledSteps, KernelFor, check, narrow
+from baton.engine.compiler import CODES, builds
+from baton.engine.container import attention_of, let_go, maker_of
+from baton.engine.decoder import Decoder
+from baton.engine.device import find_device
+from baton.engine.exact import exactly
+from baton.engine.interface import TeamBroken
+from baton.engine.kv_cache import DTYPES, PagedKvCache
+from baton.engine.library_report import load_report
+from baton.engine.memory import shortage
+from baton.engine.quantised import refuse_codes
+from baton.engine.rotations import settle_frequencies
+from baton.engine.shards import (
     Dummies,
     Files,
     bare_module,
@@ -44,10 +44,10 @@ from services.engine.shards import (
     plain_sources,
     weights_in,
 )
-from services.engine.share import RankShard, share_of
-from services.engine.sight import Reach, Sight
-from services.engine.split import cut_stages, cut_weights
-from services.engine.supported import (
+from baton.engine.share import RankShard, share_of
+from baton.engine.sight import Reach, Sight
+from baton.engine.split import cut_stages, cut_weights
+from baton.engine.supported import (
     COUNTING,
     Geometry,
     Probe,
@@ -56,11 +56,11 @@ from services.engine.supported import (
     places,
     refuse_by_configuration,
 )
-from services.engine.team import Team
-from services.engine.unjoined import joined_by_the_library
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.logging import Log
-from services.runtime.model_facts import (
+from baton.engine.team import Team
+from baton.engine.unjoined import joined_by_the_library
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
+from baton.runtime.model_facts import (
     CONFIG_FILE,
     ModelFacts,
     ModelUnreadable,
@@ -71,9 +71,9 @@ from services.runtime.model_facts import (
     reading,
     weight_files,
 )
-from services.runtime.model_needs import ALIASES, canonical
-from services.runtime.model_options import LoadFormat
-from services.runtime.quantisation import Quantisation, quantisation_of
+from baton.runtime.model_needs import ALIASES, canonical
+from baton.runtime.model_options import LoadFormat
+from baton.runtime.quantisation import Quantisation, quantisation_of
 
 log = Log(__name__)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.engine.interface import Sequence
+from baton.engine.interface import Sequence
 
 
 @dataclass(slots=True, eq=False)

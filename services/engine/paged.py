@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from services.engine.interface import Row
-from services.engine.kv_cache import PagedKvCache
-from services.engine.sight import Sight
+from baton.engine.interface import Row
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.sight import Sight
 
 
 class OtherSight(Exception):

@@ -6,8 +6,8 @@ tokens that may not come yet, so that no bias brings them back.
 
 import torch
 
-from services.engine.interface import Sequence
-from services.engine.notes import notes_of
+from baton.engine.interface import Sequence
+from baton.engine.notes import notes_of
 
 
 def changes_scores(sequence: Sequence) -> bool:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from services.engine.drafts import Supposed
-from services.engine.grouping import Masks, groups_of_similar_length, mask
-from services.engine.interface import Row
-from services.engine.kept import DecodeWorkspace, WorkspaceGroup
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
+from baton.engine.drafts import Supposed
+from baton.engine.grouping import Masks, groups_of_similar_length, mask
+from baton.engine.interface import Row
+from baton.engine.kept import DecodeWorkspace, WorkspaceGroup
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import PagedKernel, PagedRows, pack, page_table, unpack
 
 
 @dataclass(frozen=True, slots=True)

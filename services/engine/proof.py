@@ -14,20 +14,20 @@ from typing import Any, Final
 
 import torch
 
-from services.engine.anatomy import OtherAnatomy
-from services.engine.attention import PagedStep
-from services.engine.compiled import KernelFor, OtherShapes
-from services.engine.compiler import NotCompiled
-from services.engine.interface import Row, Sequence
-from services.engine.kept import DecodeWorkspace
-from services.engine.kv_cache import DTYPES, PagedKvCache
-from services.engine.model import Model
-from services.engine.plan import make_plan
-from services.pages.layout import KvGroup, KvLayout
-from services.rooms.request import Request
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.logging import Log
-from services.runtime.model_facts import UnsupportedModel
+from baton.engine.anatomy import OtherAnatomy
+from baton.engine.attention import PagedStep
+from baton.engine.compiled import KernelFor, OtherShapes
+from baton.engine.compiler import NotCompiled
+from baton.engine.interface import Row, Sequence
+from baton.engine.kept import DecodeWorkspace
+from baton.engine.kv_cache import DTYPES, PagedKvCache
+from baton.engine.model import Model
+from baton.engine.plan import make_plan
+from baton.pages.layout import KvGroup, KvLayout
+from baton.rooms.request import Request
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
+from baton.runtime.model_facts import UnsupportedModel
 
 log = Log(__name__)
 

@@ -9,10 +9,10 @@ with the step, so that all draft the same (`drafts-agreed`).
 from collections import abc
 from typing import Final, NamedTuple
 
-from services.engine.draft_model import DraftModel, DraftTimes, Wish
-from services.engine.interface import PROPOSED_MAX, Proposal, Row, Sequence, Taken
-from services.engine.team import Team
-from services.grammars.fold import GrammarLost
+from baton.engine.draft_model import DraftModel, DraftTimes, Wish
+from baton.engine.interface import PROPOSED_MAX, Proposal, Row, Sequence, Taken
+from baton.engine.team import Team
+from baton.grammars.fold import GrammarLost
 
 _WORDS: Final = 2 + PROPOSED_MAX
 """Of a proposal: how many tokens, how many of them are forced, and the tokens."""

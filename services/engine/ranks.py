@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed
 
-from services.engine.interface import TeamBroken
-from services.pages.checksum import WORD
-from services.runtime.gloo_connections import connect_gloo, first_line, set_timeout
-from services.topology import Topology
+from baton.engine.interface import TeamBroken
+from baton.pages.checksum import WORD
+from baton.runtime.gloo_connections import connect_gloo, first_line, set_timeout
+from baton.topology import Topology
 
 NAME: Final = "team"
 LOADING_S: Final = 600.0
@@ -34,7 +34,7 @@ Group = Any
 
 
 class ProcessTeam:
-    """`services.engine.team.Team` of one process per rank. Made by `join_team`."""
+    """`baton.engine.team.Team` of one process per rank. Made by `join_team`."""
 
     def __init__(
         self,

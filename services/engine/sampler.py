@@ -17,12 +17,12 @@ from typing import Final
 
 import torch
 
-from services.engine.draws import numbers
-from services.engine.held import allowed_by_grammars, hold
-from services.engine.interface import Drawn, NotANumber, NotHeld, Sequence
-from services.engine.penalties import adjust, changes_scores
-from services.grammars.fold import GrammarLost
-from services.rooms.request import Token
+from baton.engine.draws import numbers
+from baton.engine.held import allowed_by_grammars, hold
+from baton.engine.interface import Drawn, NotANumber, NotHeld, Sequence
+from baton.engine.penalties import adjust, changes_scores
+from baton.grammars.fold import GrammarLost
+from baton.rooms.request import Token
 
 PART_MIN, PART_MAX = 16, 512
 """Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""

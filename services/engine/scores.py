@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from services.engine.sampler import likeliest_places
+from baton.engine.sampler import likeliest_places
 
 LOGITS_BYTES: Final = 64 * 2**20
 """Of a step's scored positions, in float32."""

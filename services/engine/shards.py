@@ -17,18 +17,18 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from services.engine.container import attention_of, maker_of
-from services.engine.quantised import WeightTable
-from services.engine.sources import Box, Cut, FileWeight, Source, Unlike, Unwalked, Weights, fetch, sources_of
-from services.engine.unpacking import DoesNotFit, PackedWeight, numbers_of
-from services.runtime.model_facts import (
+from baton.engine.container import attention_of, maker_of
+from baton.engine.quantised import WeightTable
+from baton.engine.sources import Box, Cut, FileWeight, Source, Unlike, Unwalked, Weights, fetch, sources_of
+from baton.engine.unpacking import DoesNotFit, PackedWeight, numbers_of
+from baton.runtime.model_facts import (
     ModelUnreadable,
     UnsupportedModel,
     own_name,
     stored_types,
     weight_files,
 )
-from services.runtime.quantisation import Quantisation
+from baton.runtime.quantisation import Quantisation
 
 SPREAD: Final = 0.02
 

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.engine.container import text_of
-from services.engine.supported import Geometry
-from services.engine.team import Mute, Team
-from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout, full_group
-from services.pages.ranks import rank_layout
-from services.runtime.errors import StartupError
-from services.runtime.model_facts import UnsupportedModel
+from baton.engine.container import text_of
+from baton.engine.supported import Geometry
+from baton.engine.team import Mute, Team
+from baton.pages.errors import DoesNotDivide
+from baton.pages.layout import KvLayout, full_group
+from baton.pages.ranks import rank_layout
+from baton.runtime.errors import StartupError
+from baton.runtime.model_facts import UnsupportedModel
 
 
 class CannotSplit(StartupError):

@@ -13,7 +13,7 @@ import torch
 from transformers import core_model_loading as library
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from services.engine.unjoined import joined_by_the_library
+from baton.engine.unjoined import joined_by_the_library
 
 Box = tuple[range, ...]
 """Of a weight: which places along each of its dimensions."""

@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import nn
 
-from services.engine.container import base_of, text_of
-from services.engine.joints import (
+from baton.engine.container import base_of, text_of
+from baton.engine.joints import (
     Blank,
     Elsewhere,
     Head,
@@ -31,9 +31,9 @@ from services.engine.joints import (
     receive_before,
     sum_behind,
 )
-from services.engine.share import CannotSplit, RankShard
-from services.engine.sources import Cut
-from services.runtime.model_facts import UnsupportedModel
+from baton.engine.share import CannotSplit, RankShard
+from baton.engine.sources import Cut
+from baton.runtime.model_facts import UnsupportedModel
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"

@@ -2,23 +2,23 @@
 
 from typing import Final
 
-from services.engine.coded import coding_of
-from services.engine.device import find_device
-from services.engine.draft_start import find_draft_model, start_draft_model
-from services.engine.engine import TorchEngine, drawer_of, load_beside, load_engine
-from services.engine.interface import TeamBroken
-from services.engine.memory import enough
-from services.engine.ranks import join_team
-from services.engine.team import Team, alone
-from services.rooms.registry_records import CANARY_TOKENS
-from services.runtime.errors import GroupLost
-from services.runtime.freed_memory import returning_memory
-from services.runtime.logging import Log
-from services.runtime.model_files import prepare, resolve
-from services.runtime.model_options import LoadFormat, Quantize
-from services.runtime.setting_kinds import split_address
-from services.runtime.worker_settings import WorkerSettings
-from services.topology import Topology
+from baton.engine.coded import coding_of
+from baton.engine.device import find_device
+from baton.engine.draft_start import find_draft_model, start_draft_model
+from baton.engine.engine import TorchEngine, drawer_of, load_beside, load_engine
+from baton.engine.interface import TeamBroken
+from baton.engine.memory import enough
+from baton.engine.ranks import join_team
+from baton.engine.team import Team, alone
+from baton.rooms.registry_records import CANARY_TOKENS
+from baton.runtime.errors import GroupLost
+from baton.runtime.freed_memory import returning_memory
+from baton.runtime.logging import Log
+from baton.runtime.model_files import prepare, resolve
+from baton.runtime.model_options import LoadFormat, Quantize
+from baton.runtime.setting_kinds import split_address
+from baton.runtime.worker_settings import WorkerSettings
+from baton.topology import Topology
 
 log = Log(__name__)
 

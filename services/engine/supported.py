@@ -22,11 +22,11 @@ from typing import Any, Final
 import torch
 from transformers import AttentionMaskInterface, DynamicCache
 
-from services.engine.attention import MASK, NAME, sight_of
-from services.engine.container import maker_of, text_of
-from services.engine.sight import MaskFunction, OtherReach, Sight, reach_of
-from services.runtime.model_facts import UnsupportedModel
-from services.runtime.model_needs import (
+from baton.engine.attention import MASK, NAME, sight_of
+from baton.engine.container import maker_of, text_of
+from baton.engine.sight import MaskFunction, OtherReach, Sight, reach_of
+from baton.runtime.model_facts import UnsupportedModel
+from baton.runtime.model_needs import (
     BLOCKS,
     DIFFERING,
     DRAWS,

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from services.engine.interface import TeamBroken
-from services.topology import Topology
+from baton.engine.interface import TeamBroken
+from baton.topology import Topology
 
 
 class Team(Protocol):

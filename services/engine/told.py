@@ -12,13 +12,13 @@ from typing import Final
 
 import torch
 
-from services.engine.drafts import sample_rows
-from services.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Taken, take
-from services.engine.scores import score
-from services.engine.team import Team
-from services.pages.layout import GroupHead, KvLayout
-from services.pages.ranks import rank_layout
-from services.rooms.request import Score, Token
+from baton.engine.drafts import sample_rows
+from baton.engine.interface import Drawn, NotANumber, NotHeld, PageSum, Row, Taken, take
+from baton.engine.scores import score
+from baton.engine.team import Team
+from baton.pages.layout import GroupHead, KvLayout
+from baton.pages.ranks import rank_layout
+from baton.rooms.request import Score, Token
 
 NONE: Final[abc.Mapping[type[NotANumber] | type[NotHeld], float]] = {NotANumber: -1.0, NotHeld: -2.0}
 """The id where nothing could be drawn, by why."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from services.runtime.host_memory import HostMemory
+from baton.runtime.host_memory import HostMemory
 
 AREA_BYTES: Final = 64 << 20
 """Asked of the system at once, of which it gives what is written to."""

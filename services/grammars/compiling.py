@@ -10,8 +10,8 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.grammars.fold import Fold, first_line
-from services.rooms.request import Grammar, GrammarKind
+from baton.grammars.fold import Fold, first_line
+from baton.rooms.request import Grammar, GrammarKind
 
 WHY_CHARS_MAX: Final = 300
 LIMITS: Final = LLParserLimits(

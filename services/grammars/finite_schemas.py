@@ -11,7 +11,7 @@ Pure.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import TYPES, resolved, type_of
+from baton.grammars.json_schema import TYPES, resolved, type_of
 
 ALL: Final = frozenset(TYPES)
 NONE: Final = frozenset[str]()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from services.rooms.request import Request
+from baton.rooms.request import Request
 
 BITS: Final = 8
 MASK_S: Final = 0.003

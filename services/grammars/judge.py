@@ -24,13 +24,13 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 
-from services.grammars.compiling import WHY_CHARS_MAX, GrammarRefused, compiled
-from services.grammars.finite_schemas import has_finite_value
-from services.grammars.fold import Fold, GrammarLost, first_line
-from services.grammars.vocabulary import vocabulary_of
-from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
-from services.runtime.child_process import child_environ, module_command
-from services.runtime.errors import StartupError
+from baton.grammars.compiling import WHY_CHARS_MAX, GrammarRefused, compiled
+from baton.grammars.finite_schemas import has_finite_value
+from baton.grammars.fold import Fold, GrammarLost, first_line
+from baton.grammars.vocabulary import vocabulary_of
+from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
+from baton.runtime.child_process import child_environ, module_command
+from baton.runtime.errors import StartupError
 
 JUDGE_S: Final = 2.0
 """Of the processor's time, for one grammar."""
@@ -151,7 +151,7 @@ class Judge:
         if self._process is None or self._process.poll() is not None:
             # In a session of its own: who interrupts the one that serves lets it finish.
             self._process = subprocess.Popen(  # noqa: S603
-                module_command("services.grammars.judge"),
+                module_command("baton.grammars.judge"),
                 env=child_environ(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -11,9 +11,9 @@ from typing import Final
 
 from llguidance import LLTokenizer
 
-from services.grammars.compiling import compiled
-from services.grammars.fold import Fold
-from services.rooms.request import Grammar
+from baton.grammars.compiling import compiled
+from baton.grammars.fold import Fold
+from baton.rooms.request import Grammar
 
 KEPT_MAX: Final = 64
 """A small schema takes some hundred KB, the largest that are taken tens of MB."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from llguidance import LLTokenizer
 
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.model_facts import ModelFacts
-from services.runtime.tokenizer_files import reference_tokenizer
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.model_facts import ModelFacts
+from baton.runtime.tokenizer_files import reference_tokenizer
 
 
 def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer:

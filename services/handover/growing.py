@@ -1,18 +1,18 @@
 """How do the rooms of a decode rank take pages as they draw, and how much is left for that?
 
-`services.rooms.growth` decides who gets what; here is what it decides by, and what follows for the pages.
+`baton.rooms.growth` decides who gets what; here is what it decides by, and what follows for the pages.
 """
 
 from collections.abc import Iterable, Sequence
 from operator import add
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from services.handover.receiving_room import ReceivingRoom
-from services.ids import PageCounts
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.rooms.growth import RunningRoom, Want, growth, spared, suffice
-from services.rooms.phases import Phase
+from baton.handover.receiving_room import ReceivingRoom
+from baton.ids import PageCounts
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.rooms.growth import RunningRoom, Want, growth, spared, suffice
+from baton.rooms.phases import Phase
 
 AHEAD: Final = 2
 """How many times as many sequences are granted as a step continues: as many again may be on their way, or

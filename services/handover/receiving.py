@@ -2,7 +2,7 @@
 
 It grants memory to senders, knows what landed there, takes it for good or keeps it from everybody until
 nothing more can be written to it. Commands, evidence and time come in; requests to the world go out
-(`services.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
+(`baton.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
 this very class.
 """
 
@@ -11,9 +11,9 @@ from math import inf
 from operator import gt
 from typing import Final, TypeVar, assert_never
 
-from services.handover.growing import DraftReach, Growing, Space
-from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import (
+from baton.handover.growing import DraftReach, Growing, Space
+from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.requests import (
     ClaimRoom,
     Close,
     Connect,
@@ -24,26 +24,26 @@ from services.handover.requests import (
     ReceiverRequest,
     SumPages,
 )
-from services.handover.side import HandOverSide
-from services.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
-from services.pages.checksum import KvChecksum, told
-from services.pages.errors import RecordCorrupt, RecordForeign, added
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.pages.record import MetadataRecord, announced, read_slot
-from services.pages.slots import Slot
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal
-from services.rooms.evidence import Computed, Connected, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Effect, Phase, ReceiverEffect
-from services.rooms.plurals import counted
-from services.rooms.quarantine import in_quarantine, revocation_due
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.request import FinishReason, Request, Token
-from services.rooms.roster import NOTHING, ROWS_MAX, Capacity
-from services.rooms.timeline import Moment
+from baton.handover.side import HandOverSide
+from baton.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
+from baton.pages.checksum import KvChecksum, told
+from baton.pages.errors import RecordCorrupt, RecordForeign, added
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.pages.record import MetadataRecord, announced, read_slot
+from baton.pages.slots import Slot
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, PeerFault, Reason, Refusal
+from baton.rooms.evidence import Computed, Connected, Fenced, Finished, Landed, Proof, Sealed
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Effect, Phase, ReceiverEffect
+from baton.rooms.plurals import counted
+from baton.rooms.quarantine import in_quarantine, revocation_due
+from baton.rooms.reasons import REASONS, Fault
+from baton.rooms.request import FinishReason, Request, Token
+from baton.rooms.roster import NOTHING, ROWS_MAX, Capacity
+from baton.rooms.timeline import Moment
 
 NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from services.ids import PageCounts, PageTables, RoomId
-from services.pages.record import MetadataRecord
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.choices import Choices
-from services.rooms.errors import Cause
-from services.rooms.growth import Age
-from services.rooms.phases import Phase
-from services.rooms.receiver import Receiver
-from services.rooms.request import Request, Token
+from baton.ids import PageCounts, PageTables, RoomId
+from baton.pages.record import MetadataRecord
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.choices import Choices
+from baton.rooms.errors import Cause
+from baton.rooms.growth import Age
+from baton.rooms.phases import Phase
+from baton.rooms.receiver import Receiver
+from baton.rooms.request import Request, Token
 
 
 @dataclass(slots=True, eq=False)

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from services.ids import Generation, Incarnation, PageTables, RoomId
-from services.pages.record import MetadataRecord
-from services.pages.slots import Slot
-from services.rooms.errors import Cause
-from services.rooms.evidence import Proof
-from services.rooms.phases import Phase
-from services.rooms.timeline import Moment
+from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.pages.record import MetadataRecord
+from baton.pages.slots import Slot
+from baton.rooms.errors import Cause
+from baton.rooms.evidence import Proof
+from baton.rooms.phases import Phase
+from baton.rooms.timeline import Moment
 
 
 @dataclass(slots=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from services.ids import Incarnation
-from services.pages.layout import GroupHead
-from services.pages.plan import TransferPlan
+from baton.ids import Incarnation
+from baton.pages.layout import GroupHead
+from baton.pages.plan import TransferPlan
 
 
 @dataclass(frozen=True, slots=True)

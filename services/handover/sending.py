@@ -2,7 +2,7 @@
 
 It takes memory to compute a prompt into, says what may be written to the receiver and when, and holds its own
 pages until nothing reads them any more. Commands, evidence and time come in; requests to the world go out
-(`services.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
+(`baton.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
 this very class.
 """
 
@@ -12,7 +12,7 @@ from math import lcm
 from operator import gt
 from typing import Final, Protocol, TypeVar, assert_never
 
-from services.handover.requests import (
+from baton.handover.requests import (
     BeginWrites,
     Forget,
     Outcome,
@@ -22,22 +22,22 @@ from services.handover.requests import (
     SendSeal,
     SideRequest,
 )
-from services.handover.route import Route
-from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, PageTables, RoomId
-from services.pages.errors import Truncated, added
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.pages.record import ALTERNATIVES_MAX, MetadataRecord
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
-from services.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import GATED, Effect, Phase, SenderEffect
-from services.rooms.plurals import counted
-from services.rooms.request import Request, Token
-from services.rooms.sender import Sender
-from services.rooms.timeline import Moment
+from baton.handover.route import Route
+from baton.handover.side import HandOverSide
+from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.pages.errors import Truncated, added
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.pages.record import ALTERNATIVES_MAX, MetadataRecord
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
+from baton.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import GATED, Effect, Phase, SenderEffect
+from baton.rooms.plurals import counted
+from baton.rooms.request import Request, Token
+from baton.rooms.sender import Sender
+from baton.rooms.timeline import Moment
 
 CLAIMED: Final = Cause(Reason.LOCAL, "the decode worker computes the prompt itself")
 GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")

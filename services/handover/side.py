@@ -7,17 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from services.handover.requests import Report, Retired, SideRequest
-from services.ids import Incarnation, PageCounts, RoomId
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Evidence, Failed
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
-from services.rooms.timeline import Moment
+from baton.handover.requests import Report, Retired, SideRequest
+from baton.ids import Incarnation, PageCounts, RoomId
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Evidence, Failed
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.rooms.roster import Capacity, Roster
+from baton.rooms.timeline import Moment
 
 R = TypeVar("R", bound=Room)
 Q = TypeVar("Q")

@@ -12,7 +12,7 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.openai.tool_names import namespaced_name
+from baton.openai.tool_names import namespaced_name
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",

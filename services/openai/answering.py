@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from services.openai.backend import Backend, Hangup, TokenStream
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.hangup import ClientGone
-from services.openai.metrics import HttpMetrics, TokenPace
+from baton.openai.backend import Backend, Hangup, TokenStream
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.hangup import ClientGone
+from baton.openai.metrics import HttpMetrics, TokenPace
 
 Emit = Callable[[ChoiceAssembler, Delta], Awaitable[None]]
 

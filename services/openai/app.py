@@ -26,30 +26,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.grammars.judge import Ask, Judge
-from services.openai.api_settings import ApiSettings
-from services.openai.backend import Backend, BackendError
-from services.openai.bodies import Bodies
-from services.openai.document import document
-from services.openai.door import Door
-from services.openai.edge import Edge, api_error, backend_error, bug, exchange_of, routing_error
-from services.openai.errors import ApiError
-from services.openai.field_faults import first_fault
-from services.openai.generate_routes import generate_routes
-from services.openai.generating import Generating
-from services.openai.messages.manners import manners_of
-from services.openai.messages.routes import messages_routes
-from services.openai.metrics import HttpMetrics
-from services.openai.model import ServedModel
-from services.openai.model_routes import model_routes, root_route
-from services.openai.prompts import Prompts
-from services.openai.responses.carrier import KEY_BYTES, Carrier
-from services.openai.responses.kept import KeptResponses
-from services.openai.responses.routes import kept_routes, response_routes
-from services.openai.token_routes import token_routes
-from services.runtime.clock import Clock, SystemClock
-from services.runtime.process_metrics import release
-from services.runtime.tracing import OFF, Tracer
+from baton.grammars.judge import Ask, Judge
+from baton.openai.api_settings import ApiSettings
+from baton.openai.backend import Backend, BackendError
+from baton.openai.bodies import Bodies
+from baton.openai.document import document
+from baton.openai.door import Door
+from baton.openai.edge import Edge, api_error, backend_error, bug, exchange_of, routing_error
+from baton.openai.errors import ApiError
+from baton.openai.field_faults import first_fault
+from baton.openai.generate_routes import generate_routes
+from baton.openai.generating import Generating
+from baton.openai.messages.manners import manners_of
+from baton.openai.messages.routes import messages_routes
+from baton.openai.metrics import HttpMetrics
+from baton.openai.model import ServedModel
+from baton.openai.model_routes import model_routes, root_route
+from baton.openai.prompts import Prompts
+from baton.openai.responses.carrier import KEY_BYTES, Carrier
+from baton.openai.responses.kept import KeptResponses
+from baton.openai.responses.routes import kept_routes, response_routes
+from baton.openai.token_routes import token_routes
+from baton.runtime.clock import Clock, SystemClock
+from baton.runtime.process_metrics import release
+from baton.runtime.tracing import OFF, Tracer
 
 
 def create_app(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from services.openai.call_forms import types_of
+from baton.openai.call_forms import types_of
 
 BRACKET: Final = "["
 """The mark of a list of calls, which is none of its own."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from services.rooms.errors import Reason
-from services.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.errors import Reason
+from baton.rooms.request import FinishReason, Request, Score, Token
 
 
 class Hangup(Enum):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.openai.detokenizer import Detokenizer
-from services.openai.errors import ApiError, invalid
-from services.openai.logprobs import LOGPROB_MIN, TokenText
-from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import SCORES_MAX, Score, Token
+from baton.openai.detokenizer import Detokenizer
+from baton.openai.errors import ApiError, invalid
+from baton.openai.logprobs import LOGPROB_MIN, TokenText
+from baton.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import SCORES_MAX, Score, Token
 
 ALL: Final = -1
 """Of the likeliest tokens."""

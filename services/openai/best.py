@@ -7,7 +7,7 @@ answer: OpenAI's rule. Longer answers are not worse for it.
 from collections.abc import Sequence
 from math import inf
 
-from services.openai.rendering import Collected
+from baton.openai.rendering import Collected
 
 
 def best_of(drawn: Sequence[Collected], given: int) -> list[Collected]:

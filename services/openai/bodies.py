@@ -12,13 +12,13 @@ from typing import Final, TypeVar
 
 from starlette.requests import Request
 
-from services.openai.api_settings import ApiSettings
-from services.openai.backend import Backend
-from services.openai.body import COMMAS_MAX, IncomingBody, ShapeOf, read_body
-from services.openai.body_pool import BodyPool
-from services.openai.door import caller_in
-from services.openai.schemas import Shape
-from services.runtime.freed_memory import give_back
+from baton.openai.api_settings import ApiSettings
+from baton.openai.backend import Backend
+from baton.openai.body import COMMAS_MAX, IncomingBody, ShapeOf, read_body
+from baton.openai.body_pool import BodyPool
+from baton.openai.door import caller_in
+from baton.openai.schemas import Shape
+from baton.runtime.freed_memory import give_back
 
 AT_ONCE_BYTES: Final = 128 * 2**20
 BODIES_AT_LEAST: Final = 4

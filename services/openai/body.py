@@ -8,15 +8,15 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from services.openai.backend import Overloaded
-from services.openai.body_pool import BodyPool, PooledBody
-from services.openai.errors import ApiError, invalid
-from services.openai.field_faults import first_fault
-from services.openai.hangup import ClientGone
-from services.openai.headers import header
-from services.openai.json_text import TooDeep, read_json
-from services.openai.schemas import FIELDS_MAX, Shape, fields_of
-from services.runtime.http_refusal import refusal_in
+from baton.openai.backend import Overloaded
+from baton.openai.body_pool import BodyPool, PooledBody
+from baton.openai.errors import ApiError, invalid
+from baton.openai.field_faults import first_fault
+from baton.openai.hangup import ClientGone
+from baton.openai.headers import header
+from baton.openai.json_text import TooDeep, read_json
+from baton.openai.schemas import FIELDS_MAX, Shape, fields_of
+from baton.runtime.http_refusal import refusal_in
 
 LENGTH_DIGITS_MAX: Final = 18
 SMALL_BYTES: Final = 64 * 2**10

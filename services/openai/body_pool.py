@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from services.openai.backend import Overloaded
+from baton.openai.backend import Overloaded
 
 STALLED_S: Final = 1.0
 """A body of which nothing came for so long makes room for others of its caller."""

@@ -6,11 +6,11 @@ Pure.
 import re
 from typing import Any, Final
 
-from services.openai import tag_calls
-from services.openai.call_forms import call_of, json_value, pythonic, typed
-from services.openai.output_parts import Call, Schemas, Unreadable
-from services.openai.output_regions import CallBody, CallStart, ReadAhead
-from services.openai.tag_calls import Argument, TagFormat
+from baton.openai import tag_calls
+from baton.openai.call_forms import call_of, json_value, pythonic, typed
+from baton.openai.output_parts import Call, Schemas, Unreadable
+from baton.openai.output_regions import CallBody, CallStart, ReadAhead
+from baton.openai.tag_calls import Argument, TagFormat
 
 TEXT_TYPES: Final = ("true", "string")
 """Types of an argument that say it is a text, as DeepSeek's and Kimi's tags have them."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from services.openai.output_parts import Call, Schemas, Unreadable
+from baton.openai.output_parts import Call, Schemas, Unreadable
 
 PYTHON_CHARS_MAX: Final = 64 * 2**10
 """Of calls in Python's notation: its parser takes hundreds of bytes for each byte."""

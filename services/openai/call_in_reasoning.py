@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.openai.output_parts import Call, Part, Voice
+from baton.openai.output_parts import Call, Part, Voice
 
 
 class CallParser(Voice, Protocol):

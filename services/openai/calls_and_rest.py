@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.openai.call_forms import Followed
-from services.openai.output_parts import Call, Schemas
-from services.openai.output_regions import TextRegion
+from baton.openai.call_forms import Followed
+from baton.openai.output_parts import Call, Schemas
+from baton.openai.output_regions import TextRegion
 
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
 """What follows JSON that is broken, and no text."""

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from services.openai.answering import Usage
-from services.openai.beginnings import asked_top, shown_scores
-from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown
-from services.openai.errors import ApiError
-from services.openai.logprobs import chat_logprobs, token_text
-from services.openai.model import ServedModel
-from services.openai.output_parts import Said, Thought
-from services.openai.rendering import Collected, UsageShown
-from services.openai.schemas import ChatRequest
-from services.openai.sse import PLAIN
+from baton.openai.answering import Usage
+from baton.openai.beginnings import asked_top, shown_scores
+from baton.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown
+from baton.openai.errors import ApiError
+from baton.openai.logprobs import chat_logprobs, token_text
+from baton.openai.model import ServedModel
+from baton.openai.output_parts import Said, Thought
+from baton.openai.rendering import Collected, UsageShown
+from baton.openai.schemas import ChatRequest
+from baton.openai.sse import PLAIN
 
 
 class ChatRendering:

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
-from services.openai.told_tools import with_calls_in_words, with_results_in_words, with_tools
-from services.runtime.errors import in_a_line
+from baton.openai.told_tools import with_calls_in_words, with_results_in_words, with_tools
+from baton.runtime.errors import in_a_line
 
 Content = str | list[str]
 """What a message says: a text, or the texts of its parts."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from services.openai.backend import TokenBatch
-from services.openai.beginnings import Beginning
-from services.openai.detokenizer import Detokenizer
-from services.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
-from services.openai.schemas import GenerationRequest
-from services.openai.stop_strings import StopStrings
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import FinishReason, Request, Token
+from baton.openai.backend import TokenBatch
+from baton.openai.beginnings import Beginning
+from baton.openai.detokenizer import Detokenizer
+from baton.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
+from baton.openai.schemas import GenerationRequest
+from baton.openai.stop_strings import StopStrings
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import FinishReason, Request, Token
 
 TOOL_CALLS: Final = "tool_calls"
 """Why an answer ended that calls tools, in OpenAI's words."""

@@ -9,7 +9,7 @@ Pure.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import schemas_within, with_subschemas
+from baton.grammars.json_schema import schemas_within, with_subschemas
 
 TOGETHER: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas"})
 """Words that say more of the object of which a schema speaks."""

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from services.openai.answering import Usage
-from services.openai.beginnings import ALL, asked_top, prompt_tokens, shown_scores
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.errors import ApiError
-from services.openai.logprobs import completion_logprobs, token_text
-from services.openai.model import ServedModel
-from services.openai.rendering import Collected, UsageShown
-from services.openai.schemas import CompletionRequest
-from services.openai.sse import PLAIN
-from services.rooms.request import FinishReason, Token
+from baton.openai.answering import Usage
+from baton.openai.beginnings import ALL, asked_top, prompt_tokens, shown_scores
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.errors import ApiError
+from baton.openai.logprobs import completion_logprobs, token_text
+from baton.openai.model import ServedModel
+from baton.openai.rendering import Collected, UsageShown
+from baton.openai.schemas import CompletionRequest
+from baton.openai.sse import PLAIN
+from baton.rooms.request import FinishReason, Token
 
 
 class CompletionRendering:

@@ -6,11 +6,11 @@ Each field's own shape is judged before (`schemas`); here is what one says of an
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.openai.call_arguments import arguments_object
-from services.openai.chat_template import THOUGHT
-from services.openai.errors import ApiError, invalid, shown
-from services.openai.output_parts import Schemas
-from services.openai.schemas import (
+from baton.openai.call_arguments import arguments_object
+from baton.openai.chat_template import THOUGHT
+from baton.openai.errors import ApiError, invalid, shown
+from baton.openai.output_parts import Schemas
+from baton.openai.schemas import (
     AllowedTools,
     ChatRequest,
     Conversation,

@@ -15,7 +15,7 @@ run of invalid bytes it decodes the whole run again at every token.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from services.openai.tokenizer import Codec
+from baton.openai.tokenizer import Codec
 
 REPLACEMENT: Final = "\ufffd"
 """What bytes that form no character decode to; at the end of a text it may be a character to come."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.openai import call_bodies, call_forms
-from services.openai.gemma_calls import GEMMA_BODY
-from services.openai.harmony_heads import HEAD_END, head_begins
-from services.openai.output_regions import (
+from baton.openai import call_bodies, call_forms
+from baton.openai.gemma_calls import GEMMA_BODY
+from baton.openai.harmony_heads import HEAD_END, head_begins
+from baton.openai.output_regions import (
     Dialect,
     Previous,
     RegionKind,

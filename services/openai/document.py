@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from services.openai.answers import ErrorAnswer
-from services.openai.schemas import Shape
+from baton.openai.answers import ErrorAnswer
+from baton.openai.schemas import Shape
 
 REFERENCE: Final = "#/components/schemas/{model}"
 REFERRED: Final = re.compile(r"#/components/schemas/(\w+)")

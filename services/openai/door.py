@@ -19,11 +19,11 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
-from services.openai.errors import RATE_LIMIT, ApiError
-from services.openai.headers import header
-from services.openai.rate_limit import RateLimit
-from services.runtime.addresses import network_of
-from services.runtime.api_keys import ApiKeys, Caller
+from baton.openai.errors import RATE_LIMIT, ApiError
+from baton.openai.headers import header
+from baton.openai.rate_limit import RateLimit
+from baton.runtime.addresses import network_of
+from baton.runtime.api_keys import ApiKeys, Caller
 
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from services.openai.schemas import Drawing
-from services.runtime.model_facts import GENERATION_FILE, ModelUnreadable, json_object
+from baton.openai.schemas import Drawing
+from baton.runtime.model_facts import GENERATION_FILE, ModelUnreadable, json_object
 
 FIELDS: Final = frozenset(Drawing.model_fields)
 

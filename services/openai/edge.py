@@ -16,18 +16,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.openai.backend import BackendError
-from services.openai.door import PROBES, Door
-from services.openai.errors import CLIENT_GONE, ApiError, as_api_error, from_backend, internal_error, invalid
-from services.openai.exchange import Exchange, exchange_in
-from services.openai.hangup import ClientGone
-from services.openai.headers import REQUEST_ID, header
-from services.openai.manners import MannersOf, openai_alone
-from services.openai.metrics import HttpMetrics
-from services.runtime.http_refusal import HttpRefusal, refusal_in
-from services.runtime.logging import Log
-from services.runtime.presence import presence_in
-from services.runtime.tracing import OFF, Tracer
+from baton.openai.backend import BackendError
+from baton.openai.door import PROBES, Door
+from baton.openai.errors import CLIENT_GONE, ApiError, as_api_error, from_backend, internal_error, invalid
+from baton.openai.exchange import Exchange, exchange_in
+from baton.openai.hangup import ClientGone
+from baton.openai.headers import REQUEST_ID, header
+from baton.openai.manners import MannersOf, openai_alone
+from baton.openai.metrics import HttpMetrics
+from baton.runtime.http_refusal import HttpRefusal, refusal_in
+from baton.runtime.logging import Log
+from baton.runtime.presence import presence_in
+from baton.runtime.tracing import OFF, Tracer
 
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()

@@ -9,8 +9,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
-from services.runtime.http_refusal import HttpRefusal
+from baton.openai.backend import BackendError, NoWorker, Overloaded, RoomFailed
+from baton.runtime.http_refusal import HttpRefusal
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"

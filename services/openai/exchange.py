@@ -11,14 +11,14 @@ from typing import Any, Final
 from starlette.responses import JSONResponse
 from starlette.types import Scope, Send
 
-from services.openai.errors import ApiError
-from services.openai.headers import header
-from services.openai.manners import OPENAI, Manners
-from services.openai.sse import EventStream, Framing
-from services.rooms.trace import TraceContext, read_trace
-from services.runtime.http_refusal import NO_METHOD
-from services.runtime.logging import Log
-from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
+from baton.openai.errors import ApiError
+from baton.openai.headers import header
+from baton.openai.manners import OPENAI, Manners
+from baton.openai.sse import EventStream, Framing
+from baton.rooms.trace import TraceContext, read_trace
+from baton.runtime.http_refusal import NO_METHOD
+from baton.runtime.logging import Log
+from baton.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""

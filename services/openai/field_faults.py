@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from services.openai.errors import ApiError, invalid, shown
-from services.openai.unsupported import OF_OPENAI, Unserved
+from baton.openai.errors import ApiError, invalid, shown
+from baton.openai.unsupported import OF_OPENAI, Unserved
 
 Words = Callable[[Mapping[str, Any]], str]
 

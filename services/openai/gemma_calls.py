@@ -8,9 +8,9 @@ Pure.
 import re
 from typing import Any, Final
 
-from services.openai.call_forms import call_of, decoded, json_value
-from services.openai.output_parts import Call, Schemas, Unreadable
-from services.openai.output_regions import CallBody, CallStart, ReadAhead
+from baton.openai.call_forms import call_of, decoded, json_value
+from baton.openai.output_parts import Call, Schemas, Unreadable
+from baton.openai.output_regions import CallBody, CallStart, ReadAhead
 
 CALL: Final = re.compile(r"\s*(?:call:)?([\w.-]{1,256})\s*(?=\{)")
 QUOTES: Final = re.compile(r'<\|"\|>|<escape>')

@@ -8,17 +8,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
-from services.openai.bodies import Bodies
-from services.openai.chat_rendering import ChatRendering
-from services.openai.completion_rendering import CompletionRendering
-from services.openai.document import GENERATING, told
-from services.openai.edge import exchange_of
-from services.openai.generating import Generating
-from services.openai.model import ServedModel
-from services.openai.rendering import Rendering
-from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from services.runtime.clock import Clock
+from baton.openai.answers import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
+from baton.openai.bodies import Bodies
+from baton.openai.chat_rendering import ChatRendering
+from baton.openai.completion_rendering import CompletionRendering
+from baton.openai.document import GENERATING, told
+from baton.openai.edge import exchange_of
+from baton.openai.generating import Generating
+from baton.openai.model import ServedModel
+from baton.openai.rendering import Rendering
+from baton.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton.runtime.clock import Clock
 
 
 def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:

@@ -10,15 +10,15 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.grammars.judge import Ask
-from services.openai.api_settings import ApiSettings
-from services.openai.backend import Backend
-from services.openai.choice import ChoiceAssembler, Heard
-from services.openai.conversation import check_tools, offered
-from services.openai.door import prefix_owner_in
-from services.openai.edge import exchange_of
-from services.openai.hearing import heard
-from services.openai.intake import (
+from baton.grammars.judge import Ask
+from baton.openai.api_settings import ApiSettings
+from baton.openai.backend import Backend
+from baton.openai.choice import ChoiceAssembler, Heard
+from baton.openai.conversation import check_tools, offered
+from baton.openai.door import prefix_owner_in
+from baton.openai.edge import exchange_of
+from baton.openai.hearing import heard
+from baton.openai.intake import (
     Asked,
     Bounds,
     admit,
@@ -29,19 +29,19 @@ from services.openai.intake import (
     request_id_of,
     truncated,
 )
-from services.openai.metrics import HttpMetrics
-from services.openai.model import ServedModel
-from services.openai.prompts import Prompts
-from services.openai.rendering import Rendering
-from services.openai.reply import Answering, StreamedReply, WholeReply
-from services.openai.salts import salt_of
-from services.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from services.openai.structures import Structures, structure_of
-from services.openai.tenants import tenant_of
-from services.openai.transcript import Transcript
-from services.rooms.request import Grammar, GrammarKind
-from services.rooms.request import Request as Admitted
-from services.runtime.tracing import Attribute
+from baton.openai.metrics import HttpMetrics
+from baton.openai.model import ServedModel
+from baton.openai.prompts import Prompts
+from baton.openai.rendering import Rendering
+from baton.openai.reply import Answering, StreamedReply, WholeReply
+from baton.openai.salts import salt_of
+from baton.openai.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from baton.openai.structures import Structures, structure_of
+from baton.openai.tenants import tenant_of
+from baton.openai.transcript import Transcript
+from baton.rooms.request import Grammar, GrammarKind
+from baton.rooms.request import Request as Admitted
+from baton.runtime.tracing import Attribute
 
 Render = Callable[[], Rendering]
 """Of one reply. Called once the request's own fields are found good."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope
 
-from services.runtime.presence import presence_in
+from baton.runtime.presence import presence_in
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import re
 from functools import reduce
 from typing import Final
 
-from services.openai.calls_and_rest import cut_off_at
-from services.openai.output_regions import CallStart
+from baton.openai.calls_and_rest import cut_off_at
+from baton.openai.output_regions import CallStart
 
 HEAD_END: Final = "<|message|>"
 INNER_MARKS: Final = ("<|channel|>", "<|constrain|>")

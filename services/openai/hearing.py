@@ -7,9 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from services.openai.choice import Heard
-from services.openai.conversation import offered, plain_tools, schemas_of
-from services.openai.dialects import (
+from baton.openai.choice import Heard
+from baton.openai.conversation import offered, plain_tools, schemas_of
+from baton.openai.dialects import (
     AUTO,
     CALL_FORMS,
     HERMES,
@@ -20,14 +20,14 @@ from services.openai.dialects import (
     named,
     names_of,
 )
-from services.openai.held_reading import CallShape
-from services.openai.output_parts import Voice
-from services.openai.output_regions import Dialect, RegionKind
-from services.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
-from services.openai.schemas import ChatRequest, NamedTool
-from services.openai.speech import Speech
-from services.openai.tokenizer import Tokenizer
-from services.runtime.errors import StartupError
+from baton.openai.held_reading import CallShape
+from baton.openai.output_parts import Voice
+from baton.openai.output_regions import Dialect, RegionKind
+from baton.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
+from baton.openai.schemas import ChatRequest, NamedTool
+from baton.openai.speech import Speech
+from baton.openai.tokenizer import Tokenizer
+from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"
 PREFIX_TOKENS: Final = 512

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
-from services.openai.conversation import offered
-from services.openai.dialects import CALL_FORMS, HERMES, Form, named
-from services.openai.errors import invalid
-from services.openai.hearing import Forms, Opening, opening
-from services.openai.held_reading import CallShape
-from services.openai.schema_text import schema_text
-from services.openai.schemas import AllowedTools, ChatRequest, NamedTool, Tool
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import Grammar, GrammarKind
+from baton.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
+from baton.openai.conversation import offered
+from baton.openai.dialects import CALL_FORMS, HERMES, Form, named
+from baton.openai.errors import invalid
+from baton.openai.hearing import Forms, Opening, opening
+from baton.openai.held_reading import CallShape
+from baton.openai.schema_text import schema_text
+from baton.openai.schemas import AllowedTools, ChatRequest, NamedTool, Tool
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import Grammar, GrammarKind
 
 NAME: Final = "\0name"
 ARGUMENTS: Final = "\0arguments"

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from services.openai.backend import Limits
-from services.openai.beginnings import ALL, alternatives, check_scores, scored
-from services.openai.drawing import drawing_of
-from services.openai.errors import ApiError, invalid, too_long, unknown_model
-from services.openai.model import ServedModel
-from services.openai.schemas import (
+from baton.openai.backend import Limits
+from baton.openai.beginnings import ALL, alternatives, check_scores, scored
+from baton.openai.drawing import drawing_of
+from baton.openai.errors import ApiError, invalid, too_long, unknown_model
+from baton.openai.model import ServedModel
+from baton.openai.schemas import (
     ANSWERS_MAX,
     COMPLETION_TOKENS_DEFAULT,
     ChatRequest,
@@ -22,10 +22,10 @@ from services.openai.schemas import (
     Drawing,
     GenerationRequest,
 )
-from services.rooms.choice_pages import longest_of, positions_of
-from services.rooms.plurals import counted
-from services.rooms.request import Grammar, Request, Sampling
-from services.rooms.trace import TraceContext
+from baton.rooms.choice_pages import longest_of, positions_of
+from baton.rooms.plurals import counted
+from baton.rooms.request import Grammar, Request, Sampling
+from baton.rooms.trace import TraceContext
 
 FEW_LOGPROBS: Final = 256
 """Of a token: they are bounded by the context."""

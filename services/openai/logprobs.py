@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import Token
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import Token
 
 TokenText = Callable[[int], str]
 """As what a token is shown."""

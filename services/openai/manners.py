@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from services.openai.errors import ApiError
+from baton.openai.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)

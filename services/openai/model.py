@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services.openai.chat_template import ChatTemplateFailed
-from services.openai.dialects import AUTO
-from services.openai.drawing import differing, recommended
-from services.openai.hearing import Forms, forms_of
-from services.openai.schemas import Drawing
-from services.openai.token_floor import TokenFloor
-from services.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
-from services.runtime.logging import Log
-from services.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
-from services.runtime.model_options import GenerationConfig
-from services.runtime.tokenizer_files import TokenizerUnusable
+from baton.openai.chat_template import ChatTemplateFailed
+from baton.openai.dialects import AUTO
+from baton.openai.drawing import differing, recommended
+from baton.openai.hearing import Forms, forms_of
+from baton.openai.schemas import Drawing
+from baton.openai.token_floor import TokenFloor
+from baton.openai.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
+from baton.runtime.logging import Log
+from baton.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
+from baton.runtime.model_options import GenerationConfig
+from baton.runtime.tokenizer_files import TokenizerUnusable
 
 log = Log(__name__)
 

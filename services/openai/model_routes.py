@@ -8,12 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from services.openai.answers import ModelCard, ModelCards, Release
-from services.openai.backend import Backend
-from services.openai.document import NAMING, told
-from services.openai.drawing import differing
-from services.openai.intake import check_model
-from services.openai.model import ServedModel
+from baton.openai.answers import ModelCard, ModelCards, Release
+from baton.openai.backend import Backend
+from baton.openai.document import NAMING, told
+from baton.openai.drawing import differing
+from baton.openai.intake import check_model
+from baton.openai.model import ServedModel
 
 
 def root_answer(release: str) -> dict[str, str]:

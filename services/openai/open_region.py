@@ -6,9 +6,9 @@ Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.openai.held_reading import HeldCall
-from services.openai.json_strings import JsonStrings
-from services.openai.output_regions import CallBody, CallStart, Dialect, RegionKind, TextRegion
+from baton.openai.held_reading import HeldCall
+from baton.openai.json_strings import JsonStrings
+from baton.openai.output_regions import CallBody, CallStart, Dialect, RegionKind, TextRegion
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from services.openai.output_parts import Call, Schemas, Unreadable
+from baton.openai.output_parts import Call, Schemas, Unreadable
 
 
 class RegionKind(Enum):

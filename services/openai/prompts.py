@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 from pydantic_core import to_json
 from starlette.requests import Request
 
-from services.openai.backend import Backend
-from services.openai.beginnings import Beginning, beginning_of
-from services.openai.chat_template import ChatRefused, ChatTemplate, ChatTemplateFailed, ChatTemplateMissing
-from services.openai.conversation import (
+from baton.openai.backend import Backend
+from baton.openai.beginnings import Beginning, beginning_of
+from baton.openai.chat_template import ChatRefused, ChatTemplate, ChatTemplateFailed, ChatTemplateMissing
+from baton.openai.conversation import (
     check_end,
     check_turns,
     joined_turns,
@@ -21,11 +21,11 @@ from services.openai.conversation import (
     texts_of,
     words_of,
 )
-from services.openai.door import caller_in
-from services.openai.errors import SERVER, ApiError, invalid, shown, too_long
-from services.openai.hangup import unless_gone
-from services.openai.model import ServedModel
-from services.openai.schemas import (
+from baton.openai.door import caller_in
+from baton.openai.errors import SERVER, ApiError, invalid, shown, too_long
+from baton.openai.hangup import unless_gone
+from baton.openai.model import ServedModel
+from baton.openai.schemas import (
     CompletionRequest,
     Conversation,
     GenerationRequest,
@@ -33,9 +33,9 @@ from services.openai.schemas import (
     Tool,
     thought_of,
 )
-from services.openai.tokenizer import TooManyTokens
-from services.openai.turns import LONG_BYTES, TextTurns
-from services.rooms.plurals import counted
+from baton.openai.tokenizer import TooManyTokens
+from baton.openai.turns import LONG_BYTES, TextTurns
+from baton.rooms.plurals import counted
 
 INLINE_CHARS_MAX: Final = 4096
 """Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""

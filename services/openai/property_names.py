@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.grammars.json_schema import is_anything, types_in
+from baton.grammars.json_schema import is_anything, types_in
 
 UNREADABLE: Final = frozenset({"not", "if", "$dynamicRef"})
 """Keywords that constrain names, and are not understood."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.openai.answering import Usage, counted
-from services.openai.choice import Called, ChoiceAssembler, Delta, Told, whole_calls
-from services.openai.errors import ApiError
-from services.openai.output_parts import Said, Thought
-from services.openai.schemas import StreamOptions
-from services.openai.sse import Framing
-from services.rooms.request import FinishReason, Token
+from baton.openai.answering import Usage, counted
+from baton.openai.choice import Called, ChoiceAssembler, Delta, Told, whole_calls
+from baton.openai.errors import ApiError
+from baton.openai.output_parts import Said, Thought
+from baton.openai.schemas import StreamOptions
+from baton.openai.sse import Framing
+from baton.rooms.request import FinishReason, Token
 
 
 @dataclass(slots=True)

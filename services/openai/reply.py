@@ -14,16 +14,16 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.openai.answering import Emit, Usage, answer, by_request
-from services.openai.backend import Backend
-from services.openai.best import best_of
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.exchange import Exchange
-from services.openai.hangup import unless_gone
-from services.openai.metrics import HttpMetrics
-from services.openai.rendering import Collected, Rendering
-from services.openai.sse import EventStream, TextEvent
-from services.openai.transcript import Transcript
+from baton.openai.answering import Emit, Usage, answer, by_request
+from baton.openai.backend import Backend
+from baton.openai.best import best_of
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.exchange import Exchange
+from baton.openai.hangup import unless_gone
+from baton.openai.metrics import HttpMetrics
+from baton.openai.rendering import Collected, Rendering
+from baton.openai.sse import EventStream, TextEvent
+from baton.openai.transcript import Transcript
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Answering:
     """Of each request's choices the best so many are; None: all."""
 
     async def answer(self, emit: Emit) -> Usage:
-        """Run every choice to its end (see `services.openai.answering`); whatever comes of it is noted."""
+        """Run every choice to its end (see `baton.openai.answering`); whatever comes of it is noted."""
         exchange = self.exchange
         heard = emit if self.transcript is None else self.transcript.hearing(emit)
         try:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.openai.call_forms import calls_of
-from services.openai.output_parts import Call, Part, Said, Thought, Unreadable, joined
-from services.runtime.errors import StartupError, in_a_line
+from baton.openai.call_forms import calls_of
+from baton.openai.output_parts import Call, Part, Said, Thought, Unreadable, joined
+from baton.runtime.errors import StartupError, in_a_line
 
 THOUGHTS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})
 CALLS: Final = "tool_calls"

@@ -8,8 +8,8 @@ makes the salt of another key.
 
 from hashlib import blake2b
 
-from services.rooms.request import SALT_BYTES
-from services.runtime.api_keys import Caller
+from baton.rooms.request import SALT_BYTES
+from baton.runtime.api_keys import Caller
 
 
 def salt_of(cache_salt: str | None, caller: Caller = b"") -> int:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from itertools import combinations
 from typing import Any, Final
 
-from services.grammars.json_schema import is_equal, types_in, with_subschemas
-from services.openai.schema_keywords import ANNOTATIONS
-from services.openai.schema_shapes import check_shape
+from baton.grammars.json_schema import is_equal, types_in, with_subschemas
+from baton.openai.schema_keywords import ANNOTATIONS
+from baton.openai.schema_shapes import check_shape
 
 OPTIONS_MAX: Final = 64
 """Alternatives that are compared, each with each."""

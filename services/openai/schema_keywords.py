@@ -9,8 +9,8 @@ Pure.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import TYPES, is_anything, is_equal, type_of, types_in
-from services.openai.schema_shapes import COUNTS
+from baton.grammars.json_schema import TYPES, is_anything, is_equal, type_of, types_in
+from baton.openai.schema_shapes import COUNTS
 
 Keywords = dict[str, Any]
 Rule = Callable[[Keywords], Keywords | bool]

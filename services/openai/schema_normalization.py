@@ -11,7 +11,7 @@ Pure.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import (
+from baton.grammars.json_schema import (
     Pointer,
     found_at,
     is_anything,
@@ -21,9 +21,9 @@ from services.grammars.json_schema import (
     schemas_within,
     with_subschemas,
 )
-from services.openai.property_names import ANY, NamesInexpressible, PropertyNamesReader
-from services.openai.schema_keywords import Keywords, ruled, with_also, with_inferred_type, without
-from services.openai.schema_shapes import SchemaRefused, check_shape
+from baton.openai.property_names import ANY, NamesInexpressible, PropertyNamesReader
+from baton.openai.schema_keywords import Keywords, ruled, with_also, with_inferred_type, without
+from baton.openai.schema_shapes import SchemaRefused, check_shape
 
 DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
 """Parts of the names of dialects that the library knows. A schema of any other is read as of 2020-12."""

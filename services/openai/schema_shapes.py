@@ -6,7 +6,7 @@ Pure.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.grammars.json_schema import BY_NAME, LISTS, SINGLE, TYPES
+from baton.grammars.json_schema import BY_NAME, LISTS, SINGLE, TYPES
 
 COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from services.grammars.json_schema import resolved, schemas_within
-from services.openai.closed_schemas import closed
-from services.openai.errors import invalid
-from services.openai.schema_alternatives import with_disjoint_alternatives
-from services.openai.schema_normalization import normalized, without_nulls
-from services.openai.schema_shapes import SchemaRefused, check_shape
-from services.openai.schemas import OPTIONS
-from services.rooms.request import GRAMMAR_BYTES_MAX
+from baton.grammars.json_schema import resolved, schemas_within
+from baton.openai.closed_schemas import closed
+from baton.openai.errors import invalid
+from baton.openai.schema_alternatives import with_disjoint_alternatives
+from baton.openai.schema_normalization import normalized, without_nulls
+from baton.openai.schema_shapes import SchemaRefused, check_shape
+from baton.openai.schemas import OPTIONS
+from baton.rooms.request import GRAMMAR_BYTES_MAX
 
 
 def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

@@ -24,14 +24,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.openai.answer_history import TEXT_PARTS, chat_message, text_part
-from services.openai.call_arguments import arguments_text
-from services.openai.chat_template import Content
-from services.openai.errors import shown
-from services.openai.headers import REQUEST_ID
-from services.openai.json_text import TooDeep, read_json
-from services.openai.unsupported import OF_OPENAI, Unserved
-from services.rooms.request import (
+from baton.openai.answer_history import TEXT_PARTS, chat_message, text_part
+from baton.openai.call_arguments import arguments_text
+from baton.openai.chat_template import Content
+from baton.openai.errors import shown
+from baton.openai.headers import REQUEST_ID
+from baton.openai.json_text import TooDeep, read_json
+from baton.openai.unsupported import OF_OPENAI, Unserved
+from baton.rooms.request import (
     CHOICES_MAX,
     LOGIT_BIAS_MAX,
     LOGPROB_TOKEN_IDS_MAX,

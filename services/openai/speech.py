@@ -14,12 +14,12 @@ Pure.
 from itertools import chain
 from typing import Final
 
-from services.openai.call_in_reasoning import CallInReasoning
-from services.openai.calls_and_rest import NextCalls, cut_off_at, read_calls
-from services.openai.held_reading import CallShape, HeldCall
-from services.openai.json_strings import JsonStrings, is_json
-from services.openai.open_region import OpenRegion, first_mark, head_counts
-from services.openai.output_parts import (
+from baton.openai.call_in_reasoning import CallInReasoning
+from baton.openai.calls_and_rest import NextCalls, cut_off_at, read_calls
+from baton.openai.held_reading import CallShape, HeldCall
+from baton.openai.json_strings import JsonStrings, is_json
+from baton.openai.open_region import OpenRegion, first_mark, head_counts
+from baton.openai.output_parts import (
     Call,
     CallBegun,
     CallGrown,
@@ -28,9 +28,9 @@ from services.openai.output_parts import (
     Unreadable,
     joined,
 )
-from services.openai.output_regions import JSON_BODY, CallStart, Dialect, RegionKind
-from services.openai.parsing.part_writer import PartWriter
-from services.openai.parsing.unread_text import UnreadText
+from baton.openai.output_regions import JSON_BODY, CallStart, Dialect, RegionKind
+from baton.openai.parsing.part_writer import PartWriter
+from baton.openai.parsing.unread_text import UnreadText
 
 IN_REASONING_MAX: Final = 8
 """Most marks of calls in reasoning that turn out to be text. Those behind them are."""

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from services.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
-from services.openai.dialects import Form
-from services.openai.door import caller_in
-from services.openai.errors import invalid
-from services.openai.hangup import unless_gone
-from services.openai.held_calls import (
+from baton.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
+from baton.openai.dialects import Form
+from baton.openai.door import caller_in
+from baton.openai.errors import invalid
+from baton.openai.hangup import unless_gone
+from baton.openai.held_calls import (
     form_held,
     held_tools,
     is_forced,
@@ -27,14 +27,14 @@ from services.openai.held_calls import (
     shape_held,
     whole_grammar,
 )
-from services.openai.held_reading import CallShape
-from services.openai.intake import check_ids
-from services.openai.metrics import HttpMetrics, Judged
-from services.openai.model import ServedModel
-from services.openai.schema_text import schema_text
-from services.openai.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
-from services.openai.turns import TextTurns
-from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
+from baton.openai.held_reading import CallShape
+from baton.openai.intake import check_ids
+from baton.openai.metrics import HttpMetrics, Judged
+from baton.openai.model import ServedModel
+from baton.openai.schema_text import schema_text
+from baton.openai.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
+from baton.openai.turns import TextTurns
+from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
 KEPT_MAX: Final = 256
 """Structures of which it is remembered whether answers can be held to them."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from starlette.types import Scope
 
-from services.openai.door import caller_in
-from services.openai.headers import header
+from baton.openai.door import caller_in
+from baton.openai.headers import header
 
 TENANT_BYTES: Final = 16
 

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from services.openai.errors import ApiError
-from services.openai.field_faults import first_fault
-from services.openai.schemas import Shape, fields_of
+from baton.openai.errors import ApiError
+from baton.openai.field_faults import first_fault
+from baton.openai.schemas import Shape, fields_of
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
 """A path as messages name it; what a caller called something is in double quotes."""

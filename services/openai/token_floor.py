@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from services.openai.byte_letters import byte_letters
+from baton.openai.byte_letters import byte_letters
 
 SHRINKS: Final[Mapping[str, int]] = {
     "ByteLevel": 1,

@@ -8,16 +8,16 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.openai.answers import TextOfTokens, TokensOfText
-from services.openai.backend import Backend
-from services.openai.bodies import Bodies
-from services.openai.conversation import check_tools
-from services.openai.document import TAKING, told
-from services.openai.errors import invalid, too_long
-from services.openai.intake import check_ids, check_model
-from services.openai.model import ServedModel
-from services.openai.prompts import Prompts
-from services.openai.schemas import DetokenizeRequest, TokenizeRequest
+from baton.openai.answers import TextOfTokens, TokensOfText
+from baton.openai.backend import Backend
+from baton.openai.bodies import Bodies
+from baton.openai.conversation import check_tools
+from baton.openai.document import TAKING, told
+from baton.openai.errors import invalid, too_long
+from baton.openai.intake import check_ids, check_model
+from baton.openai.model import ServedModel
+from baton.openai.prompts import Prompts
+from baton.openai.schemas import DetokenizeRequest, TokenizeRequest
 
 
 def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies: Bodies) -> APIRouter:

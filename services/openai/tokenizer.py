@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from services.openai.byte_letters import byte_letters
-from services.openai.chat_template import ChatTemplate
-from services.openai.token_floor import TokenFloor
-from services.runtime.model_facts import json_object
-from services.runtime.tokenizer_files import reference_tokenizer
+from baton.openai.byte_letters import byte_letters
+from baton.openai.chat_template import ChatTemplate
+from baton.openai.token_floor import TokenFloor
+from baton.runtime.model_facts import json_object
+from baton.runtime.tokenizer_files import reference_tokenizer
 
 WHOLE_BYTES_MAX: Final = 128 * 2**10
 """A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.openai.answering import Emit, by_request
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.tokenizer import Tokenizer
-from services.runtime.logging import VALUE_CHARS_MAX, Log
+from baton.openai.answering import Emit, by_request
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.tokenizer import Tokenizer
+from baton.runtime.logging import VALUE_CHARS_MAX, Log
 
 log = Log(__name__)
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from services.openai.backend import Overloaded
-from services.runtime.freed_memory import give_back
+from baton.openai.backend import Overloaded
+from baton.runtime.freed_memory import give_back
 
 THREADS: Final = 2
 """Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.openai.errors import ApiError, invalid
+from baton.openai.errors import ApiError, invalid
 
 IGNORED: Final = frozenset(
     (

@@ -18,7 +18,7 @@ computes a match.
 from enum import Enum
 from typing import Final
 
-from services.pages.layout import PLANES_MAX
+from baton.pages.layout import PLANES_MAX
 
 WORD: Final = 2**64 - 1
 GAMMA: Final = 0x9E3779B97F4A7C15

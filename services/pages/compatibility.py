@@ -7,9 +7,9 @@ whether one is a multiple of the other, and layers and heads by what each side's
 from collections.abc import Sequence
 from typing import Final
 
-from services.pages.errors import LayoutMismatch
-from services.pages.layout import KvGroup, KvLayout
-from services.topology import RANKS_MAX
+from baton.pages.errors import LayoutMismatch
+from baton.pages.layout import KvGroup, KvLayout
+from baton.topology import RANKS_MAX
 
 _IDS_TOLD: Final = 8
 """Of layers or heads, in an error."""

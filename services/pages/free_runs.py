@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from services.ids import PageId
+from baton.ids import PageId
 
 
 class FreeRuns:

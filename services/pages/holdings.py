@@ -15,11 +15,11 @@ from enum import Enum
 from operator import add, le
 from typing import TypeAlias
 
-from services.ids import PageCounts, PageId, PageTables, RoomId
-from services.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
-from services.pages.pool import PagePool, PageState
-from services.pages.prefixes import UNSALTED, PrefixTree
-from services.pages.slots import Slot, SlotPool
+from baton.ids import PageCounts, PageId, PageTables, RoomId
+from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
+from baton.pages.pool import PagePool, PageState
+from baton.pages.prefixes import UNSALTED, PrefixTree
+from baton.pages.slots import Slot, SlotPool
 
 _Move: TypeAlias = Callable[[PagePool, Iterable[PageId]], None]
 

@@ -18,7 +18,7 @@ from itertools import product
 from math import lcm
 from typing import Final, TypeAlias
 
-from services.ids import PageCounts
+from baton.ids import PageCounts
 
 NOT_QUANTIZED: Final = "none"
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}

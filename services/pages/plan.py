@@ -14,9 +14,9 @@ from itertools import accumulate
 from math import lcm
 from typing import TypeAlias
 
-from services.pages.compatibility import check_fit
-from services.pages.errors import Truncated
-from services.pages.layout import KvGroup, KvLayout
+from baton.pages.compatibility import check_fit
+from baton.pages.errors import Truncated
+from baton.pages.layout import KvGroup, KvLayout
 
 PageRun: TypeAlias = tuple[int, int, int]
 """(source, target, length): `length` bytes from offset `source` of the sender's KV region to `target` of the

@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from services.ids import PageId
-from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.free_runs import FreeRuns
+from baton.ids import PageId
+from baton.pages.errors import IllegalPageMove, OutOfPages
+from baton.pages.free_runs import FreeRuns
 
 
 class PageState(Enum):

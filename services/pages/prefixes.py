@@ -23,9 +23,9 @@ from itertools import chain
 from math import lcm
 from typing import Final, NamedTuple
 
-from services.ids import PageCounts, PageId, PageTables
-from services.pages.checksum import mix
-from services.pages.errors import IllegalPageMove, OutOfPages
+from baton.ids import PageCounts, PageId, PageTables
+from baton.pages.checksum import mix
+from baton.pages.errors import IllegalPageMove, OutOfPages
 
 UNSALTED: Final = 0
 

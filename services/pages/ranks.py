@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout
-from services.topology import Topology
+from baton.pages.errors import DoesNotDivide
+from baton.pages.layout import KvLayout
+from baton.topology import Topology
 
 
 def rank_layout(whole: KvLayout, topology: Topology, rank: int) -> KvLayout:

@@ -30,9 +30,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from services.ids import Generation, PageCounts, RoomId
-from services.pages.errors import RecordCorrupt, RecordForeign
-from services.pages.layout import GROUPS_MAX
+from baton.ids import Generation, PageCounts, RoomId
+from baton.pages.errors import RecordCorrupt, RecordForeign
+from baton.pages.layout import GROUPS_MAX
 
 SLOT_BYTES: Final = 256
 SEAL_OFFSET: Final = 232

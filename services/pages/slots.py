@@ -9,10 +9,10 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.ids import Generation
-from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.pool import PAGE_MOVES, PageState
-from services.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
+from baton.ids import Generation
+from baton.pages.errors import IllegalPageMove, OutOfPages
+from baton.pages.pool import PAGE_MOVES, PageState
+from baton.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.parallel.interface import (
+from baton.parallel.interface import (
     BALLOT_WORDS_MAX,
     COMMAND_BYTES_MAX,
     GATHER_BYTES_MAX,
@@ -10,7 +10,7 @@ from services.parallel.interface import (
     INT64_MIN,
     BallotRefused,
 )
-from services.rooms.ballot import HEADER
+from baton.rooms.ballot import HEADER
 
 
 class BallotShape:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.parallel.control_line import ControlLine
+from baton.parallel.control_line import ControlLine
 
 ANSWER_S: Final = 1.0
 """How long a rank may take to say where it is, when another one's collective has failed."""

@@ -17,11 +17,11 @@ from typing import Final
 
 import torch
 
-from services.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
-from services.parallel.failure_detector import FailureDetector, Whereabouts
-from services.parallel.gloo_exchange import GlooExchange
-from services.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
-from services.parallel.rendezvous import Rendezvous, Store, meet
+from baton.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
+from baton.parallel.failure_detector import FailureDetector, Whereabouts
+from baton.parallel.gloo_exchange import GlooExchange
+from baton.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
+from baton.parallel.rendezvous import Rendezvous, Store, meet
 
 FRAME_BYTES: Final = 1024
 """What a message's first part carries: its length, and as much of it as fits."""
@@ -42,7 +42,7 @@ class Tag(IntEnum):
 
 
 class GlooGroup:
-    """`services.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
+    """`baton.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
 
     def __init__(
         self,

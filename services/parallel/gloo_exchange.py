@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from services.parallel.rendezvous import ProcessGroup, post
-from services.runtime.gloo_connections import first_line
+from baton.parallel.rendezvous import ProcessGroup, post
+from baton.runtime.gloo_connections import first_line
 
 WAIT_UNIT_S: Final = 0.001
 """Gloo waits for whole units of this, and cuts off the rest."""

@@ -11,7 +11,7 @@ further call raises, and the worker ends.
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from services.rooms.ballot import HEADER, PLACES_MAX
+from baton.rooms.ballot import HEADER, PLACES_MAX
 
 BALLOT_WORDS_MAX: Final = HEADER + PLACES_MAX
 """Longest ballot."""

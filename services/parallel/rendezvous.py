@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed
 
-from services.parallel.failure_detector import FailureDetector, FollowerDetector, LeaderDetector, Whereabouts
-from services.parallel.interface import GroupBroken
-from services.runtime.gloo_connections import connect_gloo, first_line
+from baton.parallel.failure_detector import FailureDetector, FollowerDetector, LeaderDetector, Whereabouts
+from baton.parallel.interface import GroupBroken
+from baton.runtime.gloo_connections import connect_gloo, first_line
 
 WATCH_KEY: Final = "baton/watch"
 GLOO_PREFIX: Final = "baton/agreement"

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.parallel.checks import BallotShape, check_commands, check_gathered
-from services.parallel.interface import GroupBroken
+from baton.parallel.checks import BallotShape, check_commands, check_gathered
+from baton.parallel.interface import GroupBroken
 
 
 class SoloGroup:
-    """`services.parallel.interface.RankGroup` of one rank."""
+    """`baton.parallel.interface.RankGroup` of one rank."""
 
     rank: Final = 0
     size: Final = 1

@@ -1,19 +1,19 @@
 """What does each command of a prefill worker change on a rank?"""
 
-from services.handover.route import Route
-from services.handover.sending import Sending
-from services.ids import Generation, Incarnation, RoomId
-from services.prefill.early_grants import EarlyGrants
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
-from services.rooms.errors import NotConnected
-from services.rooms.evidence import Granted
-from services.rooms.step_cost import StepCost
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import room_from_wire, tables_from_wire
-from services.worker.assembly import RankPorts
-from services.worker.callers import Callers
-from services.worker.commands import RankCommands
+from baton.handover.route import Route
+from baton.handover.sending import Sending
+from baton.ids import Generation, Incarnation, RoomId
+from baton.prefill.early_grants import EarlyGrants
+from baton.prefill.room import PrefillRoom
+from baton.prefill.routes import Routes
+from baton.rooms.errors import NotConnected
+from baton.rooms.evidence import Granted
+from baton.rooms.step_cost import StepCost
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import room_from_wire, tables_from_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.commands import RankCommands
 
 
 class PrefillCommands(RankCommands[Sending[PrefillRoom]]):

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.ids import Incarnation, RoomId
+from baton.ids import Incarnation, RoomId
 
 KEPT_S: Final = 60.0
 """As long as whoever opens a room may take to bring it to both workers
-(`services.rooms.registry.UNTAKEN_MS`): after that it does not come."""
+(`baton.rooms.registry.UNTAKEN_MS`): after that it does not come."""
 
 
 @dataclass(eq=False, slots=True)

@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeAlias
 
-from services.ids import Incarnation, RoomId
-from services.prefill.early_grants import KeptGrant
-from services.prefill.turn import PrefillWork
-from services.rooms.errors import PeerFault, Refusal, UnknownRoom
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.channel import check_incarnation
-from services.wire.conversions import layout_to_wire
-from services.wire.errors import refusal_to_wire
+from baton.ids import Incarnation, RoomId
+from baton.prefill.early_grants import KeptGrant
+from baton.prefill.turn import PrefillWork
+from baton.rooms.errors import PeerFault, Refusal, UnknownRoom
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.channel import check_incarnation
+from baton.wire.conversions import layout_to_wire
+from baton.wire.errors import refusal_to_wire
 
 ANSWERS_MAX: Final = 4_096
 """That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""

@@ -4,10 +4,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from services.rooms.phases import SENDER_MOVES
-from services.rooms.queues import RoomQueue
-from services.runtime.tally import Tally
-from services.worker.metrics import WorkerMetrics
+from baton.rooms.phases import SENDER_MOVES
+from baton.rooms.queues import RoomQueue
+from baton.runtime.tally import Tally
+from baton.worker.metrics import WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

@@ -8,11 +8,11 @@ can come to another answer than the leader's, and no secret is broadcast.
 from collections import OrderedDict
 from typing import Final
 
-from services.ids import Incarnation
-from services.rooms.errors import PeerFault
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.errors import NotAdmitted, UnknownReceiver
-from services.wire.receiver_secret import DIGEST_BYTES, is_secret_of
+from baton.ids import Incarnation
+from baton.rooms.errors import PeerFault
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.errors import NotAdmitted, UnknownReceiver
+from baton.wire.receiver_secret import DIGEST_BYTES, is_secret_of
 
 NAMED_MAX: Final = 4_096
 """Above what a stack has of decode workers that are not known to be gone. Past it the one that was named

@@ -4,16 +4,16 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.engine.interface import PromptScores, Row, Sequence
-from services.handover.sending import SendingRoom
-from services.pages.checksum import told
-from services.pages.layout import GroupHead
-from services.prefill.overlap import Overlap
-from services.prefill.room_transfer import RoomTransfer
-from services.rooms.phases import Phase
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
-from services.worker.room import CalledRoom
+from baton.engine.interface import PromptScores, Row, Sequence
+from baton.handover.sending import SendingRoom
+from baton.pages.checksum import told
+from baton.pages.layout import GroupHead
+from baton.prefill.overlap import Overlap
+from baton.prefill.room_transfer import RoomTransfer
+from baton.rooms.phases import Phase
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
+from baton.worker.room import CalledRoom
 
 REPLIES_MAX: Final = 4 + SCORE_MESSAGES_MAX
 """A room's whole stream: accepted, its prompt's scores, first token, outcome."""

@@ -16,13 +16,13 @@ from itertools import groupby
 from math import lcm
 from typing import Final
 
-from services.handover.route import Route
-from services.ids import Incarnation, PageTables
-from services.pages.layout import GroupHead
-from services.pages.plan import Window, windows
-from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.rooms.evidence import Granted
-from services.transfer.interface import (
+from baton.handover.route import Route
+from baton.ids import Incarnation, PageTables
+from baton.pages.layout import GroupHead
+from baton.pages.plan import Window, windows
+from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.rooms.evidence import Granted
+from baton.transfer.interface import (
     SLOTS,
     PutId,
     PutState,

@@ -6,18 +6,18 @@ under other names, and whatever was to be written by the old route fails.
 
 from collections.abc import Sequence
 
-from services.handover.route import Route, Target
-from services.ids import Incarnation
-from services.pages.checksum import KvChecksum
-from services.pages.layout import KvLayout
-from services.pages.plan import HandoverPlan, plan_hand_over
-from services.pages.record import SCHEMA_HASH
-from services.rooms.errors import NotConnected, WorkerRefused
-from services.transfer.bounds import check_endpoint
-from services.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
-from services.wire.errors import NotQuiet
+from baton.handover.route import Route, Target
+from baton.ids import Incarnation
+from baton.pages.checksum import KvChecksum
+from baton.pages.layout import KvLayout
+from baton.pages.plan import HandoverPlan, plan_hand_over
+from baton.pages.record import SCHEMA_HASH
+from baton.rooms.errors import NotConnected, WorkerRefused
+from baton.transfer.bounds import check_endpoint
+from baton.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
+from baton.wire.errors import NotQuiet
 
 
 class Routes:

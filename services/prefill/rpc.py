@@ -5,16 +5,16 @@ from contextlib import aclosing
 
 import grpc
 
-from services.ids import Incarnation
-from services.prefill.handover import HandOverStream
-from services.prefill.room import REPLIES_MAX
-from services.prefill.turn import PrefillWork
-from services.rooms.errors import PeerFault
-from services.rooms.phases import Side
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
-from services.wire.conversions import check_peer
-from services.wire.errors import errors_as_status
-from services.worker.rpc import RoomOpeningService
+from baton.ids import Incarnation
+from baton.prefill.handover import HandOverStream
+from baton.prefill.room import REPLIES_MAX
+from baton.prefill.turn import PrefillWork
+from baton.rooms.errors import PeerFault
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc
+from baton.wire.conversions import check_peer
+from baton.wire.errors import errors_as_status
+from baton.worker.rpc import RoomOpeningService
 
 
 class PrefillService(

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.runtime.setting_kinds import DURATION_MS, POSITIVE
-from services.runtime.settings import setting
-from services.runtime.worker_settings import PARALLEL, WorkerSettings
-from services.topology import Topology
+from baton.runtime.setting_kinds import DURATION_MS, POSITIVE
+from baton.runtime.settings import setting
+from baton.runtime.worker_settings import PARALLEL, WorkerSettings
+from baton.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,20 +2,20 @@
 
 from typing import Final
 
-from services.engine.interface import Undrawn
-from services.handover.sending import Sending
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.rooms.plurals import counted
-from services.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
-from services.rooms.timeline import Moment
-from services.rooms.token_rate import TokenRate
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import finish_to_wire, token_to_wire
-from services.worker.assembly import RankPorts
-from services.worker.neighbour import Neighbour
-from services.worker.prompts import PromptPart, next_parts
-from services.worker.stepping import Stepping
+from baton.engine.interface import Undrawn
+from baton.handover.sending import Sending
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.room import PrefillRoom
+from baton.rooms.plurals import counted
+from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.rooms.timeline import Moment
+from baton.rooms.token_rate import TokenRate
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import finish_to_wire, token_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.neighbour import Neighbour
+from baton.worker.prompts import PromptPart, next_parts
+from baton.worker.stepping import Stepping
 
 RATED_TOKENS: Final = 64
 """Of a step by which it is told how fast prompts are computed: with so many it takes longer for each."""

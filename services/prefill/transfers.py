@@ -1,16 +1,16 @@
 """Which rooms' writes are looked at in a turn, and what does a worker count of them?"""
 
-from services.engine.interface import PageSum
-from services.handover.sending import Sending
-from services.pages.checksum import KvChecksum
-from services.pages.slots import Slot
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.prefill.room_transfer import Quota, RoomTransfer, TransferStage
-from services.rooms.phases import Phase
-from services.rooms.plurals import counted
-from services.rooms.timeline import Moment
-from services.worker.assembly import RankPorts
+from baton.engine.interface import PageSum
+from baton.handover.sending import Sending
+from baton.pages.checksum import KvChecksum
+from baton.pages.slots import Slot
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.room import PrefillRoom
+from baton.prefill.room_transfer import Quota, RoomTransfer, TransferStage
+from baton.rooms.phases import Phase
+from baton.rooms.plurals import counted
+from baton.rooms.timeline import Moment
+from baton.worker.assembly import RankPorts
 
 
 class RoomTransfers:

@@ -9,7 +9,7 @@ import asyncio
 from collections import abc
 from typing import Final, assert_never
 
-from services.handover.requests import (
+from baton.handover.requests import (
     BeginWrites,
     Forget,
     Retired,
@@ -18,28 +18,28 @@ from services.handover.requests import (
     SendRecord,
     SendSeal,
 )
-from services.handover.sending import Sending
-from services.ids import RoomId
-from services.prefill.commands import PrefillCommands
-from services.prefill.early_grants import EarlyGrants
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.receivers import Receivers
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
-from services.prefill.stepping import PrefillStepping
-from services.prefill.transfers import RoomTransfers
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Phase
-from services.rooms.queues import RoomQueue
-from services.rooms.roster import Roster
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.worker.assembly import RankPorts
-from services.worker.mailbox import Answer
-from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
-from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
-from services.worker.turn import RankWork
+from baton.handover.sending import Sending
+from baton.ids import RoomId
+from baton.prefill.commands import PrefillCommands
+from baton.prefill.early_grants import EarlyGrants
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.receivers import Receivers
+from baton.prefill.room import PrefillRoom
+from baton.prefill.routes import Routes
+from baton.prefill.stepping import PrefillStepping
+from baton.prefill.transfers import RoomTransfers
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Phase
+from baton.rooms.queues import RoomQueue
+from baton.rooms.roster import Roster
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.worker.assembly import RankPorts
+from baton.worker.mailbox import Answer
+from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
+from baton.worker.turn import RankWork
 
 EARLY_PER_PLACE: Final = 4
 """Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have
@@ -52,7 +52,7 @@ sooner than the shortest pause."""
 
 
 class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
-    """The prefill side of `services.worker.turns.Work`."""
+    """The prefill side of `baton.worker.turns.Work`."""
 
     roster: Roster[PrefillRoom]
     _computing: PrefillStepping

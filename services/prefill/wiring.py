@@ -2,16 +2,16 @@
 
 import grpc
 
-from services.engine.interface import LoadEngine
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.rpc import HandoverService, PrefillService
-from services.prefill.settings import PrefillSettings
-from services.prefill.turn import PrefillWork
-from services.rooms.deadlines import Deadlines
-from services.rooms.phases import Side
-from services.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
-from services.worker.neighbour import NO_NEIGHBOUR, Neighbour
-from services.worker.wiring import Fitting, Rank, run_worker
+from baton.engine.interface import LoadEngine
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.rpc import HandoverService, PrefillService
+from baton.prefill.settings import PrefillSettings
+from baton.prefill.turn import PrefillWork
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
+from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from baton.worker.wiring import Fitting, Rank, run_worker
 
 
 def run(settings: PrefillSettings, load: LoadEngine) -> int:

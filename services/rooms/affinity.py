@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from services.rooms.request import SALT_BYTES
+from baton.rooms.request import SALT_BYTES
 
 BLOCK_TOKENS: Final = 64
 HASH_BYTES: Final = 16

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from services.rooms.errors import Reason, RostersDiverged
-from services.rooms.phases import Vote
+from baton.rooms.errors import Reason, RostersDiverged
+from baton.rooms.phases import Vote
 
 HEADER: Final = 7
 PLACES_MAX: Final = (1 << 16) - HEADER

@@ -9,7 +9,7 @@ is in, and all behind it, are each choice's own (`choices-apart`).
 from dataclasses import dataclass, field
 from math import lcm
 
-from services.ids import PageCounts
+from baton.ids import PageCounts
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from services.rooms.phases import Phase
+from baton.rooms.phases import Phase
 
 
 @dataclass(frozen=True, slots=True)

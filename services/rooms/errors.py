@@ -7,7 +7,7 @@ is an answer to a caller who asked for something that cannot be given.
 from dataclasses import dataclass
 from enum import Enum
 
-from services.rooms.phases import Side
+from baton.rooms.phases import Side
 
 
 class Reason(Enum):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from services.ids import Generation, PageCounts, PageTables
-from services.rooms.errors import Cause
+from baton.ids import Generation, PageCounts, PageTables
+from baton.rooms.errors import Cause
 
 
 class Proof(Enum):

@@ -7,11 +7,11 @@ Both are counted in tokens (`RunningWork`).
 from collections.abc import Callable
 from typing import Final
 
-from services.ids import RoomId
-from services.rooms.pace import LinePace
-from services.rooms.placement import Need
-from services.rooms.running_work import MEMORY, OUTPUT_TOKENS, RunningWork
-from services.rooms.waiting_line import Ahead, Claim
+from baton.ids import RoomId
+from baton.rooms.pace import LinePace
+from baton.rooms.placement import Need
+from baton.rooms.running_work import MEMORY, OUTPUT_TOKENS, RunningWork
+from baton.rooms.waiting_line import Ahead, Claim
 
 SURE: Final = 1.5
 """A request is taken into the line if its expected wait, times this, is over before the line's own time-out.

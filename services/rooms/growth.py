@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from operator import add, le, sub
 from typing import NamedTuple, TypeAlias
 
-from services.ids import PageCounts, RoomId
+from baton.ids import PageCounts, RoomId
 
 Age: TypeAlias = tuple[int, RoomId]
 """(when the request came, the room): the least is the oldest."""

@@ -1,7 +1,7 @@
 """How much of a worker is used: as it said last, and by what was placed on it since (`placed-by-use`)?
 
 A worker says so with each renewal of its lease, and whenever a room on it ends: prefill in tokens that are to
-be computed (`services.rooms.prefill_queue`), decode in pages, of which this is. What it says counts
+be computed (`baton.rooms.prefill_queue`), decode in pages, of which this is. What it says counts
 all rooms that it has entered; what was placed since is counted here, by what it begins with. A worker that
 says nothing is one on which everything was placed since: it is counted by its open rooms.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from services.ids import PageCounts, RoomId
+from baton.ids import PageCounts, RoomId
 
 WAITING_MIN: Final = 2
 WAITING_SHARE: Final = 8

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple
 
-from services.rooms.step_cost import OUTLIER, StepCost
+from baton.rooms.step_cost import OUTLIER, StepCost
 
 WEIGHT: Final = 0.2
 """Of the last step, in what is known of steps."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.rooms.waiting_line import NOBODY_AHEAD, Ahead
+from baton.rooms.waiting_line import NOBODY_AHEAD, Ahead
 
 WINDOW_MS: Final = 60_000
 """Of time in which something waited, counted together: what was before that says nothing any more."""

@@ -6,8 +6,8 @@ fail to connect, one after the other, is broken until a canary has passed throug
 
 from typing import Final, TypeAlias
 
-from services.ids import Incarnation
-from services.rooms.errors import Cause, Reason
+from baton.ids import Incarnation
+from baton.rooms.errors import Cause, Reason
 
 BROKEN_AFTER: Final = 3
 """Rooms of a pair that fail to connect, with none between them that was answered."""

@@ -1,7 +1,7 @@
 """Which pair of workers gets a request, or which decode worker alone?
 
 On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
-`services.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
+`baton.rooms.load`). Where nobody has space for it, it waits at the bootstrap until there is more.
 
 A process that serves both sides is a worker of each, by its weight there (`Worker.share`). Where both are the
 same process, nothing is to be handed over: its decode side gets the request alone (`kept-at-home`).
@@ -23,14 +23,14 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Final, NoReturn, TypeAlias
 
-from services.ids import Incarnation
-from services.rooms.affinity import Block
-from services.rooms.choice_pages import positions_of
-from services.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
-from services.rooms.pairs import PairId, Pairs
-from services.rooms.phases import Side
-from services.rooms.registry_records import Worker, WorkerFacts
-from services.rooms.side_workers import Ranking, SideWorkers
+from baton.ids import Incarnation
+from baton.rooms.affinity import Block
+from baton.rooms.choice_pages import positions_of
+from baton.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
+from baton.rooms.pairs import PairId, Pairs
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import Worker, WorkerFacts
+from baton.rooms.side_workers import Ranking, SideWorkers
 
 LOOKS_MAX: Final = 32
 """Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.ids import RoomId
-from services.rooms.load import PlacedSince, WorkerLoad
+from baton.ids import RoomId
+from baton.rooms.load import PlacedSince, WorkerLoad
 
 LEFT_MS_MAX: Final = 2**32 - 1
 """More is told as this, which is seven weeks."""

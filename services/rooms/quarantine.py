@@ -8,10 +8,10 @@ the step that makes one (`proof-not-time`).
 from collections.abc import Iterable
 from typing import Final
 
-from services.ids import PageCounts
-from services.rooms.evidence import Proof
-from services.rooms.phases import Phase
-from services.rooms.receiver import Receiver
+from baton.ids import PageCounts
+from baton.rooms.evidence import Proof
+from baton.rooms.phases import Phase
+from baton.rooms.receiver import Receiver
 
 SHARE: Final = 0.5
 HURRY: Final = 10

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from services.rooms.errors import Reason
-from services.rooms.phases import Side
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Side
 
 
 class Fault(Enum):

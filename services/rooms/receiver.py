@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from operator import gt, sub
 from typing import ClassVar, Final
 
-from services.ids import Generation, PageCounts
-from services.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
-from services.rooms.evidence import Computed, Connected, Evidence, Landed, Proof, Sealed
-from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, Moves, Phase, Side
-from services.rooms.plurals import counted
-from services.rooms.room import NOT_COMPILED, Room
+from baton.ids import Generation, PageCounts
+from baton.rooms.errors import Cause, LocalBug, PeerFault, Reason, StaleGeneration
+from baton.rooms.evidence import Computed, Connected, Evidence, Landed, Proof, Sealed
+from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, Moves, Phase, Side
+from baton.rooms.plurals import counted
+from baton.rooms.room import NOT_COMPILED, Room
 
 UNDECIDED: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
 """Phases in which nothing was granted: the room may still become a local one."""

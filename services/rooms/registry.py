@@ -11,10 +11,10 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import islice, product, takewhile
 from typing import Final, TypeVar
 
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import Block
-from services.rooms.due import Due
-from services.rooms.errors import (
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import Block
+from baton.rooms.due import Due
+from baton.rooms.errors import (
     Cause,
     DeclaredGone,
     NameInUse,
@@ -25,11 +25,11 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.rooms.load import WorkerLoad
-from services.rooms.pairs import Pairs
-from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair, beyond, place, place_back, to_reserve
-from services.rooms.registry_records import (
+from baton.rooms.load import WorkerLoad
+from baton.rooms.pairs import Pairs
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need, Pair, beyond, place, place_back, to_reserve
+from baton.rooms.registry_records import (
     WHOLE,
     RoomEntry,
     RoomPhase,
@@ -38,9 +38,9 @@ from services.rooms.registry_records import (
     WorkerFacts,
     WorkerState,
 )
-from services.rooms.room_index import RoomIndex
-from services.rooms.side_workers import SideWorkers
-from services.rooms.timeline import Event
+from baton.rooms.room_index import RoomIndex
+from baton.rooms.side_workers import SideWorkers
+from baton.rooms.timeline import Event
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
@@ -323,7 +323,7 @@ class Registry:
     # ---- rooms
 
     def place(self, need: Need, avoid: Collection[Incarnation] = (), back: Incarnation | None = None) -> Pair:
-        """The best pair, or decode worker alone (`services.rooms.placement`). `back`: the decode worker that
+        """The best pair, or decode worker alone (`baton.rooms.placement`). `back`: the decode worker that
         retracted the request's room. Where no other has space, it gets the request even while it drains.
         Raises NoSuchWorker, and NoCapacity where waiting for either helps."""
         try:

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Final
 
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import Block, Sent
-from services.rooms.errors import Cause, LocalBug
-from services.rooms.load import WorkerUsage
-from services.rooms.pairs import PairId
-from services.rooms.phases import Side
-from services.rooms.prefill_queue import PrefillQueue
-from services.rooms.reasons import REASONS
-from services.rooms.timeline import Event, Line
-from services.topology import ONE_RANK, Topology
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import Block, Sent
+from baton.rooms.errors import Cause, LocalBug
+from baton.rooms.load import WorkerUsage
+from baton.rooms.pairs import PairId
+from baton.rooms.phases import Side
+from baton.rooms.prefill_queue import PrefillQueue
+from baton.rooms.reasons import REASONS
+from baton.rooms.timeline import Event, Line
+from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
 """Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
-from services.rooms.trace import TraceContext
+from baton.rooms.trace import TraceContext
 
 LOGPROBS_MAX: Final = 2**18
 """Most alternatives told of one token: all of any vocabulary that is known. What a metadata record cannot

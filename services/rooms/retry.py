@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
-from services.rooms.errors import Reason
-from services.rooms.phases import Side
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.registry_records import BOTH
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Side
+from baton.rooms.reasons import REASONS, Fault
+from baton.rooms.registry_records import BOTH
 
 LEFT_S_MIN: Final = 0.5
 """A request with less time left than this is not worth another room."""

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from services.ids import Incarnation, PageCounts, RoomId
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
-from services.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
-from services.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
+from baton.ids import Incarnation, PageCounts, RoomId
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, IllegalMove, LocalBug, Reason
+from baton.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, Proof
+from baton.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"
 """What such a room waits for, for people."""

@@ -20,11 +20,11 @@ from operator import attrgetter, le
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from services.ids import Incarnation, PageCounts, RoomId
-from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
-from services.rooms.evidence import Evidence, Failed
-from services.rooms.phases import Effect, Phase, Vote
-from services.rooms.room import Room
+from baton.ids import Incarnation, PageCounts, RoomId
+from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
+from baton.rooms.evidence import Evidence, Failed
+from baton.rooms.phases import Effect, Phase, Vote
+from baton.rooms.room import Room
 
 TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
@@ -199,7 +199,7 @@ class Roster(Generic[R]):
     ) -> list[tuple[R, Any]]:
         """Make every room's agreed move. `now_ms`: the same as for `votes`; `reasons`: as agreed.
 
-        Each comes with an effect of the room's side (`services.rooms.phases`).
+        Each comes with an effect of the room's side (`baton.rooms.phases`).
 
         A room whose effect is RELEASE is still here: `retire` it in the same turn.
         """

@@ -7,7 +7,7 @@ first token. What is left of it counts as done when the request ends, since its 
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.ids import RoomId
+from baton.ids import RoomId
 
 OUTPUT_TOKENS: Final = 256
 """Expected output of a request that may draw more, before any ended: that of chats in published traces."""

@@ -15,10 +15,10 @@ diagram in docs/design/hand-over.md is drawn from the table.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from services.rooms.errors import LocalBug, PeerFault
-from services.rooms.evidence import Evidence, Granted, Sealed, Written
-from services.rooms.phases import SENDER_MOVES, Moves, Phase, Side
-from services.rooms.room import NOT_COMPILED, Room
+from baton.rooms.errors import LocalBug, PeerFault
+from baton.rooms.evidence import Evidence, Granted, Sealed, Written
+from baton.rooms.phases import SENDER_MOVES, Moves, Phase, Side
+from baton.rooms.room import NOT_COMPILED, Room
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final
 
-from services.ids import Incarnation
-from services.rooms.affinity import Block
-from services.rooms.registry_records import Worker, WorkerState
+from baton.ids import Incarnation
+from baton.rooms.affinity import Block
+from baton.rooms.registry_records import Worker, WorkerState
 
 HOLDERS_MAX: Final = 32
 """A beginning that more workers of a side were sent distinguishes none of them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.rooms.step_cost import OUTLIER
+from baton.rooms.step_cost import OUTLIER
 
 WINDOW_US: Final = 2_000_000
 """Of computing: what was measured before weighs less and less."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runtime.changes import Changes
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.setting_kinds import BadValue, SettingKind
+from baton.runtime.changes import Changes
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.setting_kinds import BadValue, SettingKind
 
 log = Log(__name__)
 

@@ -8,7 +8,7 @@ import asyncio
 import select
 from typing import Any, Protocol
 
-from services.runtime.clock import Clock
+from baton.runtime.clock import Clock
 
 
 class Arrivals(Protocol):

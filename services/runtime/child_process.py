@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import services
+import baton
 
-TETHER: Final = "services.runtime.tether"
+TETHER: Final = "baton.runtime.tether"
 NOT_INHERITED: Final = ("PYTHONOPTIMIZE", "PYTHONWARNINGS")
 """Variables that change what a library's code does, and that no child gets (see `surroundings`)."""
 

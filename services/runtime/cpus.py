@@ -2,7 +2,7 @@
 
 import os
 
-from services.runtime.errors import StartupError
+from baton.runtime.errors import StartupError
 
 
 def allowed_cpus() -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.logging import Log
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

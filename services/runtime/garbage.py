@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from services.runtime.freed_memory import give_back
+from baton.runtime.freed_memory import give_back
 
 NEW_OBJECTS: Final = 10_000
 """Between two looks at the newest: far more than one request makes, whose end frees them without a look."""

@@ -11,8 +11,8 @@ from typing import Final
 
 import httptools
 
-from services.runtime.addresses import packed
-from services.runtime.http_refusal import NO_HTTP, ONE_HOST, HttpRefusal
+from baton.runtime.addresses import packed
+from baton.runtime.http_refusal import NO_HTTP, ONE_HOST, HttpRefusal
 
 AUTHORITY: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{0,5})?")
 ORIGIN_FORM: Final = (b"/", b"*")

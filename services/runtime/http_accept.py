@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from services.runtime.http_limits import ConnectionEntry, ConnectionLimits
-from services.runtime.http_metrics import NO_TLS, OPEN_FILES, Connections
-from services.runtime.logging import Log
-from services.runtime.seldom import Seldom
+from baton.runtime.http_limits import ConnectionEntry, ConnectionLimits
+from baton.runtime.http_metrics import NO_TLS, OPEN_FILES, Connections
+from baton.runtime.logging import Log
+from baton.runtime.seldom import Seldom
 
 log = Log(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from services.runtime.http_limits import ConnectionEntry
-from services.runtime.http_offer import PlainHttp
-from services.runtime.http_refusal import LONG_HEAD, LONG_TARGET, PIPELINED, SLOW_HEAD, HttpRefusal
-from services.runtime.presence import IN_STATE, ClientConnection
+from baton.runtime.http_limits import ConnectionEntry
+from baton.runtime.http_offer import PlainHttp
+from baton.runtime.http_refusal import LONG_HEAD, LONG_TARGET, PIPELINED, SLOW_HEAD, HttpRefusal
+from baton.runtime.presence import IN_STATE, ClientConnection
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEADERS_MAX: Final = 256

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from services.runtime.addresses import network_of
-from services.runtime.http_metrics import LIMIT, Connections
-from services.runtime.logging import Log
-from services.runtime.seldom import Seldom
+from baton.runtime.addresses import network_of
+from baton.runtime.http_metrics import LIMIT, Connections
+from baton.runtime.logging import Log
+from baton.runtime.seldom import Seldom
 
 log = Log(__name__)
 

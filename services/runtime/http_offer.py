@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httptools
 
-from services.runtime.http_protocol import RefusableHttp
+from baton.runtime.http_protocol import RefusableHttp
 
 OFFER: Final = b"upgrade"
 

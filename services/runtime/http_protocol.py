@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.runtime.host_names import ANY_NAME, HostNames
-from services.runtime.http_refusal import (
+from baton.runtime.host_names import ANY_NAME, HostNames
+from baton.runtime.http_refusal import (
     IN_STATE,
     NO_HTTP,
     NO_METHOD,
@@ -22,8 +22,8 @@ from services.runtime.http_refusal import (
     TLS,
     HttpRefusal,
 )
-from services.runtime.logging import Log
-from services.runtime.seldom import Seldom
+from baton.runtime.logging import Log
+from baton.runtime.seldom import Seldom
 
 log = Log(__name__)
 

@@ -11,16 +11,16 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.host_names import HostNames
-from services.runtime.http_accept import Acceptor
-from services.runtime.http_head import BoundedHttp
-from services.runtime.http_limits import CONNECTIONS_MAX, ConnectionEntry, ConnectionLimits
-from services.runtime.http_metrics import Connections
-from services.runtime.http_protocol import Strangers
-from services.runtime.http_refusal import Refusing
-from services.runtime.listen import port_of
-from services.runtime.tls_files import TlsFiles, renewing
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.host_names import HostNames
+from baton.runtime.http_accept import Acceptor
+from baton.runtime.http_head import BoundedHttp
+from baton.runtime.http_limits import CONNECTIONS_MAX, ConnectionEntry, ConnectionLimits
+from baton.runtime.http_metrics import Connections
+from baton.runtime.http_protocol import Strangers
+from baton.runtime.http_refusal import Refusing
+from baton.runtime.listen import port_of
+from baton.runtime.tls_files import TlsFiles, renewing
 
 START_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 120.0
@@ -40,7 +40,7 @@ HEADERS: Final = (
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens, leaves the signals to `services.runtime.serve`, and who is let in to
+    """uvicorn that says when it listens, leaves the signals to `baton.runtime.serve`, and who is let in to
     an `Acceptor`."""
 
     def __init__(

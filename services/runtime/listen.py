@@ -4,7 +4,7 @@ import errno
 import socket
 from typing import Final
 
-from services.runtime.errors import StartupError
+from baton.runtime.errors import StartupError
 
 BACKLOG: Final = 2048
 

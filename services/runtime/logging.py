@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, LiteralString, TextIO
 
-from services.ids import RoomId
+from baton.ids import RoomId
 
 FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from services.runtime.http_metrics import Connections
-from services.runtime.http_server import HttpServer, serve_http
+from baton.runtime.http_metrics import Connections
+from baton.runtime.http_server import HttpServer, serve_http
 
 GRACEFUL_TIMEOUT_S: Final = 2
 

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from services.runtime.child_process import child_environ, module_command, tied_command
-from services.runtime.errors import StartupError
-from services.runtime.model_facts import reading, sampled_digest
+from baton.runtime.child_process import child_environ, module_command, tied_command
+from baton.runtime.errors import StartupError
+from baton.runtime.model_facts import reading, sampled_digest
 
-CONVERTER: Final = "services.engine.convert"
+CONVERTER: Final = "baton.engine.convert"
 CONVERSION_FORMAT: Final = b"6"
 """Part of the fingerprint: to be changed when the converter writes something else."""
 CONVERSION_DEADLINE_S: Final = 1800.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard
 
-from services.rooms.request import EOS_TOKEN_IDS_MAX
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.model_needs import Json, canonical, needs_of, text_words
-from services.runtime.model_options import POSITIONS_MAX
+from baton.rooms.request import EOS_TOKEN_IDS_MAX
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.model_needs import Json, canonical, needs_of, text_words
+from baton.runtime.model_options import POSITIONS_MAX
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"

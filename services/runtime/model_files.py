@@ -11,17 +11,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from services.runtime.errors import StartupError
-from services.runtime.model_cache import converted
-from services.runtime.model_facts import (
+from baton.runtime.errors import StartupError
+from baton.runtime.model_cache import converted
+from baton.runtime.model_facts import (
     CONFIG_FILE,
     ModelNotFound,
     own_name,
     reading,
     weight_files,
 )
-from services.runtime.model_options import LoadFormat
-from services.runtime.model_refusals import (
+from baton.runtime.model_options import LoadFormat
+from baton.runtime.model_refusals import (
     GGUF_MAGIC,
     refuse_adapter,
     refuse_by_files,

@@ -1,14 +1,14 @@
 """What a model needs that is not computed here, as its configuration says.
 
 The words of its file alone are read, without the model library, so that a model is refused before anything is
-started. `services.engine.supported` reads the library's configuration, which has what a file leaves out.
+started. `baton.engine.supported` reads the library's configuration, which has what a file leaves out.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from services.runtime.library_types import LIBRARY, drawing_types, known_types, library_version
+from baton.runtime.library_types import LIBRARY, drawing_types, known_types, library_version
 
 Json = dict[str, Any]
 

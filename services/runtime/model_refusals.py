@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-from services.runtime.library_types import LIBRARY, gguf_types, library_version
-from services.runtime.model_facts import (
+from baton.runtime.library_types import LIBRARY, gguf_types, library_version
+from baton.runtime.model_facts import (
     CONFIG_FILE,
     SINGLE_FILE,
     ModelNotFound,
@@ -19,8 +19,8 @@ from services.runtime.model_facts import (
     json_object,
     reading,
 )
-from services.runtime.model_needs import CONVOLUTIONS, needs_of, text_words
-from services.runtime.quantisation import quantisation_of
+from baton.runtime.model_needs import CONVOLUTIONS, needs_of, text_words
+from baton.runtime.quantisation import quantisation_of
 
 ADAPTERS: Final = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 MERGE: Final = (

@@ -20,11 +20,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.rooms.trace import TraceContext
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.logging import Log
-from services.runtime.process_metrics import release
-from services.runtime.tracing import Attribute, SpanKind, Tracer
+from baton.rooms.trace import TraceContext
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.logging import Log
+from baton.runtime.process_metrics import release
+from baton.runtime.tracing import Attribute, SpanKind, Tracer
 
 SPANS_MAX: Final = 4096
 BATCH_MAX: Final = 256
@@ -41,7 +41,7 @@ log = Log(__name__)
 
 
 class OtlpSpan:
-    """A `services.runtime.tracing.Span`."""
+    """A `baton.runtime.tracing.Span`."""
 
     __slots__ = ("_span", "trace")
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from services.rooms.phases import Side
+from baton.rooms.phases import Side
 
 
 class Party(StrEnum):

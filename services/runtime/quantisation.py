@@ -10,8 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-from services.runtime.model_facts import CONFIG_FILE, ModelUnreadable, json_object
-from services.runtime.model_needs import Json
+from baton.runtime.model_facts import CONFIG_FILE, ModelUnreadable, json_object
+from baton.runtime.model_needs import Json
 
 KEYS: Final = ("quantization_config", "compression_config")
 EXPORTED: Final = "hf_quant_config.json"

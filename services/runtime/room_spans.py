@@ -6,12 +6,12 @@ room that is held; where nothing is traced the table is empty, and asking costs 
 
 from collections.abc import Mapping
 
-from services.ids import RoomId
-from services.rooms.errors import Cause
-from services.rooms.reasons import REASONS
-from services.rooms.timeline import Moment
-from services.rooms.trace import TraceContext
-from services.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
+from baton.ids import RoomId
+from baton.rooms.errors import Cause
+from baton.rooms.reasons import REASONS
+from baton.rooms.timeline import Moment
+from baton.rooms.trace import TraceContext
+from baton.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 
 class RoomSpans:

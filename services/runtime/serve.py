@@ -23,8 +23,8 @@ from typing import Final, NoReturn, TypeVar
 
 import uvloop
 
-from services.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError, TakenForGone
-from services.runtime.logging import Log
+from baton.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError, TakenForGone
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

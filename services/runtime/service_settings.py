@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from services.runtime.model_options import POSITIONS_MAX, LoadFormat
-from services.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, number, optional
-from services.runtime.settings import setting
-from services.runtime.tls_files import TlsFiles, tls_files
+from baton.runtime.model_options import POSITIONS_MAX, LoadFormat
+from baton.runtime.setting_kinds import DURATION_MS, HOST, SHARE, TEXT, choices, matching, number, optional
+from baton.runtime.settings import setting
+from baton.runtime.tls_files import TlsFiles, tls_files
 
 LOG_LEVEL: Final = choices("debug", "info", "warning", "error")
 LOG_FORMAT: Final = choices("text", "json")

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
-from services.runtime.errors import SettingsError
-from services.runtime.setting_kinds import SettingKind
+from baton.runtime.errors import SettingsError
+from baton.runtime.setting_kinds import SettingKind
 
 PREFIX: Final = "BATON_"
 SERVICE_LINK: Final = re.compile(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from services.runtime.errors import StartupError
+from baton.runtime.errors import StartupError
 
 WARNINGS: Final = "PYTHONWARNINGS"
 

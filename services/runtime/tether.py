@@ -1,6 +1,6 @@
 """How does a child die with whoever started it, even when that was killed? And who is an orphan's parent?
 
-    python -m services.runtime.tether PARENT_PID COMMAND [ARGUMENT …]
+    python -m baton.runtime.tether PARENT_PID COMMAND [ARGUMENT …]
 
 Asks the kernel to kill this process when its parent ends (Linux), then becomes the command.
 """

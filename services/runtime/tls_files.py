@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.runtime.changes import Changes
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.logging import Log
+from baton.runtime.changes import Changes
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

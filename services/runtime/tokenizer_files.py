@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from services.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, in_a_line
 
 
 class TokenizerUnusable(StartupError):

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.service_settings import OTLP_URL
-from services.runtime.tracing import OFF, Tracer
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.service_settings import OTLP_URL
+from baton.runtime.tracing import OFF, Tracer
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -64,7 +64,7 @@ def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance:
             " without a name or password"
         )
     try:
-        from services.runtime.otlp import OtlpTracer
+        from baton.runtime.otlp import OtlpTracer
     except ModuleNotFoundError as error:
         raise StartupError(
             f"{given_by} is set, and {error.name} is not installed: pip install {PACKAGES}, or unset it"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
-from services.rooms.trace import TraceContext
+from baton.rooms.trace import TraceContext
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 

@@ -5,13 +5,13 @@ import socket
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from services.pages.checksum import KvChecksum
-from services.rooms.ballot import PLACES_MAX
-from services.rooms.registry_records import CANARY_ROOMS
-from services.runtime.errors import SettingsError
-from services.runtime.model_options import Quantize
-from services.runtime.service_settings import HOST_OR_NONE, ServiceSettings
-from services.runtime.setting_kinds import (
+from baton.pages.checksum import KvChecksum
+from baton.rooms.ballot import PLACES_MAX
+from baton.rooms.registry_records import CANARY_ROOMS
+from baton.runtime.errors import SettingsError
+from baton.runtime.model_options import Quantize
+from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
+from baton.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
     DURATION_MS,
@@ -26,8 +26,8 @@ from services.runtime.setting_kinds import (
     number,
     optional,
 )
-from services.runtime.settings import setting
-from services.topology import RANKS_MAX, Topology
+from baton.runtime.settings import setting
+from baton.topology import RANKS_MAX, Topology
 
 OUTSIDE_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 """Characters of a host's name that a worker's name may not have."""

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter
 
-from services.rooms.errors import Cause
-from services.rooms.reasons import REASONS
+from baton.rooms.errors import Cause
+from baton.rooms.reasons import REASONS
 
 
 class FailedRooms:

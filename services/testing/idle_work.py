@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from services.rooms.phases import AnyEffect, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.room import Room
-from services.rooms.roster import NOTHING, Capacity, Roster
+from baton.rooms.phases import AnyEffect, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.room import Room
+from baton.rooms.roster import NOTHING, Capacity, Roster
 
 
 class IdleWork:
-    """`services.worker.turns.Work` of a worker that holds no room."""
+    """`baton.worker.turns.Work` of a worker that holds no room."""
 
     def __init__(self, places: int) -> None:
         self.roster = Roster[Receiver](places)

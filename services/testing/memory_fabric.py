@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.ids import Incarnation
-from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import Endpoint, PutState, Region, Run, TransferError
+from baton.ids import Incarnation
+from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
+from baton.transfer.interface import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
 """Most puts under way in a fabric; past it a put is refused."""

@@ -7,17 +7,17 @@ Same interface, same bookkeeping and same answers as between processes; the netw
 from collections.abc import Sequence
 from typing import Final
 
-from services.ids import Incarnation
-from services.testing.memory_fabric import MemoryFabric, Write
-from services.transfer.bounds import check_endpoint, check_region, check_runs, region_named
-from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
-from services.transfer.ledger import Ledger
+from baton.ids import Incarnation
+from baton.testing.memory_fabric import MemoryFabric, Write
+from baton.transfer.bounds import check_endpoint, check_region, check_runs, region_named
+from baton.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
+from baton.transfer.ledger import Ledger
 
 METADATA: Final = b"memory"
 
 
 class MemoryTransfer:
-    """`services.transfer.interface.Transfer` within a process. Regions are real addresses, which stay
+    """`baton.transfer.interface.Transfer` within a process. Regions are real addresses, which stay
     mapped until `close` of this endpoint (or `kill` of its incarnation)."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, agent_name: str | None = None) -> None:

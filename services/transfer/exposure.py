@@ -11,9 +11,9 @@ whichever order it hears of them.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from services.ids import Incarnation
-from services.runtime.host_memory import Movable
-from services.transfer.interface import Endpoint, Region, Transfer
+from baton.ids import Incarnation
+from baton.runtime.host_memory import Movable
+from baton.transfer.interface import Endpoint, Region, Transfer
 
 
 class Exposure:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from services.ids import Incarnation
-from services.pages.plan import PageRun
+from baton.ids import Incarnation
+from baton.pages.plan import PageRun
 
 ABANDONED_ENDS_MAX: Final = 4096
 """Ends of abandoned puts that are kept until they are polled; the oldest go first."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from services.ids import Incarnation
-from services.transfer.interface import (
+from baton.ids import Incarnation
+from baton.transfer.interface import (
     ABANDONED_ENDS_MAX,
     Endpoint,
     PutId,

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from services.ids import Incarnation
-from services.runtime.logging import Log
-from services.transfer.bounds import (
+from baton.ids import Incarnation
+from baton.runtime.logging import Log
+from baton.transfer.bounds import (
     REGIONS_MAX,
     check_endpoint,
     check_region,
@@ -43,9 +43,9 @@ from services.transfer.bounds import (
     device_index,
     region_named,
 )
-from services.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
-from services.transfer.ledger import Ledger
-from services.transfer.nixl_library import Library, framed, unframed
+from baton.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
+from baton.transfer.ledger import Ledger
+from baton.transfer.nixl_library import Library, framed, unframed
 
 log = Log(__name__)
 
@@ -63,7 +63,7 @@ class _Write:
 
 
 class NixlTransfer:
-    """`services.transfer.interface.Transfer` between processes. Raises TransferError if nixl or its UCX
+    """`baton.transfer.interface.Transfer` between processes. Raises TransferError if nixl or its UCX
     backend does not load. To be closed before the process ends: see CLOSING_ROUNDS."""
 
     def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:

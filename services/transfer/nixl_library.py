@@ -8,8 +8,8 @@ import logging
 import os
 from typing import Any, Final
 
-from services.runtime.errors import StartupError
-from services.transfer.interface import Endpoint, TransferError
+from baton.runtime.errors import StartupError
+from baton.transfer.interface import Endpoint, TransferError
 
 BACKEND: Final = "UCX"
 MAGIC: Final = b"baton-nixl-1\0"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.runtime.errors import StartupError
-from services.transfer.interface import TransferError
-from services.transfer.nixl_library import settings_said
+from baton.runtime.errors import StartupError
+from baton.transfer.interface import TransferError
+from baton.transfer.nixl_library import settings_said
 
 
 @contextmanager

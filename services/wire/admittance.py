@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import grpc
 
-from services.rooms.phases import Side
-from services.runtime.party import Party
-from services.wire.baton.v1 import rooms_pb2, workers_pb2
-from services.wire.conversions import side_to_wire
-from services.wire.errors import NotAdmitted, errors_as_status
-from services.wire.handlers import served_after
+from baton.rooms.phases import Side
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.conversions import side_to_wire
+from baton.wire.errors import NotAdmitted, errors_as_status
+from baton.wire.handlers import served_after
 
 OURS: Final = "/baton.v1."
 SAN: Final = "x509_subject_alternative_name"

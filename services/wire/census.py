@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
-from services.pages.holdings import Holdings
-from services.rooms.phases import Phase
-from services.rooms.queues import RoomQueue
-from services.wire.baton.v1 import workers_pb2
-from services.wire.names import shown_from_wire
+from baton.pages.holdings import Holdings
+from baton.rooms.phases import Phase
+from baton.rooms.queues import RoomQueue
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.names import shown_from_wire
 
 KEYS_MAX: Final = 32
 KEY_CHARS_MAX: Final = 32

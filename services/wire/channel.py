@@ -11,16 +11,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.runtime.setting_kinds import join_address
-from services.wire.admittance import Admit
-from services.wire.decoding import RefuseUndecodable
-from services.wire.errors import WrongIncarnation
-from services.wire.identity import Identity
-from services.wire.limits import TAKEN_BYTES_MAX
-from services.wire.run_token import AskForToken, Showing
-from services.wire.thread_channel import ThreadChannel
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.runtime.setting_kinds import join_address
+from baton.wire.admittance import Admit
+from baton.wire.decoding import RefuseUndecodable
+from baton.wire.errors import WrongIncarnation
+from baton.wire.identity import Identity
+from baton.wire.limits import TAKEN_BYTES_MAX
+from baton.wire.run_token import AskForToken, Showing
+from baton.wire.thread_channel import ThreadChannel
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""

@@ -2,12 +2,12 @@
 
 import grpc
 
-from services.runtime.party import Party
-from services.runtime.tls_files import TlsFiles
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from services.wire.channel import UNARY_S, open_channel
-from services.wire.errors import remote_error
-from services.wire.identity import Identity
+from baton.runtime.party import Party
+from baton.runtime.tls_files import TlsFiles
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.wire.channel import UNARY_S, open_channel
+from baton.wire.errors import remote_error
+from baton.wire.identity import Identity
 
 
 async def report_exit(

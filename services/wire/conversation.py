@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import grpc
 
-from services.runtime.logging import Log
-from services.wire.errors import RemoteError, remote_error
+from baton.runtime.logging import Log
+from baton.wire.errors import RemoteError, remote_error
 
 log = Log(__name__)
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import Final, cast
 
-from services.ids import PageId, PageTables, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.layout import (
+from baton.ids import PageId, PageTables, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.layout import (
     DTYPE_BYTES,
     GROUPS_MAX,
     NOT_QUANTIZED,
@@ -21,10 +21,10 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry, WorkerFacts
-from services.rooms.request import (
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry, WorkerFacts
+from baton.rooms.request import (
     CHOICES_MAX,
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
@@ -42,19 +42,19 @@ from services.rooms.request import (
     Score,
     Token,
 )
-from services.rooms.trace import read_trace
-from services.topology import Topology
-from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
-from services.wire.events import event_to_wire
-from services.wire.malformed import Malformed as Malformed
-from services.wire.names import (
+from baton.rooms.trace import read_trace
+from baton.topology import Topology
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+from baton.wire.events import event_to_wire
+from baton.wire.malformed import Malformed as Malformed
+from baton.wire.names import (
     address_from_wire,
     label_from_wire,
     name_from_wire,
     request_id_from_wire,
     shown_from_wire,
 )
-from services.wire.receiver_secret import DIGEST_BYTES
+from baton.wire.receiver_secret import DIGEST_BYTES
 
 TEXT_CHARS_MAX: Final = 1024
 """Longest text of a cause; the rest is cut."""

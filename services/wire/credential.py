@@ -8,7 +8,7 @@ import hmac
 import secrets
 from typing import Final
 
-from services.ids import Incarnation
+from baton.ids import Incarnation
 
 BYTES: Final = 32
 BYTES_MIN: Final = 16

@@ -10,9 +10,9 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.wire.conversions import Malformed
-from services.wire.errors import errors_as_status
-from services.wire.handlers import served_after
+from baton.wire.conversions import Malformed
+from baton.wire.errors import errors_as_status
+from baton.wire.handlers import served_after
 
 NO_MESSAGE: Final = "the request is not a message of this method"
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import grpc
 
-from services.pages.errors import LayoutMismatch, Truncated
-from services.rooms.errors import (
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.rooms.errors import (
     LocalBug,
     NameInUse,
     NoCapacity,
@@ -27,8 +27,8 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import TEXT_CHARS_MAX, Malformed
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import TEXT_CHARS_MAX, Malformed
 
 KIND_KEY: Final = "baton-error"
 FIELD_KEY: Final = "baton-field"

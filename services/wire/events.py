@@ -5,9 +5,9 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from services.rooms.timeline import Event, Line, Moment
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.names import shown_from_wire
+from baton.rooms.timeline import Event, Line, Moment
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.names import shown_from_wire
 
 LINE_BYTES_MAX: Final = 1024
 """Longest line of a timeline that is kept as it came."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 
-from services.runtime.changes import Changes
-from services.runtime.errors import StartupError
-from services.runtime.logging import Log
-from services.runtime.tls_files import UNUSABLE, TlsFiles
+from baton.runtime.changes import Changes
+from baton.runtime.errors import StartupError
+from baton.runtime.logging import Log
+from baton.runtime.tls_files import UNUSABLE, TlsFiles
 
 log = Log(__name__)
 

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from services.ids import RoomId
-from services.pages.layout import GROUPS_MAX
-from services.rooms.load import WorkerLoad
-from services.rooms.step_cost import SCORE_PRICE_MAX
-from services.wire.baton.v1 import rooms_pb2
+from baton.ids import RoomId
+from baton.pages.layout import GROUPS_MAX
+from baton.rooms.load import WorkerLoad
+from baton.rooms.step_cost import SCORE_PRICE_MAX
+from baton.wire.baton.v1 import rooms_pb2
 
 RATE_MAX: Final = 2**32 - 1
 """Tokens a second."""

@@ -1,6 +1,6 @@
 """The refusal of a message that makes no sense."""
 
-from services.rooms.errors import Refusal
+from baton.rooms.errors import Refusal
 
 
 class Malformed(Refusal):

@@ -7,8 +7,8 @@ One row that the model cannot compute fails the step of everyone in it, so it is
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.rooms.request import Request
-from services.wire.conversions import Malformed
+from baton.rooms.request import Request
+from baton.wire.conversions import Malformed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ rules: names stand in logs, metrics, timelines, terminals and pages, and address
 import re
 from typing import Final
 
-from services.runtime.setting_kinds import ADDRESS, NAME, SettingKind
-from services.wire.malformed import Malformed
+from baton.runtime.setting_kinds import ADDRESS, NAME, SettingKind
+from baton.wire.malformed import Malformed
 
 SHOWN_CHARS_MAX: Final = 80
 """Most of a refused text that its refusal repeats."""

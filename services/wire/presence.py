@@ -10,11 +10,11 @@ from typing import Final
 
 import grpc
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.runtime.setting_kinds import split_address
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.runtime.setting_kinds import split_address
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels
 
 ASK_S: Final = 1.0
 """Longest that a process is asked for. Whoever reports its exit waits for twice as long."""

@@ -1,10 +1,10 @@
 """What does a worker say of itself when it registers?"""
 
-from services.ids import Incarnation
-from services.rooms.phases import Side
-from services.rooms.registry_records import WHOLE, OtherSide, StackFacts, WorkerFacts
-from services.wire.baton.v1 import workers_pb2
-from services.wire.conversions import (
+from baton.ids import Incarnation
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import WHOLE, OtherSide, StackFacts, WorkerFacts
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.conversions import (
     Malformed,
     check_peer,
     checksum_from_wire,
@@ -12,8 +12,8 @@ from services.wire.conversions import (
     side_to_wire,
     topology_from_wire,
 )
-from services.wire.names import label_from_wire, name_from_wire
-from services.wire.receiver_secret import DIGEST_BYTES
+from baton.wire.names import label_from_wire, name_from_wire
+from baton.wire.receiver_secret import DIGEST_BYTES
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from services.wire.errors import NotProven, errors_as_status
+from baton.wire.errors import NotProven, errors_as_status
 
 KEY: Final = "baton-run-token"
 OPEN: Final = "/grpc.health.v1.Health/"

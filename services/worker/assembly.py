@@ -7,24 +7,24 @@ Production, the simulation, tests and benchmarks fill in `RankPorts`, and hand i
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.engine.interface import Grammars
-from services.ids import Incarnation
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
-from services.runtime.clock import Clock
-from services.runtime.host_memory import HostMemory, Movable
-from services.transfer.exposure import Exposure
-from services.transfer.interface import SLOTS, kv_region
-from services.wire.model_bounds import ModelBounds
-from services.worker.folds import Folds
-from services.worker.mailbox import Mailbox
-from services.worker.reporter import Reporter
-from services.worker.stepper import Stepper
+from baton.engine.interface import Grammars
+from baton.ids import Incarnation
+from baton.pages.checksum import KvChecksum
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.pages.pool import PagePool
+from baton.pages.prefixes import PrefixTree
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import SlotPool
+from baton.runtime.clock import Clock
+from baton.runtime.host_memory import HostMemory, Movable
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import SLOTS, kv_region
+from baton.wire.model_bounds import ModelBounds
+from baton.worker.folds import Folds
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import Reporter
+from baton.worker.stepper import Stepper
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from services.ids import RoomId
-from services.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import cause_to_wire
-from services.worker.mailbox import Mailbox
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, PeerFault, Reason, Refusal, RoomExists
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import cause_to_wire
+from baton.worker.mailbox import Mailbox
 
 Reply = TypeVar("Reply")
 Said = TypeVar("Said", contravariant=True)

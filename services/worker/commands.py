@@ -3,21 +3,21 @@
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from services.handover.receiving import Receiving
-from services.handover.sending import Sending
-from services.ids import NO_PEER, Incarnation, RoomId
-from services.rooms.errors import PeerFault
-from services.rooms.step_cost import Costs, StepCost
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.conversions import (
+from baton.handover.receiving import Receiving
+from baton.handover.sending import Sending
+from baton.ids import NO_PEER, Incarnation, RoomId
+from baton.rooms.errors import PeerFault
+from baton.rooms.step_cost import Costs, StepCost
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.conversions import (
     cause_from_wire,
     check_peer,
     ends_from_wire,
     request_from_wire,
     room_from_wire,
 )
-from services.worker.assembly import RankPorts
-from services.worker.callers import Callers
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
 
 Core = TypeVar("Core", bound=Sending[Any] | Receiving[Any])
 

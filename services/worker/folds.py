@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from services.engine.interface import Grammars, Sequence
-from services.grammars.compiling import GrammarRefused
-from services.grammars.fold import Fold, GrammarLost
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Compiled, Failed
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.runtime.logging import Log
+from baton.engine.interface import Grammars, Sequence
+from baton.grammars.compiling import GrammarRefused
+from baton.grammars.fold import Fold, GrammarLost
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Compiled, Failed
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

@@ -13,19 +13,19 @@ from typing import Any, Final
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.ids import Incarnation
-from services.runtime.clock import SystemClock
-from services.runtime.errors import GroupLost
-from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.logging import Log
-from services.runtime.party import Party
-from services.runtime.serve import end_now
-from services.runtime.worker_settings import WorkerSettings
-from services.wire.channel import Channels
-from services.wire.identity import Identity
-from services.worker.mailbox import Mailbox
-from services.worker.pages import Progress, WorkerPages
-from services.worker.reporter import RankReporter
+from baton.ids import Incarnation
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import GroupLost
+from baton.runtime.garbage import spare_what_is_loaded
+from baton.runtime.logging import Log
+from baton.runtime.party import Party
+from baton.runtime.serve import end_now
+from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.channel import Channels
+from baton.wire.identity import Identity
+from baton.worker.mailbox import Mailbox
+from baton.worker.pages import Progress, WorkerPages
+from baton.worker.reporter import RankReporter
 
 log = Log(__name__)
 

@@ -14,34 +14,34 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from services.ids import Incarnation
-from services.rooms.errors import Cause, DeclaredGone, Reason
-from services.rooms.phases import Side
-from services.rooms.reasons import LOST
-from services.runtime.clock import SystemClock
-from services.runtime.errors import GroupLost, TakenForGone
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.garbage import spare_what_is_loaded
-from services.runtime.listen import cannot_listen
-from services.runtime.logging import Log
-from services.runtime.party import Party
-from services.runtime.room_spans import RoomSpans
-from services.runtime.serve import end_now
-from services.runtime.setting_kinds import join_address, split_address
-from services.runtime.trace_endpoint import make_tracer
-from services.runtime.tracing import SpanKind
-from services.runtime.worker_settings import WorkerSettings
-from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, Server, open_thread_channel
-from services.wire.errors import Draining
-from services.wire.identity import Identity
-from services.wire.presence import SERVICE as PRESENCE
-from services.wire.presence import PresenceService
-from services.worker.lease import LeaseKeeper
-from services.worker.lease_thread import LeaseThread
-from services.worker.mailbox import Mailbox
-from services.worker.pages import STARTING, Progress, WorkerPages
-from services.worker.reporter import Reporter
+from baton.ids import Incarnation
+from baton.rooms.errors import Cause, DeclaredGone, Reason
+from baton.rooms.phases import Side
+from baton.rooms.reasons import LOST
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import GroupLost, TakenForGone
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.garbage import spare_what_is_loaded
+from baton.runtime.listen import cannot_listen
+from baton.runtime.logging import Log
+from baton.runtime.party import Party
+from baton.runtime.room_spans import RoomSpans
+from baton.runtime.serve import end_now
+from baton.runtime.setting_kinds import join_address, split_address
+from baton.runtime.trace_endpoint import make_tracer
+from baton.runtime.tracing import SpanKind
+from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, Server, open_thread_channel
+from baton.wire.errors import Draining
+from baton.wire.identity import Identity
+from baton.wire.presence import SERVICE as PRESENCE
+from baton.wire.presence import PresenceService
+from baton.worker.lease import LeaseKeeper
+from baton.worker.lease_thread import LeaseThread
+from baton.worker.mailbox import Mailbox
+from baton.worker.pages import STARTING, Progress, WorkerPages
+from baton.worker.reporter import Reporter
 
 log = Log(__name__)
 

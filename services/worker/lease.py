@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import grpc
 
-from services.ids import Incarnation
-from services.rooms.errors import DeclaredGone
-from services.runtime.logging import Log
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from services.wire.channel import UNARY_S
-from services.wire.errors import RemoteError, remote_error
+from baton.ids import Incarnation
+from baton.rooms.errors import DeclaredGone
+from baton.runtime.logging import Log
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.wire.channel import UNARY_S
+from baton.wire.errors import RemoteError, remote_error
 
 log = Log(__name__)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.wire.baton.v1 import workers_pb2
-from services.wire.channel import Channels
-from services.worker.lease import LeaseKeeper
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.channel import Channels
+from baton.worker.lease import LeaseKeeper
 
 STOP_S: Final = 1.0
 """What the thread gets to end in. It ends with the process in any case."""

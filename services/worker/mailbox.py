@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from services.wire.baton.v1 import group_pb2
-from services.wire.errors import CommandTooLong, MailboxFull
-from services.wire.limits import TAKEN_BYTES_MAX
+from baton.wire.baton.v1 import group_pb2
+from baton.wire.errors import CommandTooLong, MailboxFull
+from baton.wire.limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX: Final = 16_384
 """Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What

@@ -9,12 +9,12 @@ from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from services.pages.pool import PageState
-from services.rooms.errors import Cause
-from services.rooms.phases import Moves, Phase
-from services.rooms.queues import RoomQueue
-from services.runtime.tally import LabelledTally, Tally
-from services.telemetry.failed_room_counter import FailedRooms
+from baton.pages.pool import PageState
+from baton.rooms.errors import Cause
+from baton.rooms.phases import Moves, Phase
+from baton.rooms.queues import RoomQueue
+from baton.runtime.tally import LabelledTally, Tally
+from baton.telemetry.failed_room_counter import FailedRooms
 
 _SECONDS: Final = (
     0.0005,

@@ -1,7 +1,7 @@
 """How the exit of a worker's process is reported where nobody reports it who started the process.
 
 With `--exit-file` a process draws the secret of its own exit and leaves it to the next process, which has the
-file's lock once this one has ended (`services.runtime.exit_file`).
+file's lock once this one has ended (`baton.runtime.exit_file`).
 """
 
 import asyncio
@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from services.runtime.errors import StartupError, in_a_line
-from services.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
-from services.runtime.logging import Log
-from services.runtime.worker_settings import WorkerSettings
-from services.wire.clients import report_exit
-from services.wire.errors import RemoteError
-from services.wire.receiver_secret import digest_of, draw_secret
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
+from baton.runtime.logging import Log
+from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.clients import report_exit
+from baton.wire.errors import RemoteError
+from baton.wire.receiver_secret import digest_of, draw_secret
 
 log = Log(__name__)
 

@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from services.runtime.http_server import HttpServer
-from services.runtime.listen import bind_port
-from services.runtime.metrics_http import serve_metrics
-from services.runtime.worker_settings import WorkerSettings
-from services.worker.stepper import STEP_MS
+from baton.runtime.http_server import HttpServer
+from baton.runtime.listen import bind_port
+from baton.runtime.metrics_http import serve_metrics
+from baton.runtime.worker_settings import WorkerSettings
+from baton.worker.stepper import STEP_MS
 
 STUCK_MS: Final = 60_000
 """Turns are short and idle ones end every second: a silence this long means that the loop hangs."""

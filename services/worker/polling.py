@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from services.rooms.phases import Phase
-from services.rooms.room import Room
+from baton.rooms.phases import Phase
+from baton.rooms.room import Room
 
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001

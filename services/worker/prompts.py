@@ -23,8 +23,8 @@ from math import isqrt
 from operator import eq
 from typing import Final, Generic, Protocol, TypeVar
 
-from services.engine.interface import Row
-from services.rooms.request import Request
+from baton.engine.interface import Row
+from baton.rooms.request import Request
 
 STEPS_MIN: Final = 4
 """Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""

@@ -11,20 +11,20 @@ from typing import Final, NamedTuple
 
 import grpc
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Vote
-from services.rooms.reasons import REASONS
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.rooms.timeline import Moment
-from services.runtime.clock import Clock
-from services.runtime.logging import Log
-from services.runtime.room_spans import RoomSpans
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
-from services.wire.channel import UNARY_S
-from services.wire.errors import remote_error
-from services.wire.limits import REPORTS_MAX
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Vote
+from baton.rooms.reasons import REASONS
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.rooms.timeline import Moment
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
+from baton.runtime.room_spans import RoomSpans
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
+from baton.wire.channel import UNARY_S
+from baton.wire.errors import remote_error
+from baton.wire.limits import REPORTS_MAX
 
 log = Log(__name__)
 

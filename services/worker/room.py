@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from services.rooms.errors import Cause
-from services.rooms.phases import Phase, Vote
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import outcome_to_wire
-from services.worker.callers import Replies
+from baton.rooms.errors import Cause
+from baton.rooms.phases import Phase, Vote
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import outcome_to_wire
+from baton.worker.callers import Replies
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 

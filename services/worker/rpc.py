@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import grpc
 
-from services.rooms.phases import Side
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.channel import check_incarnation
-from services.wire.conversions import room_from_wire
-from services.wire.errors import Draining, errors_as_status
-from services.worker.assembly import RankPorts
-from services.worker.callers import Callers
-from services.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.channel import check_incarnation
+from baton.wire.conversions import room_from_wire
+from baton.wire.errors import Draining, errors_as_status
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
 
 Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomReply)
 

@@ -22,9 +22,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
-from services.parallel.interface import RankGroup
-from services.runtime.arrivals import Arrivals
-from services.runtime.clock import Clock
+from baton.parallel.interface import RankGroup
+from baton.runtime.arrivals import Arrivals
+from baton.runtime.clock import Clock
 
 LULL_PART: Final = 4
 """The handlers are done when nothing has come for a fourth of what they may have: from one event to the next

@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import PeerFault, Refusal
-from services.runtime.logging import Log
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.channel import check_incarnation
-from services.wire.errors import refusal_to_wire
-from services.worker.callers import Callers
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import PeerFault, Refusal
+from baton.runtime.logging import Log
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.channel import check_incarnation
+from baton.wire.errors import refusal_to_wire
+from baton.worker.callers import Callers
 
 log = Log(__name__)
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from services.parallel.interface import GroupBroken, RankGroup
-from services.parallel.solo import SoloGroup
-from services.runtime.errors import GroupLost, SettingsError
-from services.runtime.logging import Log
-from services.runtime.setting_kinds import split_address
-from services.runtime.settings import settings_of
-from services.runtime.worker_settings import WorkerSettings
+from baton.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.solo import SoloGroup
+from baton.runtime.errors import GroupLost, SettingsError
+from baton.runtime.logging import Log
+from baton.runtime.setting_kinds import split_address
+from baton.runtime.settings import settings_of
+from baton.runtime.worker_settings import WorkerSettings
 
 log = Log(__name__)
 

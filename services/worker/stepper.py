@@ -10,10 +10,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from services.engine.interface import EngineLost, Row, Steps, SumPart, Taken, TeamBroken
-from services.runtime.clock import Clock
-from services.runtime.errors import EngineStuck
-from services.runtime.logging import Log
+from baton.engine.interface import EngineLost, Row, Steps, SumPart, Taken, TeamBroken
+from baton.runtime.clock import Clock
+from baton.runtime.errors import EngineStuck
+from baton.runtime.logging import Log
 
 log = Log(__name__)
 

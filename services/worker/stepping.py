@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from services.engine.interface import NotHeld, Row, Taken
-from services.handover.side import HandOverSide
-from services.rooms.errors import Reason
-from services.rooms.room import Room
-from services.rooms.step_cost import StepCost
-from services.worker.assembly import RankPorts
-from services.worker.metrics import WorkerMetrics
-from services.worker.stepper import STEP_MS, StepFailed
+from baton.engine.interface import NotHeld, Row, Taken
+from baton.handover.side import HandOverSide
+from baton.rooms.errors import Reason
+from baton.rooms.room import Room
+from baton.rooms.step_cost import StepCost
+from baton.worker.assembly import RankPorts
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.stepper import STEP_MS, StepFailed
 
 
 class StepPart(Protocol):

@@ -1,6 +1,6 @@
 """What does a rank of either role do in a turn, around its side of the hand-over?
 
-Commands, evidence and time go into the core (`services.handover`); what it asks of the world is carried out
+Commands, evidence and time go into the core (`baton.handover`); what it asks of the world is carried out
 here, and what comes of that goes in again. Nothing is decided here.
 """
 
@@ -8,32 +8,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from services.handover.requests import Outcome, Report, Retired
-from services.handover.side import HandOverSide
-from services.ids import RoomId
-from services.pages.errors import LayoutMismatch, Truncated
-from services.rooms.errors import Cause, PeerFault, Refusal
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Phase, Vote
-from services.rooms.queues import RoomQueue
-from services.rooms.roster import Capacity, Roster
-from services.rooms.timeline import Moment
-from services.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
-from services.wire.census import census_to_wire
-from services.wire.load import load_to_wire
-from services.worker.assembly import RankPorts
-from services.worker.callers import Callers
-from services.worker.commands import RankCommands
-from services.worker.metrics import WorkerMetrics
-from services.worker.reporter import wish_text
-from services.worker.room import Reply
-from services.worker.stepping import Stepping
+from baton.handover.requests import Outcome, Report, Retired
+from baton.handover.side import HandOverSide
+from baton.ids import RoomId
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.rooms.errors import Cause, PeerFault, Refusal
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Phase, Vote
+from baton.rooms.queues import RoomQueue
+from baton.rooms.roster import Capacity, Roster
+from baton.rooms.timeline import Moment
+from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
+from baton.wire.census import census_to_wire
+from baton.wire.load import load_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.commands import RankCommands
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.reporter import wish_text
+from baton.worker.room import Reply
+from baton.worker.stepping import Stepping
 
 Asked = TypeVar("Asked")
 
 
 class RankWork(ABC, Generic[Reply, Asked]):
-    """`services.worker.turns.Work`, but for what one side alone does. `Asked`: what its core asks of the
+    """`baton.worker.turns.Work`, but for what one side alone does. `Asked`: what its core asks of the
     world beside a `SideRequest`."""
 
     def __init__(

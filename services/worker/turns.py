@@ -16,17 +16,17 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from services.ids import RoomId
-from services.parallel.interface import GroupBroken, RankGroup
-from services.rooms.ballot import Ballot, Verdict, read_verdict
-from services.rooms.errors import Cause, RostersDiverged
-from services.rooms.evidence import Failed
-from services.rooms.phases import Effect, ReceiverEffect, Vote
-from services.rooms.roster import Capacity, Roster
-from services.runtime.arrivals import Arrivals
-from services.runtime.clock import Clock
-from services.runtime.logging import Log
-from services.worker.share import Share, TimedGroup
+from baton.ids import RoomId
+from baton.parallel.interface import GroupBroken, RankGroup
+from baton.rooms.ballot import Ballot, Verdict, read_verdict
+from baton.rooms.errors import Cause, RostersDiverged
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Effect, ReceiverEffect, Vote
+from baton.rooms.roster import Capacity, Roster
+from baton.runtime.arrivals import Arrivals
+from baton.runtime.clock import Clock
+from baton.runtime.logging import Log
+from baton.worker.share import Share, TimedGroup
 
 log = Log(__name__)
 

@@ -11,40 +11,40 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.engine.interface import Engine, LoadEngine, TeamBroken
-from services.ids import Incarnation
-from services.pages.checksum import KvChecksum
-from services.pages.errors import added
-from services.pages.ranks import rank_layout
-from services.pages.record import SCHEMA_HASH
-from services.parallel.gloo import GlooGroup
-from services.parallel.interface import GroupBroken, RankGroup
-from services.rooms.errors import RostersDiverged
-from services.rooms.phases import Side
-from services.runtime import serve
-from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import Clock, SystemClock
-from services.runtime.cpus import pin
-from services.runtime.logging import name_rooms
-from services.runtime.process_metrics import describe_process
-from services.runtime.worker_settings import WorkerSettings
-from services.transfer.exposure import Exposure
-from services.transfer.nixl import NixlTransfer
-from services.transfer.nixl_library import install_memory_hooks
-from services.transfer.start import offering
-from services.wire import credential
-from services.wire.baton.v1 import rooms_pb2, workers_pb2
-from services.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
-from services.wire.model_bounds import ModelBounds
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.follower_host import FollowerHost
-from services.worker.leader_host import Role, WorkerHost
-from services.worker.metrics import WorkerMetrics
-from services.worker.own_exit import OwnExit
-from services.worker.startup import agree_on, explained, form_group, load_together
-from services.worker.stepper import Stepper
-from services.worker.turn import RankWork
-from services.worker.turns import TurnProgress, run_turns
+from baton.engine.interface import Engine, LoadEngine, TeamBroken
+from baton.ids import Incarnation
+from baton.pages.checksum import KvChecksum
+from baton.pages.errors import added
+from baton.pages.ranks import rank_layout
+from baton.pages.record import SCHEMA_HASH
+from baton.parallel.gloo import GlooGroup
+from baton.parallel.interface import GroupBroken, RankGroup
+from baton.rooms.errors import RostersDiverged
+from baton.rooms.phases import Side
+from baton.runtime import serve
+from baton.runtime.arrivals import SystemArrivals
+from baton.runtime.clock import Clock, SystemClock
+from baton.runtime.cpus import pin
+from baton.runtime.logging import name_rooms
+from baton.runtime.process_metrics import describe_process
+from baton.runtime.worker_settings import WorkerSettings
+from baton.transfer.exposure import Exposure
+from baton.transfer.nixl import NixlTransfer
+from baton.transfer.nixl_library import install_memory_hooks
+from baton.transfer.start import offering
+from baton.wire import credential
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from baton.wire.model_bounds import ModelBounds
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.follower_host import FollowerHost
+from baton.worker.leader_host import Role, WorkerHost
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.own_exit import OwnExit
+from baton.worker.startup import agree_on, explained, form_group, load_together
+from baton.worker.stepper import Stepper
+from baton.worker.turn import RankWork
+from baton.worker.turns import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
 """What ends a rank's turns because of another rank."""

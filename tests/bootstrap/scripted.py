@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.attempts import RequestStream, RoomBackend
-from services.bootstrap.canary_request import canary_request
-from services.bootstrap.follower import RoomStream
-from services.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from services.bootstrap.rooms import Rooms
-from services.ids import Incarnation, RoomId
-from services.openai.backend import RoomFailed
-from services.openai.schemas import Drawing
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, RoomPhase, WorkerFacts
-from services.rooms.request import FinishReason, Request, Sampling, Score, Token
-from services.rooms.retry import RetryBounds
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels
-from services.wire.conversions import (
+from baton.bootstrap.attempts import RequestStream, RoomBackend
+from baton.bootstrap.canary_request import canary_request
+from baton.bootstrap.follower import RoomStream
+from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
+from baton.bootstrap.rooms import Rooms
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import RoomFailed
+from baton.openai.schemas import Drawing
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, RoomPhase, WorkerFacts
+from baton.rooms.request import FinishReason, Request, Sampling, Score, Token
+from baton.rooms.retry import RetryBounds
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels
+from baton.wire.conversions import (
     finish_to_wire,
     layout_to_wire,
     outcome_to_wire,
@@ -33,10 +33,10 @@ from services.wire.conversions import (
     scores_to_wire,
     token_to_wire,
 )
-from services.wire.errors import refusal_to_wire
-from services.wire.receiver_secret import digest_of
-from services.wire.registration import worker_from_wire
-from services.worker.shared_stream import ends_some, rooms_reply
+from baton.wire.errors import refusal_to_wire
+from baton.wire.receiver_secret import digest_of
+from baton.wire.registration import worker_from_wire
+from baton.worker.shared_stream import ends_some, rooms_reply
 from tests.layouts import one_group
 from tests.patience import PATIENCE_S
 from tests.support.manual_clock import ManualClock

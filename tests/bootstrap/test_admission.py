@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap.asked import NotInTime, QueueFull, Retry
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
-from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair
-from services.rooms.registry import EXPECTED_MS, UNTAKEN_MS
-from services.rooms.registry_records import RoomEntry, RoomPhase
-from services.rooms.waiting_line import QUANTUM
-from services.runtime.party import Party
+from baton.bootstrap.asked import NotInTime, QueueFull, Retry
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import BLOCK_TOKENS, blocks
+from baton.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need, Pair
+from baton.rooms.registry import EXPECTED_MS, UNTAKEN_MS
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.waiting_line import QUANTUM
+from baton.runtime.party import Party
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
@@ -195,7 +195,7 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
         hashed.append(len(prompt))
         return ()
 
-    monkeypatch.setattr("services.bootstrap.admission.blocks", blocks)
+    monkeypatch.setattr("baton.bootstrap.admission.blocks", blocks)
     await fill(at)
     prompt = (1, 2, 3)
     await_place = asyncio.ensure_future(at.admission.admit("a", 3, 5, prompt=prompt))

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap import follower
-from services.bootstrap.asked import QueueFull, Retry
-from services.bootstrap.canary import Canary
-from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, RoomFailed
-from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.errors import Cause, Reason, RosterFull
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.registry_records import WorkerState
-from services.rooms.request import Request, Sampling
-from services.rooms.retry import RETRIED
-from services.wire.conversions import room_to_wire
-from services.wire.errors import Draining, WrongIncarnation
+from baton.bootstrap import follower
+from baton.bootstrap.asked import QueueFull, Retry
+from baton.bootstrap.canary import Canary
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import Hangup, RoomFailed
+from baton.rooms.affinity import BLOCK_TOKENS, blocks
+from baton.rooms.errors import Cause, Reason, RosterFull
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.reasons import REASONS, Fault
+from baton.rooms.registry_records import WorkerState
+from baton.rooms.request import Request, Sampling
+from baton.rooms.retry import RETRIED
+from baton.wire.conversions import room_to_wire
+from baton.wire.errors import Draining, WrongIncarnation
 from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,

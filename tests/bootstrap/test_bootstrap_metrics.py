@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap.asked import QueueFull
-from services.ids import RoomId
-from services.rooms.errors import Cause, NoSuchWorker, Reason
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need
+from baton.bootstrap.asked import QueueFull
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, NoSuchWorker, Reason
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
 

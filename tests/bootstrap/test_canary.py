@@ -7,17 +7,17 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
-from services.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canary_prompt
-from services.bootstrap.canary_request import canary_request
-from services.bootstrap.http import probe_router
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.pairs import BROKEN_AFTER
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry_records import CANARY_ROOMS, WorkerState
-from services.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
-from services.runtime.errors import StartupError
+from baton.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canary_prompt
+from baton.bootstrap.canary_request import canary_request
+from baton.bootstrap.http import probe_router
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.pairs import BROKEN_AFTER
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import CANARY_ROOMS, WorkerState
+from baton.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
+from baton.runtime.errors import StartupError
 from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,

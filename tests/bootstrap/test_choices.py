@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap.attempts import RequestStream
-from services.openai.backend import Hangup, NoWorker, RoomFailed, TokenBatch
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.errors import Cause, Reason
-from services.rooms.placement import Need
-from services.rooms.request import Request, Sampling
-from services.wire.conversions import room_to_wire
+from baton.bootstrap.attempts import RequestStream
+from baton.openai.backend import Hangup, NoWorker, RoomFailed, TokenBatch
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.placement import Need
+from baton.rooms.request import Request, Sampling
+from baton.wire.conversions import room_to_wire
 from tests.bootstrap.scripted import (
     LENGTH,
     STOP,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.bootstrap.failures import Failures
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
+from baton.bootstrap.failures import Failures
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
 from tests.support.manual_clock import ManualClock
 
 LOST, BROKEN = Cause(Reason.PREFILL_LOST, "it is gone"), Cause(Reason.TRANSFER_FAILED, "it broke")

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.bootstrap import follower
-from services.bootstrap.links import Hearer, Open, WorkerStream
-from services.ids import RoomId
-from services.openai.backend import Hangup, NoWorker, Overloaded
-from services.rooms.errors import Cause, Reason, RosterFull
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomPhase, WorkerState
-from services.wire.baton.v1 import inference_pb2
-from services.wire.errors import Draining
+from baton.bootstrap import follower
+from baton.bootstrap.links import Hearer, Open, WorkerStream
+from baton.ids import RoomId
+from baton.openai.backend import Hangup, NoWorker, Overloaded
+from baton.rooms.errors import Cause, Reason, RosterFull
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomPhase, WorkerState
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.errors import Draining
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
 from tests.wire.servers import until
 
@@ -392,7 +392,7 @@ async def test_a_bug_in_following_ends_the_stream(at: House, monkeypatch: pytest
     def broken(*_: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("services.bootstrap.follower.token_from_wire", broken)
+    monkeypatch.setattr("baton.bootstrap.follower.token_from_wire", broken)
     assert await read(await at.backend.generate(asked())) == ([], "bootstrap_lost")
     at.retired()
     await at.at_rest()

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from services.bootstrap import hearing as module
-from services.bootstrap.hearing import DEAF_S, Hearing
-from services.runtime.exposed import from_this_machine
-from services.runtime.party import Party
-from services.runtime.setting_kinds import join_address
-from services.wire.channel import Channels, Server
-from services.wire.identity import Identity
+from baton.bootstrap import hearing as module
+from baton.bootstrap.hearing import DEAF_S, Hearing
+from baton.runtime.exposed import from_this_machine
+from baton.runtime.party import Party
+from baton.runtime.setting_kinds import join_address
+from baton.wire.channel import Channels, Server
+from baton.wire.identity import Identity
 from tests.safety.certificates import made, of
 from tests.support.manual_clock import ManualClock
 from tests.wire.servers import channel_to, has_ipv6, until

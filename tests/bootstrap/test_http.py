@@ -8,12 +8,12 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.http import admin_router, probe_router
-from services.ids import Incarnation, RoomId
-from services.openai.app import create_app
-from services.rooms.phases import Side
-from services.rooms.registry_records import OtherSide
-from services.rooms.timeline import Moment
+from baton.bootstrap.http import admin_router, probe_router
+from baton.ids import Incarnation, RoomId
+from baton.openai.app import create_app
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import OtherSide
+from baton.rooms.timeline import Moment
 from tests.bootstrap.scripted import House, house
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend

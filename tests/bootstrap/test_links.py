@@ -8,17 +8,17 @@ from typing import Any
 import grpc
 import pytest
 
-from services.bootstrap import links
-from services.bootstrap.links import Links, WorkerStream
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.registry_records import StackFacts, WorkerFacts
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.channel import Channels
-from services.wire.errors import RemoteError
-from services.worker.shared_stream import rooms_reply
+from baton.bootstrap import links
+from baton.bootstrap.links import Links, WorkerStream
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import StackFacts, WorkerFacts
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import Channels
+from baton.wire.errors import RemoteError
+from baton.worker.shared_stream import rooms_reply
 from tests.wire.servers import serving, until
 
 ACCEPTED = inference_pb2.RunRoomReply(accepted=inference_pb2.Accepted())

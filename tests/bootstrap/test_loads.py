@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.credential import of_ranks
-from services.wire.load import load_from_wire
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.credential import of_ranks
+from baton.wire.load import load_from_wire
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, asked, ended, first, house, read, tokens
 from tests.bootstrap.test_rpc import Client
 from tests.wire.servers import channel_to, serving, until

@@ -11,18 +11,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.bootstrap.canary import ALONE_MS, Canary
-from services.bootstrap.http import probe_router
-from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, NoWorker
-from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.errors import Cause, NoneReady, Reason
-from services.rooms.pairs import BROKEN_AFTER
-from services.rooms.placement import Need
-from services.rooms.registry_records import RoomPhase, WorkerState
-from services.rooms.request import Request, Sampling
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.load import load_from_wire
+from baton.bootstrap.canary import ALONE_MS, Canary
+from baton.bootstrap.http import probe_router
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import Hangup, NoWorker
+from baton.rooms.affinity import BLOCK_TOKENS, blocks
+from baton.rooms.errors import Cause, NoneReady, Reason
+from baton.rooms.pairs import BROKEN_AFTER
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import RoomPhase, WorkerState
+from baton.rooms.request import Request, Sampling
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.load import load_from_wire
 from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,

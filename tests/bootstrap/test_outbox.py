@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.bootstrap.outbox import Outbox
+from baton.bootstrap.outbox import Outbox
 from tests.wire.servers import until
 
 

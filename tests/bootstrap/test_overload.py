@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from services.bootstrap.asked import NotInTime, QueueFull
-from services.ids import RoomId
-from services.rooms.registry_records import RoomEntry
+from baton.bootstrap.asked import NotInTime, QueueFull
+from baton.ids import RoomId
+from baton.rooms.registry_records import RoomEntry
 from tests.bootstrap.scripted import House, house
 
 TICK_MS = 100

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from services.bootstrap.asked import Retry
-from services.bootstrap.attempts import RequestStream
-from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, RoomFailed
-from services.rooms.affinity import BLOCK_TOKENS, blocks
-from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.request import Request
-from services.rooms.retry import MARGIN_TOKENS
-from services.runtime.room_spans import RoomSpans
+from baton.bootstrap.asked import Retry
+from baton.bootstrap.attempts import RequestStream
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import Hangup, RoomFailed
+from baton.rooms.affinity import BLOCK_TOKENS, blocks
+from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.request import Request
+from baton.rooms.retry import MARGIN_TOKENS
+from baton.runtime.room_spans import RoomSpans
 from tests.bootstrap import test_choices
 from tests.bootstrap.scripted import (
     CANARY,

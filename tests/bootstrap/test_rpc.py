@@ -8,20 +8,20 @@ from typing import Any
 import grpc
 import pytest
 
-from services.bootstrap import rpc
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomPhase
-from services.rooms.timeline import Moment
-from services.wire import presence
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.conversions import layout_to_wire, outcome_to_wire
-from services.wire.credential import incarnation_of, of_ranks
-from services.wire.errors import RemoteError, remote_error
-from services.wire.load import load_from_wire
-from services.wire.receiver_secret import digest_of
+from baton.bootstrap import rpc
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomPhase
+from baton.rooms.timeline import Moment
+from baton.wire import presence
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.conversions import layout_to_wire, outcome_to_wire
+from baton.wire.credential import incarnation_of, of_ranks
+from baton.wire.errors import RemoteError, remote_error
+from baton.wire.load import load_from_wire
+from baton.wire.receiver_secret import digest_of
 from tests.bootstrap.scripted import House, ScriptedWorker, house
 from tests.layouts import one_group
 from tests.wire.servers import channel_to, serving, until

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.openai.backend import RoomFailed, TokenStream
-from services.rooms.registry_records import RoomEntry
-from services.rooms.request import Request, Sampling, Score
+from baton.openai.backend import RoomFailed, TokenStream
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.request import Request, Sampling, Score
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, ended, first, house, read, scores, tokens
 from tests.bootstrap.test_attempts import Pairs, decodes, prefills, two_pairs
 from tests.patience import PATIENCE_S

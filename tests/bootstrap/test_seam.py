@@ -7,11 +7,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.rooms.phases import Side
-from services.rooms.request import Token
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import token_to_wire
+from baton.openai.app import create_app
+from baton.rooms.phases import Side
+from baton.rooms.request import Token
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import token_to_wire
 from tests.bootstrap.scripted import STOP, House, Step, accepted, ended, house, tokens
 from tests.openai import tiny
 from tests.support.manual_clock import ManualClock

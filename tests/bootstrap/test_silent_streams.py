@@ -9,11 +9,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.rooms.errors import Cause, Reason
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.rooms.errors import Cause, Reason
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 from tests.bootstrap.scripted import LENGTH, D, House, P, Step, accepted, ended, first, house, tokens
 from tests.openai import tiny
 

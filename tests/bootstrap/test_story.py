@@ -10,21 +10,21 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.bootstrap.asked import Retry
-from services.bootstrap.story import chains
-from services.bootstrap.story.parts import Doing, State
-from services.bootstrap.story.routes import FILES, PAGE, page_router, story_router
-from services.ids import Incarnation, RoomId
-from services.openai.backend import Hangup, NoWorker
-from services.rooms.errors import Cause, Reason
-from services.rooms.load import WorkerLoad
-from services.rooms.placement import Need
-from services.rooms.registry import CANARIES_KEPT
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import Event, Moment
-from services.topology import Topology
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.events import event_from_wire
+from baton.bootstrap.asked import Retry
+from baton.bootstrap.story import chains
+from baton.bootstrap.story.parts import Doing, State
+from baton.bootstrap.story.routes import FILES, PAGE, page_router, story_router
+from baton.ids import Incarnation, RoomId
+from baton.openai.backend import Hangup, NoWorker
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.load import WorkerLoad
+from baton.rooms.placement import Need
+from baton.rooms.registry import CANARIES_KEPT
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import Event, Moment
+from baton.topology import Topology
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.events import event_from_wire
 from tests.bootstrap.scripted import House, asked, house
 from tests.wire.servers import until
 
@@ -517,7 +517,7 @@ async def test_a_look_at_the_pages_visits_no_more_rooms_however_many_are_kept(
             looked_at.add(object.__getattribute__(self, "id"))
             return object.__getattribute__(self, name)
 
-    monkeypatch.setattr("services.rooms.registry.RoomEntry", Seen)
+    monkeypatch.setattr("baton.rooms.registry.RoomEntry", Seen)
     async with house() as at:
         at.registry._kept = at.registry._failed_kept = MANY
         pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))

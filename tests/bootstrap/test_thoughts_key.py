@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.bootstrap.thoughts_key import thoughts_key
-from services.runtime.errors import StartupError
+from baton.bootstrap.thoughts_key import thoughts_key
+from baton.runtime.errors import StartupError
 
 
 def test_a_files_content_is_the_key(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 import asyncio
 
-from services.bootstrap.timelines import Timelines
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, Worker
-from services.rooms.timeline import Moment
-from services.runtime.room_spans import RoomSpans
+from baton.bootstrap.timelines import Timelines
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, Worker
+from baton.rooms.timeline import Moment
+from baton.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker
 from tests.support.manual_clock import ManualClock
 from tests.trace.notes import PARENT, Notes

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap import follower
-from services.openai.backend import Hangup
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.runtime.room_spans import RoomSpans
+from baton.bootstrap import follower
+from baton.openai.backend import Hangup
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.runtime.room_spans import RoomSpans
 from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
 from tests.bootstrap.test_attempts import decodes, prefills
 from tests.trace.notes import PARENT, TRACE, Notes

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.cli.backoff import Backoff
-from services.cli.group import RankProcesses
-from services.decode.settings import DecodeSettings
-from services.runtime.clock import SystemClock
-from services.runtime.worker_settings import WorkerSettings
+from baton.cli.backoff import Backoff
+from baton.cli.group import RankProcesses
+from baton.decode.settings import DecodeSettings
+from baton.runtime.clock import SystemClock
+from baton.runtime.worker_settings import WorkerSettings
 from tests.cli.stand_ins import eventually
 
 # Writes `RANK up PID` and `RANK asked` into the journal, and `RANK talked` once much that it says is read.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.cli.serve_settings import SERVICES, ServeSettings, not_taken
-from services.runtime.setting_kinds import (
+from baton.cli.serve_settings import SERVICES, ServeSettings, not_taken
+from baton.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
     DURATION_MS,
@@ -15,8 +15,8 @@ from services.runtime.setting_kinds import (
     TEXT,
     SettingKind,
 )
-from services.runtime.settings import Setting, settings_of
-from services.runtime.surroundings import FAMILIES, Family
+from baton.runtime.settings import Setting, settings_of
+from baton.runtime.surroundings import FAMILIES, Family
 
 HEAD: Final = """\
 # Settings

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from services.cli.backoff import Backoff
-from services.cli.child import Child, start_child
-from services.cli.quiet import LevelFilter
-from services.cli.serve_settings import StackCommand
-from services.cli.supervisor import Supervisor
-from services.runtime.clock import SystemClock
+from baton.cli.backoff import Backoff
+from baton.cli.child import Child, start_child
+from baton.cli.quiet import LevelFilter
+from baton.cli.serve_settings import StackCommand
+from baton.cli.supervisor import Supervisor
+from baton.runtime.clock import SystemClock
 
 PATIENCE_S = 30.0
 """Far beyond what anything here takes: reaching it means that it never happens."""

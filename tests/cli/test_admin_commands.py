@@ -12,11 +12,11 @@ import httpx
 import pytest
 from rich.console import Console, Group
 
-from services.cli import explain, top
-from services.cli.admin import Admin, Bootstrap, NotTold, admin
-from services.cli.chat_settings import base_of
-from services.cli.main import KNOWN
-from services.runtime.errors import StartupError
+from baton.cli import explain, top
+from baton.cli.admin import Admin, Bootstrap, NotTold, admin
+from baton.cli.chat_settings import base_of
+from baton.cli.main import KNOWN
+from baton.runtime.errors import StartupError
 from tests.cli.typed import baton
 
 
@@ -221,7 +221,7 @@ def test_a_screen_ends_at_q_and_the_terminal_is_as_it_was() -> None:
     ours, theirs = os.openpty()
     before = termios.tcgetattr(theirs)
     script = (
-        "from services.cli.keyboard import Keyboard\n"
+        "from baton.cli.keyboard import Keyboard\n"
         "with Keyboard() as keyboard:\n"
         "    print('ready', flush=True)\n"
         "    while (key := keyboard.wait(0.01)) != 'q': key and print('key', key, flush=True)\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rooms.ballot import HEADER
+from baton.rooms.ballot import HEADER
 from tests.cli.typed import bench
 
 pytestmark = pytest.mark.bench

@@ -15,13 +15,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.cli.bench.compare_report import write_report
-from services.cli.bench.comparison import Comparison, filled, narrowed, read_comparison
-from services.cli.bench.load_specs import Level, PlannedTrace, TraceLoad, planned
-from services.cli.bench.process_tree import ProcessTree
-from services.cli.bench.systems import System, SystemFailed
-from services.cli.bench.verdicts import judged
-from services.runtime.errors import SettingsError
+from baton.cli.bench.compare_report import write_report
+from baton.cli.bench.comparison import Comparison, filled, narrowed, read_comparison
+from baton.cli.bench.load_specs import Level, PlannedTrace, TraceLoad, planned
+from baton.cli.bench.process_tree import ProcessTree
+from baton.cli.bench.systems import System, SystemFailed
+from baton.cli.bench.verdicts import judged
+from baton.runtime.errors import SettingsError
 from tests.cli.stand_ins import PATIENCE_S, gone
 from tests.cli.test_bench_serve import paced
 from tests.cli.typed import baton

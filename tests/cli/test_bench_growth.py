@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from services.cli.bench.growth_stacks import GrowthPlan, Watch, chat_of
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.stream_client import Reply
+from baton.cli.bench.growth_stacks import GrowthPlan, Watch, chat_of
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.stream_client import Reply
 from tests.cli.typed import baton
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.bench.room_times import SENT, STAGES, times_of
+from baton.cli.bench.room_times import SENT, STAGES, times_of
 from tests.cli.typed import BENCH_S, bench
 
 pytestmark = pytest.mark.bench

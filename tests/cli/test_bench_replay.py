@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from services.cli.bench.latencies import Objective
-from services.cli.bench.replay import ReplayPlan, measure, parse_classes
-from services.cli.bench.stream_client import ServerAddress
-from services.cli.bench.traces import Replay, TracedRequest, read_trace, replayed
-from services.cli.bench.workload import ApiEndpoint
-from services.runtime.errors import SettingsError
+from baton.cli.bench.latencies import Objective
+from baton.cli.bench.replay import ReplayPlan, measure, parse_classes
+from baton.cli.bench.stream_client import ServerAddress
+from baton.cli.bench.traces import Replay, TracedRequest, read_trace, replayed
+from baton.cli.bench.workload import ApiEndpoint
+from baton.runtime.errors import SettingsError
 from tests.cli.test_bench_serve import EARLY_MS, paced
 from tests.cli.typed import baton
 

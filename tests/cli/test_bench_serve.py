@@ -12,14 +12,14 @@ from typing import Any, Final
 import pytest
 import uvicorn
 
-from services.cli.bench.answers import Answer, AnswerFailed, understand
-from services.cli.bench.latencies import Objective, summarise
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator, LoadOutcome
-from services.cli.bench.probe import NotMeasurable
-from services.cli.bench.stream_client import Reply, ServerAddress
-from services.cli.bench.trial import Closed, Open, measure
-from services.cli.bench.workload import (
+from baton.cli.bench.answers import Answer, AnswerFailed, understand
+from baton.cli.bench.latencies import Objective, summarise
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.load import LoadGenerator, LoadOutcome
+from baton.cli.bench.probe import NotMeasurable
+from baton.cli.bench.stream_client import Reply, ServerAddress
+from baton.cli.bench.trial import Closed, Open, measure
+from baton.cli.bench.workload import (
     ApiEndpoint,
     ArrivalProcess,
     Ask,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.bench.speculation_load import (
+from baton.cli.bench.speculation_load import (
     RANDOM,
     WITH,
     WITHOUT,

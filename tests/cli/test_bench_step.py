@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.pages.layout import DTYPE_BYTES
+from baton.pages.layout import DTYPE_BYTES
 from tests.cli.typed import bench
 from tests.engine import tiny
 from tests.engine.kernels import MODELS, needs_kernel

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from services.cli.chat import ChatFailed, ChatSession, converse, run_chat
-from services.cli.chat_settings import ChatSettings
+from baton.cli.chat import ChatFailed, ChatSession, converse, run_chat
+from baton.cli.chat_settings import ChatSettings
 
 Answer = Callable[[httpx.Request], httpx.Response]
 

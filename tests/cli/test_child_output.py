@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.child import LINE_BYTES_MAX, LINES_KEPT, Child, describe_exit, lines, start_child
+from baton.cli.child import LINE_BYTES_MAX, LINES_KEPT, Child, describe_exit, lines, start_child
 
 
 async def _ran(script: str, said: list[str], worth: bool = True) -> tuple[Child, int]:
@@ -56,7 +56,7 @@ async def test_a_child_runs_this_package_whatever_the_current_directory_holds(
     (tmp_path / "services" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    _, code = await _ran("import services.cli; print('right')", said)
+    _, code = await _ran("import baton.cli; print('right')", said)
     assert (said, code) == (["part: right"], 0)
 
 

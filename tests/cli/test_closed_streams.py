@@ -20,7 +20,7 @@ CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}
 SETS = list(chain.from_iterable(combinations(CLOSED, count) for count in (1, 2, 3)))
 
 LOOKS = """
-import services.cli, os, subprocess, sys
+import baton.cli, os, subprocess, sys
 opened = os.open(os.devnull, os.O_RDONLY)
 sees = "import os; [os.fstat(number) for number in (0, 1, 2)]"
 code = subprocess.call([sys.executable, "-c", sees], close_fds=False)
@@ -45,7 +45,7 @@ def test_no_file_of_a_library_is_a_standard_stream_here_or_in_a_child(
 
 
 async def test_a_stack_starts_its_parts_and_stops_them(parts: Parts, unused_tcp_port: int) -> None:
-    script = f"import services.cli\n{SERVES}"
+    script = f"import baton.cli\n{SERVES}"
     command = [sys.executable, "-c", script, str(parts.journal_file), str(unused_tcp_port), "runs"]
     with subprocess.Popen(closed(command)) as process:
         await eventually(lambda: {"prefill up", "decode up"} <= set(parts.journal) or gone(process.pid))
@@ -59,7 +59,7 @@ async def test_a_stack_starts_its_parts_and_stops_them(parts: Parts, unused_tcp_
 @pytest.mark.stack
 async def test_a_part_serves_and_drains(demo_model_dir: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "services.cli.main", "bootstrap", "--model", str(demo_model_dir)]
+    command = [sys.executable, "-m", "baton.cli.main", "bootstrap", "--model", str(demo_model_dir)]
     command += ["--http-port", str(port), "--grpc-port", "0"]
 
     def answers() -> bool:
@@ -89,7 +89,7 @@ async def test_a_part_serves_and_drains(demo_model_dir: Path) -> None:
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
 def test_a_command_ends_with_its_own_exit_code(words: list[str], code: int) -> None:
-    command = closed([sys.executable, "-m", "services.cli.main", *words])
+    command = closed([sys.executable, "-m", "baton.cli.main", *words])
     environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     with ends_by_itself():
         assert subprocess.run(command, env=environ, timeout=PATIENCE_S, check=False).returncode == code

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from services.cli.serve_settings import FIRST_DAY
-from services.decode.settings import DecodeSettings
-from services.runtime.settings import settings_of
+from baton.cli.serve_settings import FIRST_DAY
+from baton.decode.settings import DecodeSettings
+from baton.runtime.settings import settings_of
 from tests.cli.typed import baton
 from tests.ports import free_port
 
@@ -42,7 +42,7 @@ def test_help_of_a_service_shows_every_setting_with_its_default() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from services.cli.main import app\n"
+        "import sys; from baton.cli.main import app\n"
         "try: app(['serve', '--help'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'transformers', 'grpc', 'httpx', 'fastapi', 'nixl'} & set(sys.modules)))"
@@ -56,7 +56,7 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("module", ["serve", "group"])
 def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str) -> None:
     script = (
-        f"import sys, services.cli.{module}\n"
+        f"import sys, baton.cli.{module}\n"
         "print(sorted({'torch', 'transformers', 'grpc'} & set(sys.modules)))"
     )
     result = subprocess.run(
@@ -68,7 +68,7 @@ def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str
 @pytest.mark.parametrize("command", ["chat", "version"])
 def test_a_python_without_docstrings_is_refused_in_one_line(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", command],
+        [sys.executable, "-m", "baton.cli.main", command],
         env={**os.environ, "PYTHONOPTIMIZE": "2"},
         capture_output=True,
         text=True,
@@ -80,7 +80,7 @@ def test_a_python_without_docstrings_is_refused_in_one_line(command: str) -> Non
 
 def test_warnings_that_a_variable_makes_errors_are_none() -> None:
     script = (
-        "import warnings; from services.cli import main\n"
+        "import warnings; from baton.cli import main\n"
         "main.app = lambda: warnings.warn('old', stacklevel=1); main.main()"
     )
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_warnings_that_a_variable_makes_errors_are_none() -> None:
 
 
 def test_a_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    script = 'cd "$0" && rmdir "$0" && exec "$1" -P -m services.cli.main bootstrap'
+    script = 'cd "$0" && rmdir "$0" && exec "$1" -P -m baton.cli.main bootstrap'
     result = subprocess.run(
         ["sh", "-c", script, str(tmp_path), sys.executable],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -184,7 +184,7 @@ def test_a_file_that_a_terminal_has_no_letters_for_is_prepared(tmp_path: Path) -
     file = tmp_path / "modèle.gguf"
     file.write_bytes(NO_FIELDS)
     result = subprocess.run(
-        [sys.executable, "-m", "services.cli.prepare", str(file), "auto"],
+        [sys.executable, "-m", "baton.cli.prepare", str(file), "auto"],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.cli import forks as module
-from services.cli.child import Child, start_child
-from services.cli.forks import Forks
-from services.cli.serve import baton_command
-from services.runtime.clock import SystemClock
+from baton.cli import forks as module
+from baton.cli.child import Child, start_child
+from baton.cli.forks import Forks
+from baton.cli.serve import baton_command
+from baton.runtime.clock import SystemClock
 from tests.cli.stand_ins import PATIENCE_S, eventually, gone
 from tests.suite.tiers import ends_by_itself
 
@@ -83,7 +83,7 @@ async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(
 
     assert LISTENING.search("".join(said))[1] == str(child.pid)  # type: ignore[index]
     assert process.ppid() == os.getpid()
-    assert process.cmdline() == [sys.executable, "-m", "services.cli.main", *words]
+    assert process.cmdline() == [sys.executable, "-m", "baton.cli.main", *words]
     assert os.getsid(child.pid) == child.pid
     assert process.cpu_affinity() == [0]
     files = {number: Path(f"/proc/{child.pid}/fd/{number}").readlink() for number in (0, 1, 2)}
@@ -104,9 +104,9 @@ async def test_a_workers_ranks_are_forked_from_what_it_has_itself(
     await eventually(lambda: sum(bool(LISTENING.search(line)) for line in said) == 2)
     below = psutil.Process(child.pid).children()
     assert sorted(each.cmdline()[2] for each in below) == [
-        "services.cli.main",
-        "services.cli.main",
-        "services.cli.preloaded",
+        "baton.cli.main",
+        "baton.cli.main",
+        "baton.cli.preloaded",
     ]
     assert preloaded.forks.pid is not None
     assert (
@@ -242,8 +242,8 @@ async def test_where_the_system_cannot_hold_a_process_nothing_is_imported(
 
 KILLED = """
 import asyncio, os, sys
-from services.cli.forks import Forks
-from services.runtime.clock import SystemClock
+from baton.cli.forks import Forks
+from baton.runtime.clock import SystemClock
 async def main():
     async with Forks(dict(os.environ), lambda _: True, print, SystemClock()) as forks:
         tell = lambda line: print(line, forks.pid, child.pid, flush=True)

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from services.cli import exits, rank_ends
-from services.cli.group import run_group
-from services.prefill.settings import PrefillSettings
-from services.runtime.errors import EXIT_FAILED, StartupError
-from services.runtime.exit_file import ExitFile
-from services.runtime.listen import bind_port, port_of, reserve_port
-from services.runtime.logging import TextFormatter
-from services.runtime.settings import load
-from services.wire.receiver_secret import digest_of
+from baton.cli import exits, rank_ends
+from baton.cli.group import run_group
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.errors import EXIT_FAILED, StartupError
+from baton.runtime.exit_file import ExitFile
+from baton.runtime.listen import bind_port, port_of, reserve_port
+from baton.runtime.logging import TextFormatter
+from baton.runtime.settings import load
+from baton.wire.receiver_secret import digest_of
 from tests.cli.ranks import Ranks
 from tests.cli.stand_ins import PATIENCE_S, eventually, gone
 
@@ -173,7 +173,7 @@ async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, sai
 async def test_a_group_that_does_not_leave_is_killed_and_said_so(
     ranks: Ranks, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cli.group.STOP_MARGIN_S", 0.1)
+    monkeypatch.setattr("baton.cli.group.STOP_MARGIN_S", 0.1)
     ranks.behaviour[0] = "deaf"
     running = Running(ranks, drain_timeout_ms=100)
     await started(ranks, said)

@@ -6,12 +6,12 @@ from typing import Final
 
 import yaml
 
-from services.bootstrap.settings import BootstrapSettings
-from services.cli.metric_catalog import exported
-from services.cli.peers_flags import INSTEAD
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.settings import settings_of
+from baton.bootstrap.settings import BootstrapSettings
+from baton.cli.metric_catalog import exported
+from baton.cli.peers_flags import INSTEAD
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.settings import settings_of
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.model_check import check_models
-from services.runtime.errors import StartupError
+from baton.cli.model_check import check_models
+from baton.runtime.errors import StartupError
 
 
 def test_each_draft_model_is_checked(demo_model_dir: Path, tmp_path: Path) -> None:

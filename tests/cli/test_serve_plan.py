@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.both.settings import BothSettings
-from services.cli.gpus import VISIBLE
-from services.cli.main import KNOWN
-from services.cli.serve import command_words, ready_lines
-from services.cli.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
-from services.decode.settings import DecodeSettings
-from services.ids import Incarnation
-from services.prefill.settings import PrefillSettings
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.listen import bind_port, port_of
-from services.runtime.settings import load, settings_of
-from services.wire.credential import draw
-from services.worker.leader_host import WorkerHost
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings
+from baton.cli.gpus import VISIBLE
+from baton.cli.main import KNOWN
+from baton.cli.serve import command_words, ready_lines
+from baton.cli.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
+from baton.decode.settings import DecodeSettings
+from baton.ids import Incarnation
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.listen import bind_port, port_of
+from baton.runtime.settings import load, settings_of
+from baton.wire.credential import draw
+from baton.worker.leader_host import WorkerHost
 
 
 def _named(part: StackCommand) -> dict[str, str | None]:
@@ -224,7 +224,7 @@ def test_printed_commands_run_from_any_directory(tmp_path: Path, monkeypatch: py
     assert command_words("our s/baton") == f"'{ours}'", "what is on the path is another installation's"
     monkeypatch.setenv("PATH", str(ours.parent))
     assert command_words("our s/baton") == "baton"
-    assert command_words("/x/services/cli/main.py") == f"{sys.executable} -m services.cli.main"
+    assert command_words("/x/services/cli/main.py") == f"{sys.executable} -m baton.cli.main"
 
 
 def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:

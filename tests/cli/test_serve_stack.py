@@ -14,13 +14,13 @@ import httpx
 import pytest
 from rich.console import Console
 
-from services.cli.main import KNOWN
-from services.cli.screen import Screen
-from services.cli.serve import PREPARE, ServeStack
-from services.cli.serve_settings import load_serve, make_plan
-from services.runtime.clock import SystemClock
-from services.runtime.errors import StartupError
-from services.wire.receiver_secret import digest_of
+from baton.cli.main import KNOWN
+from baton.cli.screen import Screen
+from baton.cli.serve import PREPARE, ServeStack
+from baton.cli.serve_settings import load_serve, make_plan
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import StartupError
+from baton.wire.receiver_secret import digest_of
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 
 BOOTSTRAP = """
@@ -195,7 +195,7 @@ async def test_stopping_while_the_model_is_prepared_ends_cleanly(parts: Parts, u
 SERVES = """
 import sys
 from pathlib import Path
-from services.runtime.serve import run
+from baton.runtime.serve import run
 from tests.cli.stand_ins import Parts
 from tests.cli.test_serve_stack import stack
 parts = Parts(Path(sys.argv[1]))

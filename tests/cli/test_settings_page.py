@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from services.cli.serve_settings import SERVICES, ServeSettings
-from services.runtime.settings import settings_of
+from baton.cli.serve_settings import SERVICES, ServeSettings
+from baton.runtime.settings import settings_of
 from tests.cli.settings_page import settings_page
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "settings.md"

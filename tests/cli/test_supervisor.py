@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from services.cli.serve_settings import StackCommand
-from services.cli.supervisor import PartDied, Supervisor
-from services.runtime.serve import StopAsked
+from baton.cli.serve_settings import StackCommand
+from baton.cli.supervisor import PartDied, Supervisor
+from baton.runtime.serve import StopAsked
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.support.manual_clock import ManualClock
 
@@ -169,7 +169,7 @@ async def test_nothing_is_started_again_while_stopping(parts: Parts) -> None:
 
 ORPHANS = """
 import asyncio, os, sys
-from services.cli.child import start_child
+from baton.cli.child import start_child
 async def main():
     sleeps = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
     tell = lambda _: print(child.pid, flush=True)

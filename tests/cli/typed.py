@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.main import main
+from baton.cli.main import main
 from tests.forks import clean_environ, fork_call
 from tests.suite.tiers import ends_by_itself, starts
 
@@ -23,7 +23,7 @@ def baton(
 ) -> subprocess.CompletedProcess[str]:
     with ends_by_itself():
         return subprocess.run(
-            [sys.executable, "-m", "services.cli.main", *words],
+            [sys.executable, "-m", "baton.cli.main", *words],
             env={**clean_environ(), **PLAIN, **(environ or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -19,8 +19,8 @@ from typing import Final
 
 import httpx
 
-from services.runtime.model_files import DEMO, prepare, resolve
-from services.runtime.model_options import LoadFormat
+from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.runtime.model_options import LoadFormat
 from tests.clients.long_model import write_long_model
 from tests.clients.page import row
 from tests.clients.table import CLIENTS, Client

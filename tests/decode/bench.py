@@ -12,32 +12,32 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.decode.drafting import Drafting
-from services.decode.handover_client import FollowerPeers, LeaderPeers, Peers
-from services.decode.metrics import DecodeMetrics
-from services.decode.room import replies_max
-from services.decode.turn import DecodeWork
-from services.grammars.shelf import Shelf
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.checksum import KvChecksum, told
-from services.pages.pool import PageState
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.parallel.interface import RankGroup
-from services.parallel.solo import SoloGroup
-from services.rooms.errors import Cause, NotConnected, Reason
-from services.rooms.phases import Phase
-from services.rooms.request import Request
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.transfer.exposure import Exposure
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.channel import Channels
-from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
-from services.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.mailbox import Mailbox
-from services.worker.stepper import Stepper
-from services.worker.turns import Lap, TurnProgress, take_turn
+from baton.decode.drafting import Drafting
+from baton.decode.handover_client import FollowerPeers, LeaderPeers, Peers
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.room import replies_max
+from baton.decode.turn import DecodeWork
+from baton.grammars.shelf import Shelf
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.checksum import KvChecksum, told
+from baton.pages.pool import PageState
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.parallel.interface import RankGroup
+from baton.parallel.solo import SoloGroup
+from baton.rooms.errors import Cause, NotConnected, Reason
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.transfer.exposure import Exposure
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import Channels
+from baton.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
+from baton.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.mailbox import Mailbox
+from baton.worker.stepper import Stepper
+from baton.worker.turns import Lap, TurnProgress, take_turn
 from tests.decode.links import asking, closing
 from tests.patience import PATIENCE_S
 from tests.prefill import toy

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from services.decode.handover_client import LeaderPeers, Peers
-from services.ids import Incarnation
+from baton.decode.handover_client import LeaderPeers, Peers
+from baton.ids import Incarnation
 
 
 def asking(peers: Peers) -> int:

@@ -1,10 +1,10 @@
 """Which sequences take part in the next step?"""
 
-from services.decode.batch import how_many, next_batch, unfinished
-from services.decode.room import DecodeRoom
-from services.ids import Incarnation, RoomId
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.phases import Phase
+from baton.decode.batch import how_many, next_batch, unfinished
+from baton.decode.room import DecodeRoom
+from baton.ids import Incarnation, RoomId
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.phases import Phase
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
 

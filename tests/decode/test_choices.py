@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.pool import PageState
-from services.rooms.errors import Refusal
-from services.rooms.phases import Phase
-from services.rooms.request import Request, Sampling
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import finish_from_wire
+from baton.ids import RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.pool import PageState
+from baton.rooms.errors import Refusal
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request, Sampling
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import finish_from_wire
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import Group, group  # noqa: F401 - a fixture
 from tests.patience import PATIENCE_S

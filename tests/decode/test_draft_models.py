@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.decode.drafting import Drafting
-from services.decode.settings import AHEAD, DecodeSettings, Speculation
-from services.engine.interface import Proposal, Row, Taken
-from services.ids import RoomId
-from services.rooms.lookup import LONGEST
-from services.runtime.errors import SettingsError
-from services.runtime.setting_kinds import BadValue
-from services.wire.baton.v1 import group_pb2
+from baton.decode.drafting import Drafting
+from baton.decode.settings import AHEAD, DecodeSettings, Speculation
+from baton.engine.interface import Proposal, Row, Taken
+from baton.ids import RoomId
+from baton.rooms.lookup import LONGEST
+from baton.runtime.errors import SettingsError
+from baton.runtime.setting_kinds import BadValue
+from baton.wire.baton.v1 import group_pb2
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_choices import end_choice
 from tests.decode.test_drafts import sizes

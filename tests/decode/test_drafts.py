@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.decode.drafter import Drafter
-from services.engine.interface import Sequence as Tokens
-from services.ids import RoomId
-from services.rooms.drafting import Drafts, DraftSource, allot
-from services.rooms.growth import spared
-from services.rooms.request import Grammar, GrammarKind
-from services.wire.baton.v1 import group_pb2, inference_pb2
+from baton.decode.drafter import Drafter
+from baton.engine.interface import Sequence as Tokens
+from baton.ids import RoomId
+from baton.rooms.drafting import Drafts, DraftSource, allot
+from baton.rooms.growth import spared
+from baton.rooms.request import Grammar, GrammarKind
+from baton.wire.baton.v1 import group_pb2, inference_pb2
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import grouped
 from tests.decode.test_growth import asked, retracted, running
@@ -274,7 +274,7 @@ async def test_a_step_that_computes_a_prompt_too_is_longer_by_that_for_its_draft
         seen.append((rows, positions))
         return allot(drafts, rows, positions, cost)
 
-    monkeypatch.setattr("services.decode.drafting.allot", noting)
+    monkeypatch.setattr("baton.decode.drafting.allot", noting)
     local = asked(2, 2, 1, prompt=tuple(range(30)))
     async with decoding(pages=40, drafts_by=LONGEST) as bench:
         bench.engine.hold()

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from services.decode.room import DecodeRoom
-from services.ids import RoomId
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.parallel.interface import GroupBroken
-from services.rooms.errors import Cause, LocalBug, Reason
-from services.rooms.evidence import Failed
-from services.rooms.phases import Phase
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import FaultPlan
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.conversions import cause_to_wire
-from services.worker.turns import Lap, run_turns
+from baton.decode.room import DecodeRoom
+from baton.ids import RoomId
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
+from baton.parallel.interface import GroupBroken
+from baton.rooms.errors import Cause, LocalBug, Reason
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Phase
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import FaultPlan
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.conversions import cause_to_wire
+from baton.worker.turns import Lap, run_turns
 from tests.decode.bench import Caller, DecodeBench, Sender, tell
 from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals

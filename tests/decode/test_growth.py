@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from services.handover.growing import AHEAD
-from services.ids import RoomId
-from services.pages.pool import PageState
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Phase
-from services.rooms.quarantine import HURRY
-from services.rooms.request import Request
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import cause_to_wire
-from services.worker.turns import Lap
+from baton.handover.growing import AHEAD
+from baton.ids import RoomId
+from baton.pages.pool import PageState
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Phase
+from baton.rooms.quarantine import HURRY
+from baton.rooms.request import Request
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import cause_to_wire
+from baton.worker.turns import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import RANKS, Group, grouped
 from tests.patience import PATIENCE_S

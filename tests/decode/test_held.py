@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.grammars.shelf import Shelf
-from services.rooms.phases import Phase
+from baton.grammars.shelf import Shelf
+from baton.rooms.phases import Phase
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_turn import ASKED, started
 from tests.grammars.answers import Slow, regex

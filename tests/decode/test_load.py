@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.decode.rpc import DecodeService
-from services.wire.baton.v1 import inference_pb2
-from services.wire.load import load_from_wire
+from baton.decode.rpc import DecodeService
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.load import load_from_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DECODE

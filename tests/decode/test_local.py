@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from services.ids import RoomId
-from services.pages.pool import PageState
-from services.rooms.errors import Refusal
-from services.rooms.local import KNOWN_STEPS, Beside, Joining, PromptPace, computed_here
-from services.rooms.phases import Phase
-from services.rooms.request import Request
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.conversions import request_to_wire
+from baton.ids import RoomId
+from baton.pages.pool import PageState
+from baton.rooms.errors import Refusal
+from baton.rooms.local import KNOWN_STEPS, Beside, Joining, PromptPace, computed_here
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.conversions import request_to_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_group import grouped
 from tests.decode.test_growth import asked, running

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from services.pages.checksum import KvChecksum
-from services.pages.pool import PageState
-from services.pages.record import SLOT_BYTES
-from services.rooms.phases import Phase
-from services.rooms.request import Request
-from services.worker.turns import Lap
+from baton.pages.checksum import KvChecksum
+from baton.pages.pool import PageState
+from baton.pages.record import SLOT_BYTES
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request
+from baton.worker.turns import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.links import closing
 from tests.prefill import toy

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 
-from services.decode.polling import BESIDE_STEP_S, poll_s
-from services.ids import Generation, Incarnation, RoomId
-from services.rooms.evidence import Proof
-from services.rooms.phases import Phase
-from services.rooms.receiver import Receiver
-from services.rooms.roster import Roster
-from services.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
+from baton.decode.polling import BESIDE_STEP_S, poll_s
+from baton.ids import Generation, Incarnation, RoomId
+from baton.rooms.evidence import Proof
+from baton.rooms.phases import Phase
+from baton.rooms.receiver import Receiver
+from baton.rooms.roster import Roster
+from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S, deadline_s
 from tests.prefill.bench import deadlines
 
 BOUND_MS = 100

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import PageId, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.pool import PageState
+from baton.ids import PageId, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.pool import PageState
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PAGES

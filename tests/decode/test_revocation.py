@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.pages.pool import PageState
-from services.rooms.errors import NotConnected
-from services.rooms.phases import Phase
-from services.rooms.quarantine import HURRY
-from services.rooms.request import Request
-from services.runtime.errors import MemoryKept
-from services.runtime.host_memory import CannotMove, HostMemory
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.testing.transfer_faults import FaultPlan
-from services.transfer.interface import Region, kv_region
-from services.wire.baton.v1 import group_pb2
-from services.wire.errors import WrongIncarnation
-from services.worker.polling import HEARTBEAT_S
+from baton.ids import Incarnation, RoomId
+from baton.pages.pool import PageState
+from baton.rooms.errors import NotConnected
+from baton.rooms.phases import Phase
+from baton.rooms.quarantine import HURRY
+from baton.rooms.request import Request
+from baton.runtime.errors import MemoryKept
+from baton.runtime.host_memory import CannotMove, HostMemory
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.testing.transfer_faults import FaultPlan
+from baton.transfer.interface import Region, kv_region
+from baton.wire.baton.v1 import group_pb2
+from baton.wire.errors import WrongIncarnation
+from baton.worker.polling import HEARTBEAT_S
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.links import asking, needed
 from tests.prefill import toy

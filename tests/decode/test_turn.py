@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from services.decode import sender_link
-from services.ids import Generation, RoomId
-from services.pages.errors import LayoutMismatch
-from services.pages.pool import PageState
-from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
-from services.rooms.phases import Phase
-from services.rooms.request import FinishReason, Request
-from services.testing.memory_transfer import MemoryTransfer
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import cause_to_wire, finish_from_wire
-from services.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
-from services.worker.polling import HEARTBEAT_S
-from services.worker.turns import Lap
+from baton.decode import sender_link
+from baton.ids import Generation, RoomId
+from baton.pages.errors import LayoutMismatch
+from baton.pages.pool import PageState
+from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
+from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal
+from baton.rooms.phases import Phase
+from baton.rooms.request import FinishReason, Request
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import cause_to_wire, finish_from_wire
+from baton.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
+from baton.worker.polling import HEARTBEAT_S
+from baton.worker.turns import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.decode.links import asking, closing, links_of, needed
 from tests.patience import PATIENCE_S

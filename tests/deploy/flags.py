@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from services.bootstrap.settings import BootstrapSettings
-from services.both.settings import BothSettings
-from services.cli.main import KNOWN
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.settings import load
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings
+from baton.cli.main import KNOWN
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.settings import load
 from tests.deploy.chart import Pod
 
 CLASSES: Final = {cls.role: cls for cls in (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)}

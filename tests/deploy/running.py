@@ -33,7 +33,7 @@ def watch(event, arguments):
         print("WROTE", path, file=sys.stderr, flush=True)
 sys.addaudithook(watch)
 sys.argv[0] = "baton"
-from services.cli.main import main
+from baton.cli.main import main
 main()
 """
 """Baton, told on of each file that Python code opens for writing elsewhere than where its pod may write."""

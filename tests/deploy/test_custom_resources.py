@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.runtime.setting_kinds import split_address
+from baton.runtime.setting_kinds import split_address
 from tests.deploy.chart import CASES, ROOT, Object, named, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 from tests.watch.prometheus import promtool

@@ -8,10 +8,10 @@ from tests.deploy.flags import variables
 
 LISTENS = """
 import os
-from services.ids import Incarnation
-from services.transfer.interface import Region
-from services.transfer.nixl import NixlTransfer
-from services.runtime.host_memory import HostMemory
+from baton.ids import Incarnation
+from baton.transfer.interface import Region
+from baton.transfer.nixl import NixlTransfer
+from baton.runtime.host_memory import HostMemory
 
 memory = HostMemory(1 << 16)
 transfer = NixlTransfer(Incarnation(7))

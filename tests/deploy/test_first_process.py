@@ -7,7 +7,7 @@ import sys
 STARTING = """
 import os, sys, time
 os.getpid = lambda: 1
-from services.cli import main
+from baton.cli import main
 def start():
     print("starting", flush=True)
     time.sleep(60)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from services.cli.metric_catalog import exported
-from services.runtime.settings import settings_of
+from baton.cli.metric_catalog import exported
+from baton.runtime.settings import settings_of
 from tests.deploy.chart import CHART, ROOT, helm
 from tests.deploy.flags import CLASSES
 

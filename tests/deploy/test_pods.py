@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cli.certs import BOTH, make_certs
-from services.runtime.party import Party
+from baton.cli.certs import BOTH, make_certs
+from baton.runtime.party import Party
 from tests.deploy.chart import pods
 from tests.deploy.packages import bootstrap_packages
 from tests.deploy.running import Running, run

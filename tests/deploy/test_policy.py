@@ -7,13 +7,13 @@ from typing import Any, Final
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.http import admin_router, probe_router
-from services.decode.metrics import DecodeMetrics
-from services.prefill.metrics import PrefillMetrics
-from services.rooms.registry import Registry
-from services.runtime.errors import SettingsError
-from services.runtime.metrics_http import metrics_app
-from services.runtime.model_cache import CONVERSION_DEADLINE_S
+from baton.bootstrap.http import admin_router, probe_router
+from baton.decode.metrics import DecodeMetrics
+from baton.prefill.metrics import PrefillMetrics
+from baton.rooms.registry import Registry
+from baton.runtime.errors import SettingsError
+from baton.runtime.metrics_http import metrics_app
+from baton.runtime.model_cache import CONVERSION_DEADLINE_S
 from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 

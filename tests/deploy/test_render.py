@@ -10,11 +10,11 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from services.bootstrap.settings import BootstrapSettings
-from services.both.settings import BothSettings
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.settings import settings_of
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.settings import settings_of
 from tests.deploy.chart import CASES, CHART, ROOT, helm, named, objects, of_kind, template, values_file
 
 OTHERS = frozenset(

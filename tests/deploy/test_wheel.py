@@ -19,8 +19,8 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
-from services.bootstrap.story.routes import FILES
-from services.runtime.model_files import DEMO_PACKAGE
+from baton.bootstrap.story.routes import FILES
+from baton.runtime.model_files import DEMO_PACKAGE
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import link_packages
 from tests.http import web

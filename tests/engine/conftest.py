@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine import compiler
-from services.engine.compiler import Build
-from services.engine.engine import TorchEngine, load_engine
+from baton.engine import compiler
+from baton.engine.compiler import Build
+from baton.engine.engine import TorchEngine, load_engine
 from tests.engine import tiny
 from tests.engine.kernels import KERNELS, MODELS, Directory, asked
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.ranks import ProcessTeam, join_team
-from services.topology import Topology
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.ranks import ProcessTeam, join_team
+from baton.topology import Topology
 from tests.forks import Forked, fork_answering
 
 PATIENCE_S: Final = 120.0

@@ -15,13 +15,13 @@ import torch
 from _pytest.mark import ParameterSet
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from services.engine import compiler
-from services.engine.coded import Coding
-from services.engine.compiler import AVX512, CODES, Build, found
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.interface import Row, Sequence
-from services.rooms.request import Request, Sampling
-from services.runtime.model_options import Quantize
+from baton.engine import compiler
+from baton.engine.coded import Coding
+from baton.engine.compiler import AVX512, CODES, Build, found
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.interface import Row, Sequence
+from baton.rooms.request import Request, Sampling
+from baton.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.emulated.build import emulated
 from tests.pairwise import cover, every

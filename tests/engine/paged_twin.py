@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import torch
 
-from services.engine.paged import OtherSight, PagedRows
-from services.engine.sight import Sight
+from baton.engine.paged import OtherSight, PagedRows
+from baton.engine.sight import Sight
 
 
 def twin(

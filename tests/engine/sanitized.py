@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from services.engine import compiler
-from services.engine.weight_memory import WeightMemory
+from baton.engine import compiler
+from baton.engine.weight_memory import WeightMemory
 from tests.engine.kernels import KERNELS, coding_for, filled, load, logits_of
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from services.engine.checksum import PageSummer
-from services.engine.draft_model import DraftModel
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.interface import PageSum, Proposal, Row, Sequence, TeamBroken, Undrawn
-from services.engine.ranks import join_team
-from services.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
+from baton.engine.checksum import PageSummer
+from baton.engine.draft_model import DraftModel
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.interface import PageSum, Proposal, Row, Sequence, TeamBroken, Undrawn
+from baton.engine.ranks import join_team
+from baton.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token
 from tests.engine.crew import HOST, Post
 from tests.engine.worker import GREEDY, Guesses, ShuffledEngine
 from tests.grammars.answers import END, fold_of

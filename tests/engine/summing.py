@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from services.engine.kv_cache import PagedKvCache
-from services.pages.checksum import WORD, key, lane, mix, multiplier, word_bytes
-from services.pages.layout import KvLayout
+from baton.engine.kv_cache import PagedKvCache
+from baton.pages.checksum import WORD, key, lane, mix, multiplier, word_bytes
+from baton.pages.layout import KvLayout
 
 Place = tuple[int, int, int, int]
 """Layer id, number of the plane, KV head id, position."""

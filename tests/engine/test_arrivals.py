@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine import arrivals
-from services.engine.arrivals import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
-from services.engine.engine import TorchEngine
-from services.engine.team import alone
+from baton.engine import arrivals
+from baton.engine.arrivals import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
+from baton.engine.engine import TorchEngine
+from baton.engine.team import alone
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine

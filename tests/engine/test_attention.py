@@ -5,16 +5,16 @@ from typing import Final
 import pytest
 import torch
 
-from services.engine.attention import PagedStep
-from services.engine.interface import Row, Sequence
-from services.engine.kept import DecodeWorkspace
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedKernel
-from services.engine.plan import make_plan
-from services.engine.sight import Reach, Sight
-from services.ids import PageId
-from services.pages.layout import full_group
-from services.rooms.request import Request
+from baton.engine.attention import PagedStep
+from baton.engine.interface import Row, Sequence
+from baton.engine.kept import DecodeWorkspace
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import PagedKernel
+from baton.engine.plan import make_plan
+from baton.engine.sight import Reach, Sight
+from baton.ids import PageId
+from baton.pages.layout import full_group
+from baton.rooms.request import Request
 from tests.engine.paged_twin import twin
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 16

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import TorchEngine, load_beside, load_engine
+from baton.engine.engine import TorchEngine, load_beside, load_engine
 from tests.engine.kernels import Directory, load
 from tests.engine.worker import ShuffledEngine, hand_over
 from tests.oracle import reference_greedy

@@ -14,14 +14,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from services.cli.bench.rooms_worker import ToyEngine
-from services.decode.settings import DecodeSettings
-from services.engine.device import bind_thread
-from services.ids import Incarnation
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.settings import PrefillSettings
-from services.worker import wiring
-from services.worker.stepper import Stepper
+from baton.cli.bench.rooms_worker import ToyEngine
+from baton.decode.settings import DecodeSettings
+from baton.engine.device import bind_thread
+from baton.ids import Incarnation
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.settings import PrefillSettings
+from baton.worker import wiring
+from baton.worker.stepper import Stepper
 from tests.engine.conftest import MakeEngine
 
 

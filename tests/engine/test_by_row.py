@@ -12,10 +12,10 @@ import transformers
 from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
-from services.engine import model
-from services.engine.model import load_model
-from services.engine.supported import COUNTING
-from services.runtime.model_facts import UnsupportedModel
+from baton.engine import model
+from baton.engine.model import load_model
+from baton.engine.supported import COUNTING
+from baton.runtime.model_facts import UnsupportedModel
 from tests.engine import tiny
 from tests.engine.test_refusals import BART
 

@@ -8,16 +8,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from services.engine import checksum
-from services.engine.checksum import PageSummer
-from services.engine.engine import TorchEngine
-from services.engine.interface import PageSum, Row, Sequence, SumPart
-from services.pages.checksum import WORD, told
-from services.pages.layout import DTYPE_BYTES, KvLayout
-from services.pages.plan import plan_hand_over, windows
-from services.pages.ranks import rank_layout
-from services.rooms.request import Request
-from services.topology import Topology
+from baton.engine import checksum
+from baton.engine.checksum import PageSummer
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import PageSum, Row, Sequence, SumPart
+from baton.pages.checksum import WORD, told
+from baton.pages.layout import DTYPE_BYTES, KvLayout
+from baton.pages.plan import plan_hand_over, windows
+from baton.pages.ranks import rank_layout
+from baton.rooms.request import Request
+from baton.topology import Topology
 from tests.engine.conftest import MakeEngine
 from tests.engine.summing import Memory, carry, reference
 from tests.engine.worker import GREEDY

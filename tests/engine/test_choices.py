@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import TorchEngine, load_engine
-from services.rooms.request import Sampling
+from baton.engine.engine import TorchEngine, load_engine
+from baton.rooms.request import Sampling
 from tests.engine import scenes
 from tests.engine.conftest import MakeEngine
 from tests.engine.kernels import Directory, load, needs_kernel

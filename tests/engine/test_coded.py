@@ -14,15 +14,15 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from services.engine import codes, compiler, model
-from services.engine.coded import Coding, code
-from services.engine.codes import Codes
-from services.engine.compiler import CODES, Build
-from services.engine.convert import main
-from services.engine.engine import TorchEngine
-from services.engine.memory import Available
-from services.runtime.errors import StartupError
-from services.runtime.model_options import Quantize
+from baton.engine import codes, compiler, model
+from baton.engine.coded import Coding, code
+from baton.engine.codes import Codes
+from baton.engine.compiler import CODES, Build
+from baton.engine.convert import main
+from baton.engine.engine import TorchEngine
+from baton.engine.memory import Available
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.gguf_files import in_gguf, write
 from tests.engine.kernels import BUILDS, Directory, known, load, needs_kernel

@@ -10,8 +10,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from services.engine.codes import GROUP, Codes, NotCoded, coded, joined
-from services.engine.gguf_blocks import UNPACKED
+from baton.engine.codes import GROUP, Codes, NotCoded, coded, joined
+from baton.engine.gguf_blocks import UNPACKED
 
 DEPTH: Final = 512
 SMALL: Final = 0.01
@@ -95,7 +95,7 @@ def test_weights_side_by_side_stand_for_the_same(one: str, other: str) -> None:
 def test_rows_are_coded_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weight = torch.randn(9, 64)
     whole = coded(weight, 4).numbers()
-    monkeypatch.setattr("services.engine.codes.ROWS_A_TIME", 2)
+    monkeypatch.setattr("baton.engine.codes.ROWS_A_TIME", 2)
     parts = coded(weight, 4)
     assert torch.equal(parts.numbers(), whole)
     assert torch.equal(torch.cat([numbers for _, numbers in parts.in_parts()]), whole)

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-from services.decode.settings import DecodeSettings
-from services.engine import compiled as compiled_steps
-from services.engine import compiler, proof
-from services.engine import engine as engine_module
-from services.engine.coded import Coding
-from services.engine.compiler import Build
-from services.engine.engine import TorchEngine
-from services.engine.interface import NotANumber, PromptScores, Row
-from services.engine.proof import gap
-from services.prefill.settings import PrefillSettings
-from services.runtime.model_options import Quantize
+from baton.decode.settings import DecodeSettings
+from baton.engine import compiled as compiled_steps
+from baton.engine import compiler, proof
+from baton.engine import engine as engine_module
+from baton.engine.coded import Coding
+from baton.engine.compiler import Build
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import NotANumber, PromptScores, Row
+from baton.engine.proof import gap
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import (
     BOUND,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine import compiler
-from services.engine.compiler import AVX2, AVX512, FLAGS, Build, NotCompiled, found
+from baton.engine import compiler
+from baton.engine.compiler import AVX2, AVX512, FLAGS, Build, NotCompiled, found
 from tests.engine.kernels import (
     BUILDS,
     CAPABILITIES,

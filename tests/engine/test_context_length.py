@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.model import load_model
-from services.runtime.model_facts import ContextTooLong, UnsupportedModel
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.model import load_model
+from baton.runtime.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.interface import Sequence
-from services.rooms.request import FinishReason, Request, Sampling, Token
+from baton.engine.interface import Sequence
+from baton.rooms.request import FinishReason, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant, hand_over

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.arrivals import flush_for
-from services.engine.attention import PagedStep
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.graphs import Capturing
-from services.engine.interface import PageSum, Row, SumPart
-from services.engine.plan import make_plan
-from services.engine.proof import TOLERANCES, gap
-from services.rooms.request import Sampling
+from baton.engine.arrivals import flush_for
+from baton.engine.attention import PagedStep
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.graphs import Capturing
+from baton.engine.interface import PageSum, Row, SumPart
+from baton.engine.plan import make_plan
+from baton.engine.proof import TOLERANCES, gap
+from baton.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional
 from transformers import GraniteConfig, LlamaConfig, Ministral3Config
 
-from services.engine import decoder, proof
-from services.engine import engine as engine_module
-from services.engine.anatomy import Norm
-from services.engine.decoder import Decoder, Layer, RmsNorm
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.linears import linear_of
-from services.engine.proof import gap
-from services.engine.sight import Sight
+from baton.engine import decoder, proof
+from baton.engine import engine as engine_module
+from baton.engine.anatomy import Norm
+from baton.engine.decoder import Decoder, Layer, RmsNorm
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.linears import linear_of
+from baton.engine.proof import gap
+from baton.engine.sight import Sight
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts

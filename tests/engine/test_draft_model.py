@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from services.decode.settings import DecodeSettings
-from services.engine.draft_model import AT_ONCE, BEHIND, FAILURES_MAX, DraftModel, Wish
-from services.engine.draft_start import check_vocabulary
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.interface import EngineLost, Proposal, Row, Sequence, Taken
-from services.engine.proposer import _output
-from services.engine.start import start_engine
-from services.rooms.request import Grammar, Request, Sampling, Token
-from services.runtime.errors import StartupError
+from baton.decode.settings import DecodeSettings
+from baton.engine.draft_model import AT_ONCE, BEHIND, FAILURES_MAX, DraftModel, Wish
+from baton.engine.draft_start import check_vocabulary
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.interface import EngineLost, Proposal, Row, Sequence, Taken
+from baton.engine.proposer import _output
+from baton.engine.start import start_engine
+from baton.rooms.request import Grammar, Request, Sampling, Token
+from baton.runtime.errors import StartupError
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
@@ -418,7 +418,7 @@ def test_what_is_wrong_with_a_draft_model_is_said_of_it(
 ) -> None:
     """By its own setting, and before the model is loaded that it drafts for."""
     (tmp_path / "empty").mkdir()
-    monkeypatch.setattr("services.engine.start.load_engine", pytest.fail)
+    monkeypatch.setattr("baton.engine.start.load_engine", pytest.fail)
     for model in (tmp_path / "absent", tmp_path / "empty"):
         settings = DecodeSettings(model=str(tiny_dir(MAIN)), device="cpu", speculate=f"model:{model}")
         with pytest.raises(StartupError, match=re.escape(f"--speculate model:{model}: th")):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from services.engine.compiled import CompiledModel
-from services.engine.drafts import apart
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.graphs import RecordedSteps
-from services.engine.interface import (
+from baton.engine.compiled import CompiledModel
+from baton.engine.drafts import apart
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.graphs import RecordedSteps
+from baton.engine.interface import (
     Drawn,
     NotANumber,
     NotHeld,
@@ -24,9 +24,9 @@ from services.engine.interface import (
     Taken,
     take,
 )
-from services.engine.team import alone
-from services.grammars.fold import Matcher
-from services.rooms.request import Grammar, Request, Sampling, Token
+from baton.engine.team import alone
+from baton.grammars.fold import Matcher
+from baton.rooms.request import Grammar, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
 from tests.engine.kernels import Directory, load, needs_kernel
 from tests.engine.test_by_row import bloom
@@ -138,7 +138,7 @@ def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
     worker = ShuffledEngine(engine)
     tenant = worker.admit(prompt, TOKENS)
     worker.step([tenant], 100)
-    monkeypatch.setattr("services.engine.engine.make_plan", None)
+    monkeypatch.setattr("baton.engine.engine.make_plan", None)
     while not tenant.done:
         worker.guess([tenant], 100, lambda _: [1, 2, 3])
 

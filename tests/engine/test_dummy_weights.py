@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.shards import Dummies
-from services.runtime.model_facts import ModelNotFound, read_model
-from services.runtime.model_files import resolve
-from services.runtime.model_options import LoadFormat
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.shards import Dummies
+from baton.runtime.model_facts import ModelNotFound, read_model
+from baton.runtime.model_files import resolve
+from baton.runtime.model_options import LoadFormat
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine
 

@@ -8,9 +8,9 @@ import pytest
 import transformers
 from transformers import AutoTokenizer
 
-from services.engine.engine import load_engine
-from services.engine.interface import Row, Undrawn
-from services.rooms.request import Sampling
+from baton.engine.engine import load_engine
+from baton.engine.interface import Row, Undrawn
+from baton.rooms.request import Sampling
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine, hand_over

@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch.nn import attention
 
-from services.engine import flash
-from services.engine.attention import PagedStep
-from services.engine.engine import TorchEngine
-from services.engine.flash import find_kernel, flash_attention, proven
-from services.engine.graphs import RecordedSteps
-from services.engine.interface import Row, Sequence
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedKernel, PagedRows
-from services.engine.plan import make_plan
-from services.engine.sight import Sight
-from services.engine.team import alone
-from services.pages.layout import full_group
-from services.rooms.request import Request
+from baton.engine import flash
+from baton.engine.attention import PagedStep
+from baton.engine.engine import TorchEngine
+from baton.engine.flash import find_kernel, flash_attention, proven
+from baton.engine.graphs import RecordedSteps
+from baton.engine.interface import Row, Sequence
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import PagedKernel, PagedRows
+from baton.engine.plan import make_plan
+from baton.engine.sight import Sight
+from baton.engine.team import alone
+from baton.pages.layout import full_group
+from baton.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.paged_twin import twin

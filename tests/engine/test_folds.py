@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.engine.interface import Sequence
-from services.grammars.shelf import Shelf
-from services.ids import Generation, Incarnation, RoomId
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Reason
-from services.rooms.evidence import Connected, Granted, Landed, Sealed
-from services.rooms.phases import Phase, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.request import Request
-from services.rooms.room import NOT_COMPILED, Room
-from services.rooms.sender import Sender
-from services.worker.folds import Folds
+from baton.engine.interface import Sequence
+from baton.grammars.shelf import Shelf
+from baton.ids import Generation, Incarnation, RoomId
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Reason
+from baton.rooms.evidence import Connected, Granted, Landed, Sealed
+from baton.rooms.phases import Phase, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.request import Request
+from baton.rooms.room import NOT_COMPILED, Room
+from baton.rooms.sender import Sender
+from baton.worker.folds import Folds
 from tests.grammars.answers import Slow, ids, regex, request
 from tests.pages.ids import page_ids
 

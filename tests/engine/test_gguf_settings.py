@@ -9,10 +9,10 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 from transformers import AutoConfig, Gemma2Config, Gemma3TextConfig, PreTrainedConfig, Starcoder2Config
 
-from services.engine import gguf_settings
-from services.engine.carried import Header, lost_settings, write_positions
-from services.engine.convert import main
-from services.engine.gguf_settings import KNOWN_KEYS, write_settings
+from baton.engine import gguf_settings
+from baton.engine.carried import Header, lost_settings, write_positions
+from baton.engine.convert import main
+from baton.engine.gguf_settings import KNOWN_KEYS, write_settings
 from tests.engine import tiny
 from tests.engine.gguf_files import Write, nothing, tensors_of, write
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.decode.settings import DecodeSettings
-from services.engine import graphs
-from services.engine.anatomy import anatomy_of
-from services.engine.attention import PagedStep
-from services.engine.decoder import Decoder, RmsNorm
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.flash import flash_attention
-from services.engine.graphs import BatchShape, RecordedSteps, Replay, recorded_steps, sizes
-from services.engine.interface import Row
-from services.engine.kv_cache import PagedKvCache
-from services.engine.paged import PagedKernel
-from services.engine.plan import AttentionMetadata, plan_of_singles
-from services.engine.team import alone
-from services.pages.layout import full_group
+from baton.decode.settings import DecodeSettings
+from baton.engine import graphs
+from baton.engine.anatomy import anatomy_of
+from baton.engine.attention import PagedStep
+from baton.engine.decoder import Decoder, RmsNorm
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.flash import flash_attention
+from baton.engine.graphs import BatchShape, RecordedSteps, Replay, recorded_steps, sizes
+from baton.engine.interface import Row
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.paged import PagedKernel
+from baton.engine.plan import AttentionMetadata, plan_of_singles
+from baton.engine.team import alone
+from baton.pages.layout import full_group
 from tests.engine import tiny
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant

@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from services.engine.interface import NotANumber, NotHeld
-from services.pages.checksum import WORD
-from services.pages.layout import GroupHead
-from services.rooms.request import Sampling
-from services.topology import Topology
+from baton.engine.interface import NotANumber, NotHeld
+from baton.pages.checksum import WORD
+from baton.pages.layout import GroupHead
+from baton.rooms.request import Sampling
+from baton.topology import Topology
 from tests.engine import scenes, tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.crew import Crew

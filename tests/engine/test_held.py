@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.held import hold
-from services.engine.interface import Drawn, NotANumber, NotHeld, Sequence
-from services.engine.sampler import sample
-from services.grammars.fold import GrammarLost
-from services.rooms.request import FinishReason, Grammar, Request, Sampling, Token
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.held import hold
+from baton.engine.interface import Drawn, NotANumber, NotHeld, Sequence
+from baton.engine.sampler import sample
+from baton.grammars.fold import GrammarLost
+from baton.rooms.request import FinishReason, Grammar, Request, Sampling, Token
 from tests.engine.tiny import SHAPE, save
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant, hand_over
 from tests.grammars.answers import END, PADDING, fold_of, ids, regex, schema, text_of, tokens_in, vocabulary

@@ -9,11 +9,11 @@ from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 
-from services.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
-from services.engine.share import RankLink
-from services.engine.team import Mute
-from services.runtime.model_facts import UnsupportedModel
-from services.topology import Topology
+from baton.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
+from baton.engine.share import RankLink
+from baton.engine.team import Mute
+from baton.runtime.model_facts import UnsupportedModel
+from baton.topology import Topology
 from tests.engine import tiny
 
 ALONE = Topology()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine import kept
-from services.engine.engine import TorchEngine
-from services.engine.interface import NotANumber, Row, Undrawn
-from services.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
-from services.engine.kv_cache import PagedKvCache
+from baton.engine import kept
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import NotANumber, Row, Undrawn
+from baton.engine.kept import FEW_PAGES, MORE_SLOTS, ROOM_PAGES, DecodeWorkspace, WorkspaceGroup
+from baton.engine.kv_cache import PagedKvCache
 from tests.engine.conftest import BATCH_MEMORY, MakeEngine
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine, Tenant
@@ -182,7 +182,7 @@ def test_a_step_that_failed_is_not_forgotten_by_one_that_keeps_nothing(
     worker, tenants = decoding(engine, prompts)
     worker.step(tenants, chunk=100)
     with monkeypatch.context() as patch:
-        patch.setattr("services.engine.engine.draw", lambda *_: 1 / 0)
+        patch.setattr("baton.engine.engine.draw", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             worker.step(tenants, chunk=100)
     worker.step([worker.admit(prompts[0], 1)], chunk=100)

@@ -18,11 +18,11 @@ from typing import Final
 import pytest
 import torch
 
-from services.engine import compiler
-from services.engine.compiler import AVX512, found
-from services.engine.engine import TorchEngine
-from services.engine.interface import Row
-from services.engine.proof import gap
+from baton.engine import compiler
+from baton.engine.compiler import AVX512, found
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import Row
+from baton.engine.proof import gap
 from tests.engine.kernels import (
     BOUND,
     BUILDS,

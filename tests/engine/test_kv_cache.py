@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.engine.kv_cache import PagedKvCache
-from services.pages.layout import full_group
-from services.runtime.host_memory import CannotMove, Movable
+from baton.engine.kv_cache import PagedKvCache
+from baton.pages.layout import full_group
+from baton.runtime.host_memory import CannotMove, Movable
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import ShuffledEngine
 

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 import torch
 
-from services.engine import memory
-from services.engine.memory import LOOK_S, PATIENCE_S, Available, available, shortage
+from baton.engine import memory
+from baton.engine.memory import LOOK_S, PATIENCE_S, Available, available, shortage
 
 CPU: Final = torch.device("cpu")
 OF_MACHINE: Final = Available(3000 * 1024, 9000 * 1024, "on this machine")

@@ -5,9 +5,9 @@ from collections.abc import Sequence as Sequenced
 import pytest
 import torch
 
-from services.engine.interface import Sequence
-from services.engine.penalties import adjust
-from services.rooms.request import Request, Sampling
+from baton.engine.interface import Sequence
+from baton.engine.penalties import adjust
+from baton.rooms.request import Request, Sampling
 
 VOCABULARY = 40
 ASKED = Sampling(repetition_penalty=1.3)

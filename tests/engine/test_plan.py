@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from services.engine.attention import PagedStep
-from services.engine.grouping import mask
-from services.engine.interface import Row, Sequence
-from services.engine.kv_cache import PagedKvCache
-from services.engine.plan import make_plan
-from services.engine.sight import Reach, Sight
-from services.pages.layout import full_group
-from services.rooms.request import Request
+from baton.engine.attention import PagedStep
+from baton.engine.grouping import mask
+from baton.engine.interface import Row, Sequence
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.plan import make_plan
+from baton.engine.sight import Reach, Sight
+from baton.pages.layout import full_group
+from baton.rooms.request import Request
 
 GROUP = full_group("float32", 4, (0, 1, 2), (0, 1), 8)
 
@@ -24,7 +24,7 @@ def test_a_chunk_behind_a_prefix_has_no_mask_of_all_that_it_looks_at_where_it_lo
         masks.append((len(positions), width))
         return mask(positions, width, like, reach)
 
-    monkeypatch.setattr("services.engine.plan.mask", noting)
+    monkeypatch.setattr("baton.engine.plan.mask", noting)
     cpu = torch.device("cpu")
     sequence = Sequence(Request("mine", tuple(range(30)), 8), [])
     rows = [Row(sequence, 10, 29, (range(8),), sample=False), Row(sequence, 29, 30, (range(8),), sample=True)]

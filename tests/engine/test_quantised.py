@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from services.engine import unpacking
-from services.engine.engine import load_engine
-from services.engine.model import load_model
-from services.engine.shards import StoredTensor, weights_in
-from services.engine.sources import Box
-from services.engine.team import Mute
-from services.engine.unpacking import Experts, Scaled, numbers_of
-from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
-from services.runtime.quantisation import quantisation_of
-from services.topology import Topology
+from baton.engine import unpacking
+from baton.engine.engine import load_engine
+from baton.engine.model import load_model
+from baton.engine.shards import StoredTensor, weights_in
+from baton.engine.sources import Box
+from baton.engine.team import Mute
+from baton.engine.unpacking import Experts, Scaled, numbers_of
+from baton.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from baton.runtime.quantisation import quantisation_of
+from baton.topology import Topology
 from tests.engine import tiny
 from tests.engine.counted import Counted
 from tests.engine.quantisers import (
@@ -284,7 +284,7 @@ def test_both_sizes_are_told_and_that_the_scheme_of_the_cache_is_not_used(
     quantised, _ = write(llama, tmp_path, form)
     with caplog.at_level(logging.INFO):
         load_model(quantised, "bfloat16", "cpu")
-    told = [record for record in caplog.records if record.name.startswith("services.engine.model")]
+    told = [record for record in caplog.records if record.name.startswith("baton.engine.model")]
     texts = [record.getMessage() for record in told]
     file_bytes = (quantised / "model.safetensors").stat().st_size
     numbers = sum(each.numel() for each in load_file(llama / "model.safetensors").values())
@@ -428,7 +428,7 @@ def test_the_memory_that_is_checked_is_what_the_weights_become(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("services.engine.model.shortage", lambda _, needed: asked.append(needed))
+    monkeypatch.setattr("baton.engine.model.shortage", lambda _, needed: asked.append(needed))
     quantised, _ = write(llama, tmp_path, PACKED)
     load_model(quantised, "float32", "cpu")
     assert asked == [4 * sum(each.numel() for each in load_file(llama / "model.safetensors").values())]

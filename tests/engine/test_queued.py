@@ -8,9 +8,9 @@ from collections import abc
 import pytest
 import torch
 
-from services.engine.engine import TorchEngine
-from services.engine.interface import EngineLost, Row, Sequence
-from services.rooms.request import Request
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import EngineLost, Row, Sequence
+from baton.rooms.request import Request
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 

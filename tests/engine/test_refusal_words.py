@@ -10,9 +10,9 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from services.engine.convert import main
-from services.engine.model import load_model
-from services.runtime.errors import StartupError
+from baton.engine.convert import main
+from baton.engine.model import load_model
+from baton.runtime.errors import StartupError
 from tests.engine import tiny
 from tests.engine.gguf_files import in_gguf, write
 

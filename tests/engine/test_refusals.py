@@ -19,21 +19,21 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from services.decode.settings import DecodeSettings
-from services.engine.device import DeviceNotFound, find_device, find_dtype
-from services.engine.engine import load_engine
-from services.engine.kv_cache import NotEnoughMemory, PagedKvCache
-from services.engine.model import Model, load_model
-from services.engine.share import CannotSplit
-from services.engine.sight import Reach
-from services.engine.start import start_engine
-from services.engine.supported import COUNTING, WINDOW, refuse_by_configuration
-from services.engine.team import Mute, alone
-from services.rooms.registry_records import CANARY_TOKENS
-from services.runtime.errors import StartupError
-from services.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
-from services.runtime.model_options import LoadFormat
-from services.topology import Topology
+from baton.decode.settings import DecodeSettings
+from baton.engine.device import DeviceNotFound, find_device, find_dtype
+from baton.engine.engine import load_engine
+from baton.engine.kv_cache import NotEnoughMemory, PagedKvCache
+from baton.engine.model import Model, load_model
+from baton.engine.share import CannotSplit
+from baton.engine.sight import Reach
+from baton.engine.start import start_engine
+from baton.engine.supported import COUNTING, WINDOW, refuse_by_configuration
+from baton.engine.team import Mute, alone
+from baton.rooms.registry_records import CANARY_TOKENS
+from baton.runtime.errors import StartupError
+from baton.runtime.model_facts import ModelUnreadable, UnsupportedModel, weight_files
+from baton.runtime.model_options import LoadFormat
+from baton.topology import Topology
 from tests.engine import tiny
 
 BY_CONFIGURATION: list[tuple[str, dict[str, Any], str]] = [
@@ -133,7 +133,7 @@ def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
     directory = tiny.save(transformers.Llama4TextConfig(**LENGTH_SCALED), tmp_path / "scaled")
     assert load_model(directory, "float32", "cpu")._tells_places
     monkeypatch.setattr(Model, "_tells_places", property(lambda _: False, lambda *_: None), raising=False)
-    monkeypatch.setattr("services.engine.model._by_row", no_other_way)
+    monkeypatch.setattr("baton.engine.model._by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, "float32", "cpu")
 
@@ -215,7 +215,7 @@ def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_computed_ro
     config = getattr(transformers, f"{kind}Config")(**BART)
     directory = tiny.save(config, tmp_path / kind)
     assert load_model(directory, dtype, "cpu").by_row
-    monkeypatch.setattr("services.engine.model._by_row", no_other_way)
+    monkeypatch.setattr("baton.engine.model._by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, dtype, "cpu")
 
@@ -334,7 +334,7 @@ def test_weights_that_cannot_be_mapped_are_one_line(
         raise OSError(reason, os.strerror(reason), str(path))
 
     monkeypatch.setattr("transformers.modeling_utils.safe_open", fails)
-    monkeypatch.setattr("services.engine.shards.safe_open", fails)
+    monkeypatch.setattr("baton.engine.shards.safe_open", fails)
     with pytest.raises(ModelUnreadable, match=os.strerror(reason)) as refused:
         load_model(llama, "float32", "cpu", alone_of(ranks))
     assert str(llama) in str(refused.value)
@@ -347,10 +347,10 @@ class Unforeseen(Exception):
 @pytest.mark.parametrize(
     "place",
     [
-        "services.engine.model.AutoConfig.from_pretrained",
-        "services.engine.model.refuse_by_configuration",
-        "services.engine.container.AutoModelForCausalLM.from_pretrained",
-        "services.engine.model.Model.logits",
+        "baton.engine.model.AutoConfig.from_pretrained",
+        "baton.engine.model.refuse_by_configuration",
+        "baton.engine.container.AutoModelForCausalLM.from_pretrained",
+        "baton.engine.model.Model.logits",
     ],
 )
 def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
@@ -374,7 +374,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
 
 @pytest.mark.parametrize(
     "place",
-    ["services.engine.model.Model.logits", "services.engine.proof._answers", "services.engine.model.Decoder"],
+    ["baton.engine.model.Model.logits", "baton.engine.proof._answers", "baton.engine.model.Decoder"],
 )
 def test_a_device_whose_memory_ends_while_a_model_loads_is_no_fault_of_the_model(
     llama: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -596,7 +596,7 @@ def test_an_attention_that_stays_whole_is_refused(
     tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank would keep the pages of all heads as those of some."""
-    monkeypatch.setattr("services.engine.split.COMMON", {})
+    monkeypatch.setattr("baton.engine.split.COMMON", {})
     monkeypatch.setattr(transformers.LlamaConfig, "base_model_tp_plan", {"embed_tokens": "replicate"})
     heads = r"its attention has 6 query heads and 2 KV heads of 16 numbers on a rank, where 3 .* and 1 .*"
     with pytest.raises(UnsupportedModel, match=f"by several ranks: {heads} were expected"):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from services.engine.engine import TorchEngine
-from services.engine.grouping import groups_of_similar_length
-from services.engine.interface import EngineLost, Row, Sequence
-from services.engine.team import alone
-from services.rooms.request import Request
+from baton.engine.engine import TorchEngine
+from baton.engine.grouping import groups_of_similar_length
+from baton.engine.interface import EngineLost, Row, Sequence
+from baton.engine.team import alone
+from baton.rooms.request import Request
 from tests.engine.conftest import MakeEngine
 from tests.engine.worker import GREEDY
 

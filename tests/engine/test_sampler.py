@@ -22,10 +22,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from services.engine.draws import numbers
-from services.engine.interface import Drawn, NotANumber, Sequence
-from services.engine.sampler import likeliest_places, sample
-from services.rooms.request import Request, Sampling, Token
+from baton.engine.draws import numbers
+from baton.engine.interface import Drawn, NotANumber, Sequence
+from baton.engine.sampler import likeliest_places, sample
+from baton.rooms.request import Request, Sampling, Token
 
 VOCABULARY = 40
 DRAWS = 20_000

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 
-from services.decode.settings import DecodeSettings
-from services.engine.engine import load_engine
-from services.engine.interface import NotANumber, PromptScores, Row, Sequence
-from services.engine.sampler import sample
-from services.engine.scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
-from services.prefill.settings import PrefillSettings
-from services.rooms.request import Request, Sampling, Score, Token
+from baton.decode.settings import DecodeSettings
+from baton.engine.engine import load_engine
+from baton.engine.interface import NotANumber, PromptScores, Row, Sequence
+from baton.engine.sampler import sample
+from baton.engine.scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
+from baton.prefill.settings import PrefillSettings
+from baton.rooms.request import Request, Sampling, Score, Token
 from tests.engine import tiny
 from tests.engine.conftest import MakeEngine
 from tests.engine.kernels import Directory, load, needs_kernel
@@ -163,7 +163,7 @@ def test_a_workers_memory_is_looked_at_for_what_scoring_takes(
 ) -> None:
     needed: dict[bool, list[int]] = {False: [], True: []}
     for scores_prompts, sizes in needed.items():
-        monkeypatch.setattr("services.engine.kv_cache.shortage", lambda _, size, to=sizes: to.append(size))
+        monkeypatch.setattr("baton.engine.kv_cache.shortage", lambda _, size, to=sizes: to.append(size))
         load_engine(
             tiny_dir("llama-gqa-untied"),
             dtype="float32",

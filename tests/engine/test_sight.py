@@ -8,7 +8,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from services.engine.sight import MaskFunction, OtherReach, Reach, reach_of
+from baton.engine.sight import MaskFunction, OtherReach, Reach, reach_of
 
 NO_PADDING = torch.zeros(1, dtype=torch.int64)
 

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import conversion_mapping
 from transformers import core_model_loading as library
 
-from services.engine import sources
-from services.engine.model import load_model
-from services.engine.shards import Files
-from services.engine.sources import WALKS, Box, Cut, fetch, sources_of
-from services.engine.team import Mute
-from services.runtime.model_facts import ModelUnreadable, UnsupportedModel
-from services.topology import Topology
+from baton.engine import sources
+from baton.engine.model import load_model
+from baton.engine.shards import Files
+from baton.engine.sources import WALKS, Box, Cut, fetch, sources_of
+from baton.engine.team import Mute
+from baton.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from baton.topology import Topology
 from tests.engine import tiny
 from tests.engine.quantisers import FORMATS, MXFP4, PT, write
 

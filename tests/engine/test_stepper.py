@@ -8,18 +8,18 @@ from functools import partial
 
 import pytest
 
-from services.both.wiring import BorrowedThread
-from services.engine.interface import EngineLost, Row, SumPart, Taken, TeamBroken
-from services.ids import Incarnation
-from services.parallel.solo import SoloGroup
-from services.rooms.request import Token
-from services.runtime.errors import EngineStuck
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.transfer.exposure import Exposure
-from services.transfer.interface import TransferError
-from services.worker.stepper import FAILED_MAX, StepFailed, Stepper
-from services.worker.wiring import end
+from baton.both.wiring import BorrowedThread
+from baton.engine.interface import EngineLost, Row, SumPart, Taken, TeamBroken
+from baton.ids import Incarnation
+from baton.parallel.solo import SoloGroup
+from baton.rooms.request import Token
+from baton.runtime.errors import EngineStuck
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import TransferError
+from baton.worker.stepper import FAILED_MAX, StepFailed, Stepper
+from baton.worker.wiring import end
 
 WAIT_S = 10.0
 
@@ -147,7 +147,7 @@ async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_n
 ) -> None:
     await bench.stepper.end()
     hung = Bench()
-    monkeypatch.setattr("services.worker.stepper.END_S", 0.05)
+    monkeypatch.setattr("baton.worker.stepper.END_S", 0.05)
     hung.stepper.start([])
     with pytest.raises(EngineStuck, match="a step of the model has not ended"):
         await hung.stepper.end()
@@ -159,7 +159,7 @@ async def test_others_learn_that_a_worker_ends_before_its_step_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that hangs, too: its peers wait for no answer of a process that says nothing more."""
-    monkeypatch.setattr("services.worker.stepper.END_S", 0.05)
+    monkeypatch.setattr("baton.worker.stepper.END_S", 0.05)
     exposure = Exposure(partial(MemoryTransfer, MemoryFabric()), lambda: Incarnation(1), {})
     learnt: list[str] = []
 

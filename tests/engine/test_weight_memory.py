@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine import weight_memory
-from services.engine.weight_memory import AREA_BYTES, LINE_BYTES, WeightMemory
+from baton.engine import weight_memory
+from baton.engine.weight_memory import AREA_BYTES, LINE_BYTES, WeightMemory
 from tests.engine.kernels import Directory, load, needs_kernel
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.decode.settings import DecodeSettings
-from services.engine import engine
-from services.engine.start import start_engine
+from baton.decode.settings import DecodeSettings
+from baton.engine import engine
+from baton.engine.start import start_engine
 
 
 def test_no_grammar_waits_for_the_vocabulary_nor_anybody_with_it(

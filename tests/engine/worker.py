@@ -7,10 +7,10 @@ from itertools import count
 
 import torch
 
-from services.engine.engine import TorchEngine
-from services.engine.interface import PromptScores, Row, Sequence, Undrawn
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.request import Request, Sampling, Token
+from baton.engine.engine import TorchEngine
+from baton.engine.interface import PromptScores, Row, Sequence, Undrawn
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.request import Request, Sampling, Token
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -82,7 +82,7 @@ class ShuffledEngine:
         return Tenant(sequence)
 
     def fork(self, tenant: Tenant, seed: int) -> Tenant:
-        """A further choice behind a computed prompt, as `services.decode` begins it."""
+        """A further choice behind a computed prompt, as `baton.decode` begins it."""
         request = tenant.sequence.request
         asked = replace(request, sampling=replace(request.sampling, seed=seed))
         size = self.engine.cache.group.page_tokens

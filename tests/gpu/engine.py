@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.graphs import RecordedSteps
-from services.engine.paged import PagedKernel
-from services.engine.team import alone
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.graphs import RecordedSteps
+from baton.engine.paged import PagedKernel
+from baton.engine.team import alone
 from tests.engine import tiny
 from tests.engine.paged_twin import twin
 from tests.engine.test_equals_reference import random_prompts

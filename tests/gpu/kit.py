@@ -55,7 +55,7 @@ class Kit:
 
     def bench(self, *words: str, most_s: float) -> dict[str, Any]:
         """The object that `baton bench WORDS` prints. Raises AssertionError with its last words else."""
-        ran = self.command("-m", "services.cli.main", "bench", *words, most_s=most_s)
+        ran = self.command("-m", "baton.cli.main", "bench", *words, most_s=most_s)
         assert ran.returncode == 0, last_line(ran.stderr or ran.stdout)
         body: dict[str, Any] = json.loads(ran.stdout)
         return body

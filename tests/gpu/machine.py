@@ -34,7 +34,7 @@ MIB: Final = 2**20
 ASK_S: Final = 20.0
 FORKS: Final = """
 import os, sys
-import services.cli.preloaded as preloaded
+import baton.cli.preloaded as preloaded
 preloaded._import_all(preloaded.WORKERS)
 import torch
 worker = os.fork()
@@ -66,7 +66,7 @@ def run(kit: Kit) -> None:
 def _tell(kit: Kit, found: Finding) -> None:
     import torch
 
-    from services.engine.device import DeviceNotFound, find_device
+    from baton.engine.device import DeviceNotFound, find_device
 
     try:
         find_device(kit.device)
@@ -195,7 +195,7 @@ def _check_kernel(kit: Kit) -> None:
     """Raises CannotRun: then keys and values are fetched from their pages."""
     import torch
 
-    from services.engine.flash import FETCHED, KERNELS, find_kernel, missing
+    from baton.engine.flash import FETCHED, KERNELS, find_kernel, missing
 
     device = torch.device(kit.device)
     why = missing(device, "bfloat16")
@@ -206,11 +206,11 @@ def _check_kernel(kit: Kit) -> None:
 
 
 def _check_registration(kit: Kit, found: Finding) -> None:
-    from services.cli.bench.device_memory import take
-    from services.ids import Incarnation
-    from services.transfer.interface import Region
-    from services.transfer.nixl import NixlTransfer
-    from services.transfer.start import offering
+    from baton.cli.bench.device_memory import take
+    from baton.ids import Incarnation
+    from baton.transfer.interface import Region
+    from baton.transfer.nixl import NixlTransfer
+    from baton.transfer.start import offering
 
     memory = take(MIB, kit.device)
     transfer = NixlTransfer(Incarnation(1))

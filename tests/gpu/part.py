@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from time import monotonic
 
-from services.runtime.logging import configure
+from baton.runtime.logging import configure
 from tests.gpu.findings import Findings
 from tests.gpu.kit import Kit
 

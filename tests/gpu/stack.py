@@ -20,9 +20,9 @@ from typing import Final
 
 import httpx
 
-from services.cli.bench.comparison import SystemSpec
-from services.cli.bench.systems import System
-from services.runtime.listen import port_of, reserve_port
+from baton.cli.bench.comparison import SystemSpec
+from baton.cli.bench.systems import System
+from baton.runtime.listen import port_of, reserve_port
 from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served
@@ -134,7 +134,7 @@ def _serving(kit: Kit, model: Path) -> Iterator[Served]:
         spec = SystemSpec(
             name="baton serve",
             url=address,
-            start=(sys.executable, "-m", "services.cli.main", "serve", *words),
+            start=(sys.executable, "-m", "baton.cli.main", "serve", *words),
             ready=(f"{address}/ready",),
             ready_timeout_s=max(1, int(kit.findings.left_s - MARGIN_S)),
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.paged import PagedRows
-from services.engine.sight import Sight
+from baton.engine.paged import PagedRows
+from baton.engine.sight import Sight
 from tests.engine.paged_twin import twin
 from tests.gpu import __main__ as kit
 from tests.gpu import engine

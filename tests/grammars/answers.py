@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from llguidance import LLTokenizer
 
-from services.grammars.compiling import compiled
-from services.grammars.fold import Fold
-from services.grammars.vocabulary import vocabulary_of
-from services.rooms.request import Grammar, GrammarKind, Request
+from baton.grammars.compiling import compiled
+from baton.grammars.fold import Fold
+from baton.grammars.vocabulary import vocabulary_of
+from baton.rooms.request import Grammar, GrammarKind, Request
 from tests.openai import tiny
 
 PADDING: Final = 13

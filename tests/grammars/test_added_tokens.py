@@ -10,11 +10,11 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.grammars.compiling import compiled
-from services.grammars.fold import Fold
-from services.grammars.judge import judged
-from services.grammars.vocabulary import vocabulary_of
-from services.rooms.request import FinishReason, Grammar
+from baton.grammars.compiling import compiled
+from baton.grammars.fold import Fold
+from baton.grammars.judge import judged
+from baton.grammars.vocabulary import vocabulary_of
+from baton.rooms.request import FinishReason, Grammar
 from tests.grammars.answers import drawn, lark, regex, request, schema, tokens_in
 from tests.openai import tiny
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.grammars.compiling import GrammarRefused, compiled
-from services.grammars.fold import GrammarLost
-from services.grammars.vocabulary import vocabulary_of
-from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
-from services.runtime.errors import StartupError
+from baton.grammars.compiling import GrammarRefused, compiled
+from baton.grammars.fold import GrammarLost
+from baton.grammars.vocabulary import vocabulary_of
+from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
+from baton.runtime.errors import StartupError
 from tests.grammars.answers import drawn, fold_of, lark, regex, request, schema, vocabulary
 from tests.openai import tiny
 

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import pytest
 
-from services.grammars.finite_schemas import has_finite_value
-from services.grammars.judge import ENDLESS, judged
+from baton.grammars.finite_schemas import has_finite_value
+from baton.grammars.judge import ENDLESS, judged
 from tests.grammars.answers import schema, vocabulary
 from tests.grammars.test_schemas import random_schema
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from services.grammars.fold import BURST_S, FORCED_S, Fold, GrammarLost, Matcher
-from services.rooms.request import FinishReason, Grammar, Request
+from baton.grammars.fold import BURST_S, FORCED_S, Fold, GrammarLost, Matcher
+from baton.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
     KINDS,
@@ -84,8 +84,8 @@ def test_a_grammar_whose_masks_cost_ever_more_is_lost_before_it_holds_everyone_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the library's own bounds it goes on: with each token there are more ways to read what there is."""
-    monkeypatch.setattr("services.grammars.fold.BURST_S", 0.02)
-    monkeypatch.setattr("services.grammars.fold.MASK_S", 0.001)
+    monkeypatch.setattr("baton.grammars.fold.BURST_S", 0.02)
+    monkeypatch.setattr("baton.grammars.fold.MASK_S", 0.001)
     fold, asked = fold_of(lark('start: e\ne: e e | e e e | "a"')), request(ignore_eos=True)
     with pytest.raises(GrammarLost, match="too long at each token"):
         repeated(fold, asked, *ids("a"))
@@ -220,7 +220,7 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
 ) -> None:
     """Each takes as long as five tokens may have: it is for the sixth that it is looked for again."""
     now = [0.0]
-    monkeypatch.setattr("services.grammars.fold.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("baton.grammars.fold.time.thread_time", lambda: now[0])
     fold, asked = fold_of(regex("([0-9][a-f])*")), request()
     took = 5.5 * FORCED_S
     looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
@@ -261,7 +261,7 @@ def test_a_copy_may_take_as_long_as_is_left(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 0.06
         return now[0]
 
-    monkeypatch.setattr("services.grammars.fold.time.thread_time", later)
+    monkeypatch.setattr("baton.grammars.fold.time.thread_time", later)
     fold, asked = fold_of(regex("[0-9]+")), request()
     fold.allowed(asked, [])
     with pytest.raises(GrammarLost, match="too long at each token"):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.grammars.judge import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, Judge
-from services.rooms.request import Grammar
+from baton.grammars.judge import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, Judge
+from baton.rooms.request import Grammar
 from tests.grammars.answers import END, lark, regex, schema
 from tests.openai import tiny
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
-from services.openai.structures import WHITESPACE
-from services.rooms.request import FinishReason
+from baton.openai.structures import WHITESPACE
+from baton.rooms.request import FinishReason
 from tests.grammars.answers import drawn, fold_of, request, schema, text_of
 
 SCHEMAS: Final = 120

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 from llguidance import LLTokenizer
 
-from services.grammars import shelf
-from services.grammars.compiling import GrammarRefused, compiled
-from services.grammars.fold import Fold, GrammarLost
-from services.grammars.shelf import Shelf
-from services.rooms.request import Grammar
-from services.runtime.errors import StartupError
+from baton.grammars import shelf
+from baton.grammars.compiling import GrammarRefused, compiled
+from baton.grammars.fold import Fold, GrammarLost
+from baton.grammars.shelf import Shelf
+from baton.rooms.request import Grammar
+from baton.runtime.errors import StartupError
 from tests.grammars.answers import ids, regex, request, tokens_in, vocabulary
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
-from services.rooms.registry_records import RoomEntry, RoomPhase, StackFacts, WorkerFacts
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
+from baton.rooms.registry_records import RoomEntry, RoomPhase, StackFacts, WorkerFacts
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 

@@ -2,7 +2,7 @@
 
 A rank's part of the world is a number here, and so is what it becomes: the product runs once for every
 distinct (rank, deed), and is remembered. That is sound because a rank is a function of what it is and what
-it is told: `services.rooms` and `services.pages` have no clock, no randomness and no hidden state, and
+it is told: `baton.rooms` and `baton.pages` have no clock, no randomness and no hidden state, and
 `snapshot.frozen` keeps all that they have.
 """
 

@@ -1,4 +1,4 @@
-"""What surrounds one rank of a decode worker? Its hand-over is `services.handover.receiving`, which decides.
+"""What surrounds one rank of a decode worker? Its hand-over is `baton.handover.receiving`, which decides.
 
 Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
 """
@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from services.handover.receiving import Receiving
-from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
-from services.ids import Generation, Incarnation, PageTables, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings
-from services.pages.holdings import Standing as Held
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
-from services.pages.slots import SlotPool
-from services.rooms.ballot import Verdict
-from services.rooms.errors import PeerFault, Reason
-from services.rooms.evidence import Connected
-from services.rooms.phases import Effect, Phase, ReceiverEffect
-from services.rooms.quarantine import revocation_due
-from services.rooms.request import Request, Token
+from baton.handover.receiving import Receiving
+from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
+from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.holdings import Holdings
+from baton.pages.holdings import Standing as Held
+from baton.pages.pool import PagePool
+from baton.pages.prefixes import PrefixTree
+from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
+from baton.pages.slots import SlotPool
+from baton.rooms.ballot import Verdict
+from baton.rooms.errors import PeerFault, Reason
+from baton.rooms.evidence import Connected
+from baton.rooms.phases import Effect, Phase, ReceiverEffect
+from baton.rooms.quarantine import revocation_due
+from baton.rooms.request import Request, Token
 from tests.model.flights import PAGE, RECORD, SLOT, Flight, exposed_anew, exposure, leaders
 from tests.model.laws import Broken, Law
 from tests.model.rank import FAR, Done, Rank, Told
@@ -284,7 +284,7 @@ class DecodeRank(Rank[WatchedRoom]):
         self.side.revoked(self._exposure, memoryview(self._slot_memory))
 
     def _move(self) -> None:
-        """As `services.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
+        """As `baton.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
         goes by an older one lands where nobody reads."""
         self._slot_memory = bytearray(self._slot_memory)
         self._kv = bytearray(self._kv)

@@ -8,9 +8,9 @@ trouble. It is told of the side that it happens on, from what stands there and f
 from collections.abc import Iterator
 from functools import partial
 
-from services.ids import RoomId
-from services.rooms.phases import Phase
-from services.transfer.interface import PutState
+from baton.ids import RoomId
+from baton.rooms.phases import Phase
+from baton.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Final, TypeVar
 
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from services.transfer.interface import (
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
+from baton.transfer.interface import (
     SLOTS,
     Endpoint,
     PutId,
@@ -99,7 +99,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Airspace:
-    """One sender rank's writes, and the ways they take: of `services.transfer.interface.Transfer`, what
+    """One sender rank's writes, and the ways they take: of `baton.transfer.interface.Transfer`, what
     the product's `Routes` calls."""
 
     rank: int
@@ -181,7 +181,7 @@ def _with(writes: dict[int, V], number: int, told: V) -> dict[int, V]:
 
 @dataclass(slots=True)
 class Line:
-    """What a `RoomTransfer` posts through, for one room: the part of `services.transfer.interface.Transfer`
+    """What a `RoomTransfer` posts through, for one room: the part of `baton.transfer.interface.Transfer`
     that it calls."""
 
     air: Airspace

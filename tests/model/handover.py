@@ -1,15 +1,15 @@
 """What do the two workers say to each other about a room?
 
-As `services.decode.handover_client` and `services.prefill.handover` do: connect, grant, close.
+As `baton.decode.handover_client` and `baton.prefill.handover` do: connect, grant, close.
 The receiver's leader calls, and the sender's leader answers. A call that is not answered has been lost, or
 the sender stands still; either way what the receiver makes of it is here.
 """
 
 from collections.abc import Sequence
 
-from services.ids import Generation, Incarnation, RoomId
-from services.rooms.errors import Reason
-from services.rooms.phases import Phase
+from baton.ids import Generation, Incarnation, RoomId
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Phase
 from tests.model.laws import Broken, Law
 from tests.model.registry import CALLED_OFF
 from tests.model.world import (

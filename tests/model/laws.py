@@ -7,8 +7,8 @@ against what truly is (memory, writes under way), never against what the product
 from enum import Enum
 from typing import Final
 
-from services.pages.errors import OutOfPages, PagesError
-from services.rooms.errors import LocalBug, RostersDiverged
+from baton.pages.errors import OutOfPages, PagesError
+from baton.rooms.errors import LocalBug, RostersDiverged
 
 
 class Law(Enum):

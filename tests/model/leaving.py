@@ -1,6 +1,6 @@
 """What becomes of the world when a worker's process ends: by death, or because it was asked to leave?"""
 
-from services.ids import Incarnation
+from baton.ids import Incarnation
 from tests.model.laws import Broken, Law
 from tests.model.registry import CALLED_OFF, joined, lost, over, without
 from tests.model.world import DECODE, PREFILL, SIDES, WANTED, State, Way, World, with_ranks

@@ -8,7 +8,7 @@ A reduction, and why nothing is lost by it:
 from collections.abc import Hashable
 from typing import Any, Final, cast
 
-from services.ids import Incarnation
+from baton.ids import Incarnation
 from tests.model.world import DECODE, PREFILL, State, World
 
 BITS: Final = 24

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
-from services.handover.requests import (
+from baton.handover.requests import (
     BeginWrites,
     Forget,
     Outcome,
@@ -15,25 +15,25 @@ from services.handover.requests import (
     SendRecord,
     SendSeal,
 )
-from services.handover.route import Route
-from services.handover.sending import GIVEN_UP, Sending, SendingRoom
-from services.ids import Generation, Incarnation, PageTables, RoomId
-from services.pages.errors import Truncated
-from services.pages.holdings import Holdings
-from services.pages.layout import KvLayout
-from services.pages.pool import PagePool
-from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
-from services.pages.slots import Slot, SlotPool
-from services.prefill.room_transfer import RoomTransfer
-from services.prefill.routes import Routes
-from services.rooms.ballot import Verdict
-from services.rooms.errors import Cause, NotConnected, PeerFault, Reason, UnknownRoom
-from services.rooms.evidence import Granted, Proof
-from services.rooms.phases import Effect, SenderEffect
-from services.rooms.request import Request, Token
-from services.transfer.interface import PutState, Transfer
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import layout_to_wire
+from baton.handover.route import Route
+from baton.handover.sending import GIVEN_UP, Sending, SendingRoom
+from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.pages.errors import Truncated
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvLayout
+from baton.pages.pool import PagePool
+from baton.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES
+from baton.pages.slots import Slot, SlotPool
+from baton.prefill.room_transfer import RoomTransfer
+from baton.prefill.routes import Routes
+from baton.rooms.ballot import Verdict
+from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, UnknownRoom
+from baton.rooms.evidence import Granted, Proof
+from baton.rooms.phases import Effect, SenderEffect
+from baton.rooms.request import Request, Token
+from baton.transfer.interface import PutState, Transfer
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import layout_to_wire
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law
 from tests.model.rank import FAR, Done, Rank, Told

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from services.ids import Incarnation, RoomId
-from services.pages.holdings import Holdings
-from services.pages.pool import PageState
-from services.rooms.ballot import Ballot, Verdict, read_verdict
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, Reason, Refusal
-from services.rooms.evidence import Failed
-from services.rooms.phases import AnyEffect
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.rooms.roster import TOMBSTONE_MS, Roster
+from baton.ids import Incarnation, RoomId
+from baton.pages.holdings import Holdings
+from baton.pages.pool import PageState
+from baton.rooms.ballot import Ballot, Verdict, read_verdict
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, Reason, Refusal
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import AnyEffect
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.rooms.roster import TOMBSTONE_MS, Roster
 from tests.model.laws import Broken, Law
 from tests.model.standing import At, Standing
 

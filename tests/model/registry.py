@@ -1,10 +1,10 @@
-"""What does the bootstrap do about a room? As `services.bootstrap.follower` and `rooms`: it calls both
+"""What does the bootstrap do about a room? As `baton.bootstrap.follower` and `rooms`: it calls both
 workers at once; the first cause ends the room, and the other side is told. The registry itself: `book.py`."""
 
 from typing import Any, Final
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Reason
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Reason
 from tests.model.laws import Broken, Law
 from tests.model.world import BOOTSTRAP, DECODE, PREFILL, Entry, Known, Message, State, World
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from services.topology import Topology
+from baton.topology import Topology
 
 _ONE: Final = Topology()
 _SPLITS: Final = {"tp2": Topology(tensor=2), "tp3": Topology(tensor=3), "pp2": Topology(pipeline=2)}

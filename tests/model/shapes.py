@@ -1,7 +1,7 @@
 """What does each rank hold of the model, and what must every byte of a page say?
 
 The smallest model that can be split as the scope asks: a token a page, a number a head. A page is its strips,
-a strip one head's vectors of one plane and layer, in the order that `services.pages.layout` states. What lies
+a strip one head's vectors of one plane and layer, in the order that `baton.pages.layout` states. What lies
 in a strip is known by one byte: of which room, which page of its prompt, which layer, head and plane.
 """
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from services.ids import RoomId
-from services.pages.layout import DTYPE_BYTES, GroupHead, KvLayout
-from services.pages.ranks import rank_layout
-from services.rooms.request import Request
-from services.topology import Topology
+from baton.ids import RoomId
+from baton.pages.layout import DTYPE_BYTES, GroupHead, KvLayout
+from baton.pages.ranks import rank_layout
+from baton.rooms.request import Request
+from baton.topology import Topology
 from tests.layouts import changed, one_group
 from tests.model.scopes import Scope
 

@@ -7,14 +7,14 @@ step. A page has one token here.
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from services.handover.growing import Space
-from services.handover.receiving import Receiving
-from services.handover.receiving_room import ReceivingRoom
-from services.ids import PageId
-from services.pages.holdings import Holdings
-from services.rooms.errors import Reason
-from services.rooms.phases import Phase
-from services.rooms.reasons import REASONS
+from baton.handover.growing import Space
+from baton.handover.receiving import Receiving
+from baton.handover.receiving_room import ReceivingRoom
+from baton.ids import PageId
+from baton.pages.holdings import Holdings
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Phase
+from baton.rooms.reasons import REASONS
 from tests.model.laws import Broken, Law
 
 HOLDS: Final = (Phase.TRANSFERRING, Phase.COMPUTING, Phase.SUCCESS)

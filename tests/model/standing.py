@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause
-from services.rooms.phases import Phase
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause
+from baton.rooms.phases import Phase
 from tests.model.flights import Flight
 from tests.model.laws import Broken, Law
 

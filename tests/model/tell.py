@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from services.ids import RoomId
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.errors import Reason
-from services.rooms.phases import Effect, Phase
+from baton.ids import RoomId
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Effect, Phase
 from tests.model.events import after
 from tests.model.flights import PAGE, SEAL, Flight, rank_of
 from tests.model.laws import Broken, Law

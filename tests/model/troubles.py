@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from services.ids import RoomId
-from services.rooms.errors import Reason
-from services.rooms.receiver import UNDECIDED
-from services.transfer.interface import PutState
+from baton.ids import RoomId
+from baton.rooms.errors import Reason
+from baton.rooms.receiver import UNDECIDED
+from baton.transfer.interface import PutState
 from tests.model.cast import Deed
 from tests.model.flights import exposed_before
 from tests.model.handover import cancel_here, not_connected

@@ -7,10 +7,10 @@ is not there on every rank.
 from collections.abc import Sequence
 from typing import Any
 
-from services.ids import RoomId
-from services.rooms.errors import Reason
-from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
-from services.rooms.reasons import LOST
+from baton.ids import RoomId
+from baton.rooms.errors import Reason
+from baton.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, SenderEffect
+from baton.rooms.reasons import LOST
 from tests.model.flights import leaders
 from tests.model.handover import (
     asked,

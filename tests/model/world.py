@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from services.ids import Incarnation, RoomId
-from services.rooms.phases import Phase
+from baton.ids import Incarnation, RoomId
+from baton.rooms.phases import Phase
 from tests.model.book import Book, BookStanding, check_book
 from tests.model.cast import Cast
 from tests.model.decode_rank import DecodeRank

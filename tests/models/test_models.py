@@ -12,8 +12,8 @@ import pytest
 import transformers
 from transformers import FalconConfig
 
-from services.engine.engine import TorchEngine
-from services.engine.sight import Reach
+from baton.engine.engine import TorchEngine
+from baton.engine.sight import Reach
 from tests.engine import tiny
 from tests.models import recipes
 from tests.models.page import PAGE, REWRITE, rendered, rows_of

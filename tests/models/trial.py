@@ -17,15 +17,15 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.kv_cache import PagedKvCache
-from services.engine.model import load_model
-from services.engine.paged import PagedKernel
-from services.engine.team import Mute, alone
-from services.rooms.request import Sampling, Token
-from services.runtime.errors import StartupError
-from services.runtime.model_facts import WAY_OUT
-from services.topology import Topology
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine.model import load_model
+from baton.engine.paged import PagedKernel
+from baton.engine.team import Mute, alone
+from baton.rooms.request import Sampling, Token
+from baton.runtime.errors import StartupError
+from baton.runtime.model_facts import WAY_OUT
+from baton.topology import Topology
 from tests.engine import scenes
 from tests.engine.crew import Crew
 from tests.engine.tiny import maker_of

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.grammars.judge import Spelled, judged
-from services.grammars.vocabulary import vocabulary_of
-from services.openai.app import create_app
-from services.openai.edge import Edge
-from services.rooms.request import Grammar
-from services.runtime.errors import StartupError
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.grammars.judge import Spelled, judged
+from baton.grammars.vocabulary import vocabulary_of
+from baton.openai.app import create_app
+from baton.openai.edge import Edge
+from baton.rooms.request import Grammar
+from baton.runtime.errors import StartupError
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.support.manual_clock import ManualClock
@@ -47,7 +47,7 @@ class JudgeHere:
 @pytest.fixture(autouse=True)
 def judges_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """No application starts a process that compiles its grammars (`tests/grammars/test_judge.py` does)."""
-    monkeypatch.setattr("services.openai.app.Judge", JudgeHere)
+    monkeypatch.setattr("baton.openai.app.Judge", JudgeHere)
 
 
 @pytest.fixture

@@ -88,10 +88,10 @@ async def _flood(port: int, pid: int, texts: int, size: int) -> Flooded:
 async def _serve() -> None:
     from prometheus_client import CollectorRegistry
 
-    from services.openai.app import create_app
-    from services.openai.backend import Limits
-    from services.runtime.http_server import serve_http
-    from services.runtime.listen import bind_port
+    from baton.openai.app import create_app
+    from baton.openai.backend import Limits
+    from baton.runtime.http_server import serve_http
+    from baton.runtime.listen import bind_port
     from tests.openai import tiny
     from tests.openai.scripted import ScriptedBackend
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from services.openai.backend import Hangup, Limits, TokenBatch, client_gone
-from services.rooms.request import FinishReason, Request, Score, Token
+from baton.openai.backend import Hangup, Limits, TokenBatch, client_gone
+from baton.rooms.request import FinishReason, Request, Score, Token
 from tests.openai import tiny
 
 Step = TokenBatch | BaseException | asyncio.Event

@@ -6,8 +6,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.openai.backend import Limits
-from services.openai.schemas import STOP_STRINGS_MAX
+from baton.openai.backend import Limits
+from baton.openai.schemas import STOP_STRINGS_MAX
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, USER, check

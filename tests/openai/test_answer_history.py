@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from pydantic_core import from_json
 
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.call_arguments import arguments_object, complete_part
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.call_arguments import arguments_object, complete_part
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, Step, saying
 from tests.openai.test_reasoning import served

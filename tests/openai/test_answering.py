@@ -4,11 +4,11 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from services.openai.answering import answer
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.metrics import HttpMetrics
-from services.openai.schemas import CompletionRequest
-from services.rooms.request import Request
+from baton.openai.answering import answer
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.metrics import HttpMetrics
+from baton.openai.schemas import CompletionRequest
+from baton.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 

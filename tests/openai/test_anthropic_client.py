@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from services.openai.app import create_app
-from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed
-from services.rooms.errors import Reason
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.openai.app import create_app
+from baton.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed
+from baton.rooms.errors import Reason
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 from tests.openai.test_reasoning import THINKING, THOUGHT, served

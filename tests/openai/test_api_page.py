@@ -6,14 +6,14 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.dialects import CALL_FORMS, names_of
-from services.openai.messages.body import OF_MESSAGES, MessagesRequest
-from services.openai.responses.shapes import ResponsesRequest
-from services.openai.responses.unserved import HARMLESS as HARMLESS_THERE
-from services.openai.responses.unserved import IGNORED as IGNORED_THERE
-from services.openai.schemas import (
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.dialects import CALL_FORMS, names_of
+from baton.openai.messages.body import OF_MESSAGES, MessagesRequest
+from baton.openai.responses.shapes import ResponsesRequest
+from baton.openai.responses.unserved import HARMLESS as HARMLESS_THERE
+from baton.openai.responses.unserved import IGNORED as IGNORED_THERE
+from baton.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     Message,
@@ -22,8 +22,8 @@ from services.openai.schemas import (
     StructuredOutputs,
     fields_of,
 )
-from services.openai.unsupported import HARMLESS, IGNORED
-from services.runtime.http_head import BoundedHttp
+from baton.openai.unsupported import HARMLESS, IGNORED
+from baton.runtime.http_head import BoundedHttp
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

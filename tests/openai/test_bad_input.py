@@ -9,15 +9,15 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.body import parse
-from services.openai.edge import Edge
-from services.openai.errors import ApiError
-from services.openai.intake import admit, asked_in_chat
-from services.openai.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
-from services.rooms.request import LOGIT_BIAS_MAX
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.body import parse
+from baton.openai.edge import Edge
+from baton.openai.errors import ApiError
+from baton.openai.intake import admit, asked_in_chat
+from baton.openai.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
+from baton.rooms.request import LOGIT_BIAS_MAX
 from tests.openai import tiny
 from tests.openai.scripted import LIMITS, ScriptedBackend
 

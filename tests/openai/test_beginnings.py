@@ -8,12 +8,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai import completion_rendering, prompts
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.beginnings import beginning_of
-from services.openai.logprobs import chat_logprobs
-from services.rooms.request import SCORES_MAX, Token
+from baton.openai import completion_rendering, prompts
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.beginnings import beginning_of
+from baton.openai.logprobs import chat_logprobs
+from baton.rooms.request import SCORES_MAX, Token
 from tests.openai import tiny
 from tests.openai.behaviours.asking import served
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch, in_turn, scores_of
@@ -225,15 +225,15 @@ async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
         threads.append(threading.current_thread() is threading.main_thread())
         return chat_logprobs(*given)
 
-    monkeypatch.setattr("services.openai.chat_rendering.chat_logprobs", shown)
-    monkeypatch.setattr("services.openai.reply.AT_ONCE", 100)
+    monkeypatch.setattr("baton.openai.chat_rendering.chat_logprobs", shown)
+    monkeypatch.setattr("baton.openai.reply.AT_ONCE", 100)
     backend.script = lambda asked: [batch([FOX], LENGTH, asked.sampling.top_logprobs)]
     app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(max_logprobs=-1))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         fields: dict[str, Any] = {"logprobs": True, "top_logprobs": -1}
         assert (await http.post(CHAT, json=chat(**fields, max_tokens=2))).status_code == 200
         assert threads == [False]
-        monkeypatch.setattr("services.openai.intake.TOLD_MAX", 3 * ALL)
+        monkeypatch.setattr("baton.openai.intake.TOLD_MAX", 3 * ALL)
         assert (await http.post(CHAT, json=chat(**fields, max_tokens=3))).status_code == 200
         for more in ({"max_tokens": 4}, {"max_tokens": 2, "n": 2}, {}):
             check(await http.post(CHAT, json=chat(**fields, **more)), 400, "top_logprobs")
@@ -253,7 +253,7 @@ async def test_more_scores_than_are_told_of_a_request_are_refused(
 async def test_what_is_much_is_shown_beside_the_event_loop(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.openai.reply.AT_ONCE", 100)
+    monkeypatch.setattr("baton.openai.reply.AT_ONCE", 100)
     seen: list[tuple[str, bool]] = []
 
     def shown(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -327,7 +327,7 @@ async def test_of_two_tokens_that_are_one_text_the_likelier_is_told(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one that was not the likeliest would look as if it was."""
-    monkeypatch.setattr("services.openai.completion_rendering.token_text", lambda _, **__: "same")
+    monkeypatch.setattr("baton.openai.completion_rendering.token_text", lambda _, **__: "same")
     (choice,) = (await answer(http, prompt=TEXT, echo=True, logprobs=1, max_tokens=0))["choices"]
     scores = scores_of(scoring.asked[0])
     assert [each["same"] for each in choice["logprobs"]["top_logprobs"][1:]] == [

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai import bodies, body_pool
-from services.openai.app import create_app
-from services.openai.backend import Overloaded
-from services.openai.body_pool import BodyPool, PooledBody
-from services.openai.door import Door
-from services.runtime.api_keys import ApiKeys
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.openai import bodies, body_pool
+from baton.openai.app import create_app
+from baton.openai.backend import Overloaded
+from baton.openai.body_pool import BodyPool, PooledBody
+from baton.openai.door import Door
+from baton.runtime.api_keys import ApiKeys
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import COMPLETIONS

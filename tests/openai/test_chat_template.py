@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.openai.chat_template import ChatTemplate
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
+from baton.openai.app import create_app
+from baton.openai.chat_template import ChatTemplate
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.schemas import CompletionRequest
-from services.rooms.request import FinishReason, Request
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.schemas import CompletionRequest
+from baton.rooms.request import FinishReason, Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, STOP, batch
 

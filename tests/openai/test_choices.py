@@ -11,14 +11,14 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Hangup, Limits, RoomFailed
-from services.openai.intake import admit, asked_in_chat, asked_in_completion
-from services.openai.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
-from services.rooms.choice_pages import ChoicePages, longest_of, positions_of
-from services.rooms.errors import Reason
-from services.rooms.request import Request
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Hangup, Limits, RoomFailed
+from baton.openai.intake import admit, asked_in_chat, asked_in_completion
+from baton.openai.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
+from baton.rooms.choice_pages import ChoicePages, longest_of, positions_of
+from baton.rooms.errors import Reason
+from baton.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, LIMITS, STOP, ScriptedBackend, Step, batch, in_turn, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion

@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.openai.closed_schemas import closed
+from baton.openai.closed_schemas import closed
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import CHAT, chat
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.detokenizer import PENDING_TOKENS_MAX, Detokenizer
-from services.openai.tokenizer import Tokenizer
+from baton.openai.detokenizer import PENDING_TOKENS_MAX, Detokenizer
+from baton.openai.tokenizer import Tokenizer
 from tests.openai import tiny
 
 REAL = (

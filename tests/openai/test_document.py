@@ -10,9 +10,9 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
 
-from services.openai.backend import Limits
-from services.openai.unsupported import HARMLESS, IGNORED
-from services.rooms.request import Request
+from baton.openai.backend import Limits
+from baton.openai.unsupported import HARMLESS, IGNORED
+from baton.rooms.request import Request
 from tests.openai.scripted import ScriptedBackend, Step, saying
 from tests.openai.test_api_page import PAGE
 from tests.openai.test_bad_input import CHAT, COMPLETIONS

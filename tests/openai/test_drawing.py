@@ -9,13 +9,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.drawing import differing, recommended
-from services.openai.intake import admit, asked_in_chat, asked_in_completion
-from services.openai.schemas import ChatRequest, CompletionRequest, Drawing
-from services.rooms.request import Sampling
-from services.runtime.model_facts import ModelUnreadable
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.drawing import differing, recommended
+from baton.openai.intake import admit, asked_in_chat, asked_in_completion
+from baton.openai.schemas import ChatRequest, CompletionRequest, Drawing
+from baton.rooms.request import Sampling
+from baton.runtime.model_facts import ModelUnreadable
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

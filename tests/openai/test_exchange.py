@@ -7,11 +7,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Overloaded, RoomFailed
-from services.rooms.errors import Reason
-from services.runtime.logging import VALUE_CHARS_MAX
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Overloaded, RoomFailed
+from baton.rooms.errors import Reason
+from baton.runtime.logging import VALUE_CHARS_MAX
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, batch, saying
 from tests.openai.test_bad_input import CHAT, chat

@@ -6,9 +6,9 @@ import logging
 import httpx
 import pytest
 
-from services.openai.backend import NoWorker, Overloaded, RoomFailed
-from services.rooms.errors import Reason
-from services.rooms.request import Request
+from baton.openai.backend import NoWorker, Overloaded, RoomFailed
+from baton.rooms.errors import Reason
+from baton.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
@@ -87,7 +87,7 @@ async def test_a_bug_before_the_first_byte(
     message = check(reply, 500, None, "internal_error")
     assert "oops" not in message
     assert reply.headers["x-request-id"] == "bug-1"
-    (record,) = [each for each in caplog.records if each.name.startswith("services.openai")]
+    (record,) = [each for each in caplog.records if each.name.startswith("baton.openai")]
     assert record.__dict__["baton_fields"]["request_id"] == "bug-1"
     assert record.exc_info is not None
     assert SECRET not in caplog.text

@@ -8,10 +8,10 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from services.openai.body import parse
-from services.openai.errors import ApiError, invalid
-from services.openai.field_faults import OWN_TYPES, TYPES, VALUES
-from services.openai.schemas import (
+from baton.openai.body import parse
+from baton.openai.errors import ApiError, invalid
+from baton.openai.field_faults import OWN_TYPES, TYPES, VALUES
+from baton.openai.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -21,7 +21,7 @@ from services.openai.schemas import (
     TokenizeRequest,
     fields_of,
 )
-from services.openai.unsupported import HARMLESS, IGNORED, INSTEAD, NOT_SERVED
+from baton.openai.unsupported import HARMLESS, IGNORED, INSTEAD, NOT_SERVED
 from tests.openai import tiny
 
 USER: Final = {"role": "user", "content": "hi"}

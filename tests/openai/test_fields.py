@@ -6,9 +6,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.model import ServedModel
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.model import ServedModel
 from tests.openai import tiny
 from tests.openai.scripted import STOP, ScriptedBackend, batch, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from services.openai.edge import Edge
-from services.openai.messages.body import MessagesRequest
-from services.openai.responses.shapes import ResponsesRequest
-from services.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.openai.unsupported import HARMLESS, IGNORED
+from baton.openai.edge import Edge
+from baton.openai.messages.body import MessagesRequest
+from baton.openai.responses.shapes import ResponsesRequest
+from baton.openai.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton.openai.unsupported import HARMLESS, IGNORED
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

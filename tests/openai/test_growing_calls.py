@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.dialects import CALL_FORMS, named
-from services.openai.held_calls import SHAPES, shape_held
-from services.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, joined
-from services.openai.speech import Speech
+from baton.openai.dialects import CALL_FORMS, named
+from baton.openai.held_calls import SHAPES, shape_held
+from baton.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, joined
+from baton.openai.speech import Speech
 from tests.openai import tiny
 from tests.openai.test_bad_input import CHAT, chat
 from tests.openai.test_held_calls import MARKS, Held, served, tool

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from services.openai.app import create_app
-from services.openai.backend import Hangup, Overloaded
-from services.openai.edge import Edge
-from services.openai.hangup import ClientGone, unless_gone
-from services.rooms.request import Request
-from services.runtime.http_head import BoundedHttp
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
-from services.runtime.presence import IN_STATE, ClientConnection
+from baton.openai.app import create_app
+from baton.openai.backend import Hangup, Overloaded
+from baton.openai.edge import Edge
+from baton.openai.hangup import ClientGone, unless_gone
+from baton.rooms.request import Request
+from baton.runtime.http_head import BoundedHttp
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.presence import IN_STATE, ClientConnection
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, completion

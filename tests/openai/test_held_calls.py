@@ -15,16 +15,16 @@ from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 
-from services.grammars.compiling import compiled
-from services.grammars.vocabulary import vocabulary_of
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.dialects import AUTO
-from services.openai.hearing import forms_of
-from services.openai.held_calls import CALLS_MAX
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import FinishReason, Request
+from baton.grammars.compiling import compiled
+from baton.grammars.vocabulary import vocabulary_of
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.dialects import AUTO
+from baton.openai.hearing import forms_of
+from baton.openai.held_calls import CALLS_MAX
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import FinishReason, Request
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, Step, batch
 from tests.openai.test_bad_input import CHAT, chat, check

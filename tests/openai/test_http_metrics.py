@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.openai.metrics import ITL_BUCKETS_S, TTFT_BUCKETS_S, HttpMetrics
-from services.runtime.tally import Tally
+from baton.bootstrap.settings import BootstrapSettings
+from baton.openai.metrics import ITL_BUCKETS_S, TTFT_BUCKETS_S, HttpMetrics
+from baton.runtime.tally import Tally
 
 VALUES = (0.0, 0.001, 0.0011, 0.25, 2.5, 2.6, 100.0)
 

@@ -10,16 +10,16 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai import bodies, body, json_text, turns
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Limits, Overloaded
-from services.openai.body import parse
-from services.openai.door import Door
-from services.openai.errors import ApiError
-from services.openai.schemas import CompletionRequest
-from services.openai.turns import LONG_BYTES, TextTurns
-from services.runtime.api_keys import ApiKeys
+from baton.openai import bodies, body, json_text, turns
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Limits, Overloaded
+from baton.openai.body import parse
+from baton.openai.door import Door
+from baton.openai.errors import ApiError
+from baton.openai.schemas import CompletionRequest
+from baton.openai.turns import LONG_BYTES, TextTurns
+from baton.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.patience import PATIENCE_S
@@ -37,7 +37,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return encode(text, **how)
 
-    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.encode", watched)
+    monkeypatch.setattr("baton.openai.tokenizer.Tokenizer.encode", watched)
     return texts
 
 

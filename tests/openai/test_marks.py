@@ -8,15 +8,15 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.openai import speech
-from services.openai.backend import Limits
-from services.openai.calls_and_rest import REREAD_CHARS_MAX
-from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
-from services.openai.open_region import first_mark
-from services.openai.output_parts import Call, Part, Said, Thought, joined
-from services.openai.output_regions import Dialect
-from services.openai.parsing.unread_text import PIECE_CHARS
-from services.openai.speech import Speech
+from baton.openai import speech
+from baton.openai.backend import Limits
+from baton.openai.calls_and_rest import REREAD_CHARS_MAX
+from baton.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
+from baton.openai.open_region import first_mark
+from baton.openai.output_parts import Call, Part, Said, Thought, joined
+from baton.openai.output_regions import Dialect
+from baton.openai.parsing.unread_text import PIECE_CHARS
+from baton.openai.speech import Speech
 from tests.openai import tiny
 from tests.openai.scripted import STOP, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat

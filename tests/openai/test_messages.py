@@ -7,14 +7,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.body import parse
-from services.openai.errors import ApiError
-from services.openai.messages.body import ELSEWHERE, OF_MESSAGES, CountRequest, MessagesRequest
-from services.openai.messages.translation import translated
-from services.openai.schemas import fields_of
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.body import parse
+from baton.openai.errors import ApiError
+from baton.openai.messages.body import ELSEWHERE, OF_MESSAGES, CountRequest, MessagesRequest
+from baton.openai.messages.translation import translated
+from baton.openai.schemas import fields_of
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, batch, saying
 

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 
-from services.openai.backend import Hangup, Overloaded, RoomFailed
-from services.rooms.errors import Reason
-from services.rooms.request import Request
+from baton.openai.backend import Hangup, Overloaded, RoomFailed
+from baton.rooms.errors import Reason
+from baton.rooms.request import Request
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
 from tests.openai.scripted import LENGTH, ScriptedBackend, Step, batch, saying

@@ -9,13 +9,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.dialects import AUTO
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import FinishReason
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.dialects import AUTO
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import FinishReason
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, USER, chat, check

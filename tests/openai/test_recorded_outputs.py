@@ -12,12 +12,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, cast
 
-from services.openai.choice import Heard
-from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
-from services.openai.hearing import Forms, heard
-from services.openai.output_parts import Call, Part, Said, Thought, joined
-from services.openai.schemas import ChatRequest
-from services.openai.tokenizer import Tokenizer
+from baton.openai.choice import Heard
+from baton.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
+from baton.openai.hearing import Forms, heard
+from baton.openai.output_parts import Call, Part, Said, Thought, joined
+from baton.openai.schemas import ChatRequest
+from baton.openai.tokenizer import Tokenizer
 
 checks: Final[Any] = import_module("canitoolcall.checks")
 fixtures: Final[Any] = import_module("canitoolcall.fixtures")

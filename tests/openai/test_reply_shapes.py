@@ -7,8 +7,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.openai import chat_rendering, completion_rendering
-from services.rooms.request import Token
+from baton.openai import chat_rendering, completion_rendering
+from baton.rooms.request import Token
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
 from tests.openai.scripted import LENGTH, STOP, ScriptedBackend, batch
@@ -264,8 +264,8 @@ async def test_tokens_of_half_a_character_have_their_bytes(
 
 
 async def test_an_impossible_token_is_still_json(http: httpx.AsyncClient, backend: ScriptedBackend) -> None:
-    from services.openai.backend import TokenBatch
-    from services.rooms.request import Token
+    from baton.openai.backend import TokenBatch
+    from baton.rooms.request import Token
 
     never = Token(T, float("-inf"), ((FOX, float("-inf")),))
     backend.script = lambda _: [TokenBatch((never,), LENGTH)]

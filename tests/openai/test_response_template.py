@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.output_parts import Call, Part, Said, Thought, joined
-from services.openai.response_template import TemplateVoice, read_template, template_file
-from services.openai.tokenizer import Tokenizer
-from services.runtime.errors import StartupError
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.output_parts import Call, Part, Said, Thought, joined
+from baton.openai.response_template import TemplateVoice, read_template, template_file
+from baton.openai.tokenizer import Tokenizer
+from baton.runtime.errors import StartupError
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, chat

@@ -11,13 +11,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from services.openai.app import create_app
-from services.openai.backend import Hangup, Limits, Overloaded, RoomFailed
-from services.openai.edge import Edge
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
-from services.rooms.errors import Reason
+from baton.openai.app import create_app
+from baton.openai.backend import Hangup, Limits, Overloaded, RoomFailed
+from baton.openai.edge import Edge
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.errors import Reason
 from tests.openai import tiny
 from tests.openai.conftest import CREATED_S
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch, saying

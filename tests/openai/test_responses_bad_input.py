@@ -6,8 +6,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.openai.backend import Limits
-from services.openai.responses.unserved import HARMLESS, IGNORED
+from baton.openai.backend import Limits
+from baton.openai.responses.unserved import HARMLESS, IGNORED
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import check

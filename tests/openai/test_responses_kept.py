@@ -8,13 +8,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.door import Door
-from services.openai.responses.carrier import Carrier, NotOurs
-from services.openai.responses.kept import KeptResponses
-from services.runtime.api_keys import ApiKeys
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.door import Door
+from baton.openai.responses.carrier import Carrier, NotOurs
+from baton.openai.responses.kept import KeptResponses
+from baton.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 from tests.openai.test_bad_input import check

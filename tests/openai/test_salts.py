@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.door import Door
-from services.openai.salts import salt_of
-from services.openai.schemas import CACHE_SALT_CHARS_MAX
-from services.rooms.request import SALT_BYTES
-from services.runtime.api_keys import ApiKeys
-from services.runtime.changes import Changes
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.door import Door
+from baton.openai.salts import salt_of
+from baton.openai.schemas import CACHE_SALT_CHARS_MAX
+from baton.rooms.request import SALT_BYTES
+from baton.runtime.api_keys import ApiKeys
+from baton.runtime.changes import Changes
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion

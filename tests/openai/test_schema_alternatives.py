@@ -6,9 +6,9 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
-from services.grammars.judge import judged
-from services.openai.schema_text import schema_text
-from services.rooms.request import Grammar, GrammarKind
+from baton.grammars.judge import judged
+from baton.openai.schema_text import schema_text
+from baton.rooms.request import Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of, vocabulary
 
 SHORT: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": 9}

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from services.openai.backend import Limits
-from services.openai.closed_schemas import closed
-from services.openai.schema_normalization import normalized, without_nulls
-from services.openai.schema_shapes import SchemaRefused
-from services.rooms.request import FinishReason
+from baton.openai.backend import Limits
+from baton.openai.closed_schemas import closed
+from baton.openai.schema_normalization import normalized, without_nulls
+from baton.openai.schema_shapes import SchemaRefused
+from baton.rooms.request import FinishReason
 from tests.grammars.answers import drawn, fold_of, request, schema, text_of
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import CHAT, chat, check

@@ -8,10 +8,10 @@ import pytest
 from fastapi import APIRouter, Query
 from prometheus_client import CollectorRegistry
 
-from services.openai import prompts
-from services.openai.app import create_app
-from services.openai.backend import Limits, RoomFailed
-from services.rooms.errors import Reason
+from baton.openai import prompts
+from baton.openai.app import create_app
+from baton.openai.backend import Limits, RoomFailed
+from baton.rooms.errors import Reason
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, batch
 from tests.openai.test_bad_input import CHAT, chat, check
@@ -87,7 +87,7 @@ async def test_many_tokens_are_spelled_beside_the_event_loop(
         threads.add(threading.current_thread().name)
         return "x"
 
-    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.piece", watched)
+    monkeypatch.setattr("baton.openai.tokenizer.Tokenizer.piece", watched)
     monkeypatch.setattr(prompts, "INLINE_CHARS_MAX", 100)
     reply = await http.post("/tokenize", json={"prompt": " the" * 101, "return_token_strs": True})
     assert set(reply.json()["token_strs"]) == {"x"}
@@ -107,7 +107,7 @@ async def test_long_texts_are_tokenised_beside_the_event_loop(
         threads.append(threading.current_thread().name)
         return encode(text, **how)
 
-    monkeypatch.setattr("services.openai.tokenizer.Tokenizer.encode", watched)
+    monkeypatch.setattr("baton.openai.tokenizer.Tokenizer.encode", watched)
     backend.known_limits = Limits(2000, 0, 0)
     long = "a" * (prompts.INLINE_CHARS_MAX + 1)
     for text in ("short", long):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
-from services.openai.output_parts import Call, Part, Said, Thought, joined
-from services.openai.output_regions import Dialect
-from services.openai.speech import Speech
+from baton.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
+from baton.openai.output_parts import Call, Part, Said, Thought, joined
+from baton.openai.output_regions import Dialect
+from baton.openai.speech import Speech
 
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "weather": {

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from services.openai.chat_rendering import ChatRendering
-from services.openai.choice import ChoiceAssembler, Delta
-from services.openai.completion_rendering import CompletionRendering
-from services.openai.rendering import Rendering
-from services.openai.schemas import ChatRequest, CompletionRequest
-from services.openai.sse import NAMED, TextEvent
-from services.rooms.request import Request
+from baton.openai.chat_rendering import ChatRendering
+from baton.openai.choice import ChoiceAssembler, Delta
+from baton.openai.completion_rendering import CompletionRendering
+from baton.openai.rendering import Rendering
+from baton.openai.schemas import ChatRequest, CompletionRequest
+from baton.openai.sse import NAMED, TextEvent
+from baton.rooms.request import Request
 from tests.openai import tiny
 
 TEXTS = ["hello", " ", '"', "a\\b", "\n\r\t", "\u2028", "é😀", "\x00", "\ufffd", "<|im_end|>"]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.stop_strings import StopStrings
+from baton.openai.stop_strings import StopStrings
 
 TEXT = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5)

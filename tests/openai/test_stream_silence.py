@@ -13,15 +13,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, client_gone
-from services.openai.prompts import Prompts
-from services.openai.sse import HEADERS, PLAIN, EventStream
-from services.rooms.errors import Reason
-from services.rooms.request import Request
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, client_gone
+from baton.openai.prompts import Prompts
+from baton.openai.sse import HEADERS, PLAIN, EventStream
+from baton.rooms.errors import Reason
+from baton.rooms.request import Request
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 from tests.openai import tiny
 from tests.openai.cutting_proxy import cutting_proxy
 from tests.openai.scripted import ScriptedBackend, Step, Stream, batch, saying

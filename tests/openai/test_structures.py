@@ -10,9 +10,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.backend import Limits
-from services.openai.structures import WHITESPACE
-from services.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
+from baton.openai.backend import Limits
+from baton.openai.structures import WHITESPACE
+from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of
 from tests.openai.conftest import JudgeHere
 from tests.openai.scripted import ScriptedBackend
@@ -208,7 +208,7 @@ async def test_a_schema_that_cannot_be_held_to_is_refused_by_its_keyword(
 async def test_what_is_judged_is_counted_once_by_what_came_of_it(
     http: httpx.AsyncClient, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.openai.structures.TOO_LONG", "unclosed group")
+    monkeypatch.setattr("baton.openai.structures.TOO_LONG", "unclosed group")
     for text in ("a", "a", "b", "(?=a)b", "(a", "(a"):
         await http.post(CHAT, json=chat(regex=text))
     counts = [
@@ -248,7 +248,7 @@ async def test_other_requests_go_on_while_one_is_compiled(
 async def test_what_waits_to_be_compiled_is_bounded(
     held_up: threading.Event, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.openai.turns.WAITING_BYTES_OF_ONE_MAX", 3 * 4096)
+    monkeypatch.setattr("baton.openai.turns.WAITING_BYTES_OF_ONE_MAX", 3 * 4096)
     asked = [asyncio.create_task(http.post(CHAT, json=chat(regex=f"a{place}"))) for place in range(8)]
     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     held_up.set()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.openai import tag_calls
-from services.openai.tag_calls import TagFormat
+from baton.openai import tag_calls
+from baton.openai.tag_calls import TagFormat
 
 FORMATS = {name: each for name, each in vars(tag_calls).items() if isinstance(each, TagFormat)}
 

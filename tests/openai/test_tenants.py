@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.door import Door
-from services.runtime.api_keys import ApiKeys
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.door import Door
+from baton.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.openai.test_bad_input import CHAT, COMPLETIONS, chat, check, completion

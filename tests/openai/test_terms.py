@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.openai.errors import ApiError, invalid
-from services.openai.terms import Terms
+from baton.openai.errors import ApiError, invalid
+from baton.openai.terms import Terms
 
 TERMS = Terms(
     {

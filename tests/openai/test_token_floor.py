@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.openai.byte_letters import byte_letters
-from services.openai.model import log_floor
-from services.openai.token_floor import SHRINKS, TokenFloor
-from services.openai.tokenizer import PIECE_CHARS, WHOLE_BYTES_MAX, TooManyTokens, load_tokenizer
-from services.openai.tokenizer import Tokenizer as BatonTokenizer
+from baton.openai.byte_letters import byte_letters
+from baton.openai.model import log_floor
+from baton.openai.token_floor import SHRINKS, TokenFloor
+from baton.openai.tokenizer import PIECE_CHARS, WHOLE_BYTES_MAX, TooManyTokens, load_tokenizer
+from baton.openai.tokenizer import Tokenizer as BatonTokenizer
 from tests.openai import tiny
 
 

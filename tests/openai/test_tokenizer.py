@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from services.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
-from services.openai.model import load_served_model
-from services.openai.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
-from services.runtime.model_facts import read_model
-from services.runtime.tokenizer_files import TokenizerUnusable
+from baton.openai.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
+from baton.openai.model import load_served_model
+from baton.openai.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
+from baton.runtime.model_facts import read_model
+from baton.runtime.tokenizer_files import TokenizerUnusable
 from tests.openai import tiny
 from tests.openai.test_detokenizer import REAL
 
@@ -238,9 +238,9 @@ def test_the_whole_api_runs_without_torch(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from traceback import walk_tb
-import services.openai.app, services.openai.model
-from services.openai.model import load_served_model
-from services.openai.tokenizer import keep_torch_out, load_tokenizer
+import baton.openai.app, baton.openai.model
+from baton.openai.model import load_served_model
+from baton.openai.tokenizer import keep_torch_out, load_tokenizer
 keep_torch_out()
 tokenizer = load_tokenizer(Path({str(tmp_path)!r}))
 text = tokenizer.chat.render([{{"role": "user", "content": "hi"}}], add_generation_prompt=True)
@@ -257,8 +257,8 @@ def test_torch_that_is_there_already_is_not_hidden() -> None:
     program = """
 import sys, types
 sys.modules["torch"] = types.ModuleType("torch")
-from services.openai.model import load_served_model
-from services.openai.tokenizer import keep_torch_out
+from baton.openai.model import load_served_model
+from baton.openai.tokenizer import keep_torch_out
 try:
     keep_torch_out()
 except RuntimeError:

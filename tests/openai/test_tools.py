@@ -9,12 +9,12 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.chat_template import ChatTemplate
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.chat_template import ChatTemplate
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
 from tests.openai import tiny
 from tests.openai.scripted import LENGTH, ScriptedBackend, saying
 from tests.openai.test_bad_input import CHAT, USER, chat, check

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.openai.backend import Limits
-from services.openai.headers import REQUEST_ID
-from services.openai.intake import FEW_LOGPROBS, admit, asked_in_chat, asked_in_completion
-from services.openai.schemas import (
+from baton.openai.backend import Limits
+from baton.openai.headers import REQUEST_ID
+from baton.openai.intake import FEW_LOGPROBS, admit, asked_in_chat, asked_in_completion
+from baton.openai.schemas import (
     PROMPTS_MAX,
     ChatRequest,
     CompletionRequest,
@@ -20,7 +20,7 @@ from services.openai.schemas import (
     GenerationRequest,
     Message,
 )
-from services.rooms.request import (
+from baton.rooms.request import (
     EOS_TOKEN_IDS_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
@@ -28,10 +28,10 @@ from services.rooms.request import (
     Grammar,
     GrammarKind,
 )
-from services.rooms.trace import TraceContext
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import request_from_wire, request_to_wire
-from services.wire.model_bounds import ModelBounds
+from baton.rooms.trace import TraceContext
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import request_from_wire, request_to_wire
+from baton.wire.model_bounds import ModelBounds
 
 VOCABULARY: Final = 2**18
 CONTEXT: Final = 4096

@@ -5,9 +5,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer as BatonTokenizer
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer as BatonTokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}"

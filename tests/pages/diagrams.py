@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from services.pages.pool import PAGE_MOVES, PageState
+from baton.pages.pool import PAGE_MOVES, PageState
 
 _WHY: Final = {
     (PageState.FREE, PageState.RESERVED): "reserve",

@@ -1,6 +1,6 @@
 """What do plain numbers look like as the pages that they name?"""
 
-from services.ids import PageId
+from baton.ids import PageId
 
 
 def page_ids(*numbers: int) -> tuple[PageId, ...]:

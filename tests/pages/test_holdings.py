@@ -7,13 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.ids import PageCounts, PageId, PageTables, RoomId
-from services.pages.errors import IllegalPageMove, OutOfPages, Truncated
-from services.pages.holdings import Holding, Holdings, Standing
-from services.pages.pool import PagePool, PageState
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
+from baton.ids import PageCounts, PageId, PageTables, RoomId
+from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated
+from baton.pages.holdings import Holding, Holdings, Standing
+from baton.pages.pool import PagePool, PageState
+from baton.pages.prefixes import PrefixTree
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import SlotPool
 from tests.pages.ids import page_ids
 
 PAGES, SLOTS, PAGE_TOKENS = 8, 3, 2

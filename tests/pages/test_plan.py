@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pages.errors import LayoutMismatch, Truncated
-from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
-from services.pages.plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
-from services.pages.ranks import rank_layout
-from services.topology import RANKS_MAX, Topology
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
+from baton.pages.plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
+from baton.pages.ranks import rank_layout
+from baton.topology import RANKS_MAX, Topology
 from tests.layouts import changed, one_group
 
 GROUP = full_group("bfloat16", 16, (0, 1), (0, 1, 2), 64)

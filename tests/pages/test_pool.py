@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.ids import PageId
-from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.free_runs import FreeRuns
-from services.pages.pool import PAGE_MOVES, PagePool, PageState
+from baton.ids import PageId
+from baton.pages.errors import IllegalPageMove, OutOfPages
+from baton.pages.free_runs import FreeRuns
+from baton.pages.pool import PAGE_MOVES, PagePool, PageState
 from tests.pages.ids import page_ids
 
 PAGES = 9

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.ids import PageId, PageTables
-from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.prefixes import PrefixTree
+from baton.ids import PageId, PageTables
+from baton.pages.errors import IllegalPageMove, OutOfPages
+from baton.pages.prefixes import PrefixTree
 from tests.pages.ids import page_ids
 
 SIZE = 2

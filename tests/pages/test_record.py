@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ids import Generation, RoomId
-from services.pages.errors import RecordCorrupt, RecordForeign
-from services.pages.layout import GROUPS_MAX
-from services.pages.record import (
+from baton.ids import Generation, RoomId
+from baton.pages.errors import RecordCorrupt, RecordForeign
+from baton.pages.layout import GROUPS_MAX
+from baton.pages.record import (
     ALTERNATIVES_MAX,
     SEAL_BYTES,
     SEAL_OFFSET,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.ids import Generation
-from services.pages.errors import IllegalPageMove, OutOfPages
-from services.pages.pool import PageState
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import Slot, SlotPool
+from baton.ids import Generation
+from baton.pages.errors import IllegalPageMove, OutOfPages
+from baton.pages.pool import PageState
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import Slot, SlotPool
 
 BLANK = bytes(SLOT_BYTES)
 

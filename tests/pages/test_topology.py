@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pages.errors import DoesNotDivide
-from services.pages.layout import KvLayout
-from services.pages.ranks import rank_layout
-from services.topology import RANKS_MAX, Place, Topology
+from baton.pages.errors import DoesNotDivide
+from baton.pages.layout import KvLayout
+from baton.pages.ranks import rank_layout
+from baton.topology import RANKS_MAX, Place, Topology
 from tests.layouts import group_of, one_group
 
 SMOLLM2: Final = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)

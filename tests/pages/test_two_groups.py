@@ -10,25 +10,25 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from services.handover.receiving import Receiving
-from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import Grant, SendRecord
-from services.handover.route import Route, Target
-from services.handover.sending import Sending, SendingRoom
-from services.handover.side import HandOverSide
-from services.ids import Incarnation, RoomId
-from services.pages.errors import Truncated
-from services.pages.holdings import Holdings
-from services.pages.layout import KvGroup, KvKind, KvLayout, KvPlane
-from services.pages.plan import plan_hand_over
-from services.pages.pool import PagePool, PageState
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.slots import SlotPool
-from services.rooms.evidence import Connected, Granted
-from services.rooms.phases import Phase, Vote
-from services.rooms.request import Request, Token
-from services.rooms.room import Room
+from baton.handover.receiving import Receiving
+from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.requests import Grant, SendRecord
+from baton.handover.route import Route, Target
+from baton.handover.sending import Sending, SendingRoom
+from baton.handover.side import HandOverSide
+from baton.ids import Incarnation, RoomId
+from baton.pages.errors import Truncated
+from baton.pages.holdings import Holdings
+from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane
+from baton.pages.plan import plan_hand_over
+from baton.pages.pool import PagePool, PageState
+from baton.pages.prefixes import PrefixTree
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.pages.slots import SlotPool
+from baton.rooms.evidence import Connected, Granted
+from baton.rooms.phases import Phase, Vote
+from baton.rooms.request import Request, Token
+from baton.rooms.room import Room
 from tests.rooms.group import deadlines
 
 ROOM, RECEIVER, SENDER = RoomId(7), Incarnation(22), Incarnation(11)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from services.parallel.gloo import GlooGroup
-from services.parallel.interface import RankGroup
-from services.parallel.solo import SoloGroup
+from baton.parallel.gloo import GlooGroup
+from baton.parallel.interface import RankGroup
+from baton.parallel.solo import SoloGroup
 from tests.ports import free_port
 from tests.support.loopback import Loopback
 

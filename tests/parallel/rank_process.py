@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvloop
 
-from services.parallel.gloo import GlooGroup
-from services.parallel.interface import GroupBroken
+from baton.parallel.gloo import GlooGroup
+from baton.parallel.interface import GroupBroken
 
 TURNS = 3
 REST_S = 60

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from services.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.interface import GroupBroken, RankGroup
 from tests.parallel.groups import gloo_groups
 
 PATIENCE_S = 60

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Failed
-from services.rooms.phases import Phase
-from services.rooms.receiver import Receiver
-from services.rooms.roster import Roster
-from services.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Phase
+from baton.rooms.receiver import Receiver
+from baton.rooms.roster import Roster
+from baton.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from tests.parallel.groups import loopback_groups
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.rooms.group import receiver

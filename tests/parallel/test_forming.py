@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.decode.settings import DecodeSettings
-from services.parallel.gloo import GlooGroup
-from services.parallel.interface import GroupBroken, RankGroup
-from services.runtime.errors import GroupLost, StartupError
-from services.runtime.settings import load, settings_of
-from services.worker.startup import (
+from baton.decode.settings import DecodeSettings
+from baton.parallel.gloo import GlooGroup
+from baton.parallel.interface import GroupBroken, RankGroup
+from baton.runtime.errors import GroupLost, StartupError
+from baton.runtime.settings import load, settings_of
+from baton.worker.startup import (
     OWN,
     StartedDifferently,
     agree_on,

@@ -5,10 +5,10 @@ import contextlib
 
 import pytest
 
-from services.parallel.failure_detector import ANSWER_S
-from services.parallel.gloo import GlooGroup
-from services.parallel.interface import GroupBroken
-from services.parallel.rendezvous import Rendezvous, open_store
+from baton.parallel.failure_detector import ANSWER_S
+from baton.parallel.gloo import GlooGroup
+from baton.parallel.interface import GroupBroken
+from baton.parallel.rendezvous import Rendezvous, open_store
 from tests.parallel.groups import GROUP_TIMEOUT_S, gloo_groups
 from tests.ports import free_port
 

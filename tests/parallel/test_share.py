@@ -11,12 +11,12 @@ from contextlib import suppress
 import pytest
 import uvloop
 
-from services.parallel.interface import RankGroup
-from services.parallel.solo import SoloGroup
-from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import SystemClock
-from services.worker.share import SHARE_MAX_US, TimedGroup
-from services.worker.turns import TurnProgress, run_turns
+from baton.parallel.interface import RankGroup
+from baton.parallel.solo import SoloGroup
+from baton.runtime.arrivals import SystemArrivals
+from baton.runtime.clock import SystemClock
+from baton.worker.share import SHARE_MAX_US, TimedGroup
+from baton.worker.turns import TurnProgress, run_turns
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.patience import PATIENCE_S
 
@@ -27,7 +27,7 @@ STOP_US = 10_000_000
 
 
 class Time:
-    """Passes where something is done. `services.runtime.clock.Clock`."""
+    """Passes where something is done. `baton.runtime.clock.Clock`."""
 
     def __init__(self) -> None:
         self.us = 0
@@ -65,7 +65,7 @@ class Busy(RoomsOnly):
 
 
 class Handlers:
-    """`services.runtime.arrivals.Arrivals`: what they have to do yet waits."""
+    """`baton.runtime.arrivals.Arrivals`: what they have to do yet waits."""
 
     def __init__(self, time: Time) -> None:
         self._time = time

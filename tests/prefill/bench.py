@@ -8,34 +8,34 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services.decode.handover_client import endpoint_to_wire
-from services.grammars.shelf import Shelf
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.layout import KvLayout
-from services.pages.pool import PageState
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from services.parallel.interface import RankGroup
-from services.parallel.solo import SoloGroup
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import REPLIES_MAX
-from services.prefill.turn import PrefillWork
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, Reason
-from services.rooms.request import Request
-from services.runtime.host_memory import HostMemory
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.transfer.exposure import Exposure
-from services.transfer.interface import Region, kv_region
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
-from services.wire.model_bounds import ModelBounds
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.mailbox import Mailbox
-from services.worker.reporter import Reporter
-from services.worker.stepper import Stepper
-from services.worker.turns import Lap, TurnProgress, take_turn
+from baton.decode.handover_client import endpoint_to_wire
+from baton.grammars.shelf import Shelf
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.layout import KvLayout
+from baton.pages.pool import PageState
+from baton.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
+from baton.parallel.interface import RankGroup
+from baton.parallel.solo import SoloGroup
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.room import REPLIES_MAX
+from baton.prefill.turn import PrefillWork
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.request import Request
+from baton.runtime.host_memory import HostMemory
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import Region, kv_region
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
+from baton.wire.model_bounds import ModelBounds
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import Reporter
+from baton.worker.stepper import Stepper
+from baton.worker.turns import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.support.manual_clock import ManualClock

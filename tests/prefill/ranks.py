@@ -5,19 +5,19 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from services.decode.handover_client import endpoint_to_wire
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.layout import KvLayout
-from services.pages.ranks import rank_layout
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from services.prefill.routes import Routes
-from services.runtime.host_memory import HostMemory
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.topology import Topology
-from services.transfer.interface import PutId, Region, Run, kv_region
-from services.wire.baton.v1 import inference_pb2
-from services.wire.conversions import layout_to_wire
+from baton.decode.handover_client import endpoint_to_wire
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.layout import KvLayout
+from baton.pages.ranks import rank_layout
+from baton.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
+from baton.prefill.routes import Routes
+from baton.runtime.host_memory import HostMemory
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.topology import Topology
+from baton.transfer.interface import PutId, Region, Run, kv_region
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import layout_to_wire
 from tests.layouts import changed, group_of, one_group
 
 WHOLE: Final = one_group("toy", "float32", 4, (0, 3, 5), (1, 2), 1)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.ids import Incarnation, RoomId
-from services.prefill.room import PrefillRoom
-from services.rooms.request import Request
-from services.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
-from services.worker.prompts import next_parts
+from baton.ids import Incarnation, RoomId
+from baton.prefill.room import PrefillRoom
+from baton.rooms.request import Request
+from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.worker.prompts import next_parts
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
 

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.pages.checksum import KvChecksum, told
-from services.rooms.errors import WorkerRefused
-from services.testing.memory_fabric import MemoryFabric
-from services.wire.baton.v1 import group_pb2
-from services.wire.conversions import Malformed
+from baton.pages.checksum import KvChecksum, told
+from baton.rooms.errors import WorkerRefused
+from baton.testing.memory_fabric import MemoryFabric
+from baton.wire.baton.v1 import group_pb2
+from baton.wire.conversions import Malformed
 from tests.prefill import toy
 from tests.prefill.bench import PrefillBench, Receiver, connect_request
 

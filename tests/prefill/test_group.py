@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.prefill.room import PrefillRoom
-from services.prefill.turn import PrefillWork
-from services.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
-from services.rooms.evidence import Failed
-from services.rooms.phases import Phase
-from services.testing.memory_fabric import MemoryFabric
-from services.transfer.interface import Endpoint, TransferError
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.conversions import cause_to_wire, request_to_wire
-from services.worker.turns import Lap
+from baton.ids import Incarnation, RoomId
+from baton.prefill.room import PrefillRoom
+from baton.prefill.turn import PrefillWork
+from baton.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Phase
+from baton.testing.memory_fabric import MemoryFabric
+from baton.transfer.interface import Endpoint, TransferError
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.conversions import cause_to_wire, request_to_wire
+from baton.worker.turns import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PrefillBench, Receiver, connect_request
 from tests.support.loopback import Loopback
@@ -288,7 +288,7 @@ async def test_one_rank_that_writes_still_does_not_let_the_others_run_out_of_tim
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has nothing left to write is not who is late."""
-    monkeypatch.setattr("services.prefill.room_transfer.POSTS_A_TURN_MAX", 1)
+    monkeypatch.setattr("baton.prefill.room_transfer.POSTS_A_TURN_MAX", 1)
     await group.connect()
     told = await group.run()
     await group.grant()

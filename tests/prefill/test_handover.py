@@ -7,19 +7,19 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.prefill import early_grants, handover
-from services.prefill.receivers import NAMED_MAX, Receivers
-from services.prefill.rpc import HandoverService, PrefillService
-from services.rooms.errors import PeerFault
-from services.runtime.party import Party
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import FaultPlan
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.channel import open_channel
-from services.wire.conversions import request_to_wire
-from services.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
-from services.worker.mailbox import TURN_COMMANDS_MAX
+from baton.ids import Incarnation, RoomId
+from baton.prefill import early_grants, handover
+from baton.prefill.receivers import NAMED_MAX, Receivers
+from baton.prefill.rpc import HandoverService, PrefillService
+from baton.rooms.errors import PeerFault
+from baton.runtime.party import Party
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import FaultPlan
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import open_channel
+from baton.wire.conversions import request_to_wire
+from baton.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
+from baton.worker.mailbox import TURN_COMMANDS_MAX
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver, connect_request

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.grammars.shelf import Shelf
+from baton.grammars.shelf import Shelf
 from tests.grammars.answers import Slow, regex
 from tests.patience import PATIENCE_S
 from tests.prefill import toy

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.prefill.rpc import PrefillService
-from services.testing.memory_fabric import MemoryFabric
-from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.wire.load import load_from_wire
+from baton.prefill.rpc import PrefillService
+from baton.testing.memory_fabric import MemoryFabric
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2
+from baton.wire.load import load_from_wire
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver
 from tests.prefill.test_turn import computing, settle

@@ -1,6 +1,6 @@
 """How much of a transfer is said to have gone on beside steps?"""
 
-from services.prefill.overlap import Overlap
+from baton.prefill.overlap import Overlap
 
 
 def test_what_goes_on_between_two_looks_counts_and_what_rests_does_not() -> None:

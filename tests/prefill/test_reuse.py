@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.pages.holdings import Holding, Holdings
-from services.pages.pool import PageState
-from services.rooms.errors import PeerFault
-from services.rooms.phases import Phase
-from services.testing.memory_transfer import MemoryTransfer
-from services.testing.transfer_faults import FaultPlan
-from services.transfer.interface import PutId, Run
+from baton.ids import Incarnation, RoomId
+from baton.pages.holdings import Holding, Holdings
+from baton.pages.pool import PageState
+from baton.rooms.errors import PeerFault
+from baton.rooms.phases import Phase
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.testing.transfer_faults import FaultPlan
+from baton.transfer.interface import PutId, Run
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
 from tests.prefill.test_turn import Pair, computing, settle

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import NotConnected
-from services.rooms.phases import Phase
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import FaultPlan
-from services.wire.baton.v1 import group_pb2
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import NotConnected
+from baton.rooms.phases import Phase
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import FaultPlan
+from baton.wire.baton.v1 import group_pb2
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
 from tests.prefill.test_group import Group, refuses

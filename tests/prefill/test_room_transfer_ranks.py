@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.layout import GroupHead
-from services.pages.record import SLOT_BYTES, MetadataRecord
-from services.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, RoomTransfer, TransferStage
-from services.rooms.evidence import Granted
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.topology import Topology
-from services.transfer.interface import PutId, Run, kv_region
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.layout import GroupHead
+from baton.pages.record import SLOT_BYTES, MetadataRecord
+from baton.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, RoomTransfer, TransferStage
+from baton.rooms.evidence import Granted
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
+from baton.topology import Topology
+from baton.transfer.interface import PutId, Run, kv_region
 from tests.pages.ids import page_ids
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 
@@ -142,7 +142,7 @@ def test_a_window_has_a_bounded_number_of_runs_however_short_they_are(
         return put(transfer, peer, region, runs)
 
     monkeypatch.setattr(RankMemory, "put", noted)
-    monkeypatch.setattr("services.prefill.room_transfer.RUNS_MAX", 13)
+    monkeypatch.setattr("baton.prefill.room_transfer.RUNS_MAX", 13)
     room = Room(Topology(), Topology(2), tokens=22, page_tokens=page_tokens, window_bytes=1 << 20)
     room.write()
     assert all(room.landed())

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.prefill.room import REPLIES_MAX
-from services.rooms.request import SCORES_MAX, Score, Token
-from services.wire import conversions
-from services.wire.baton.v1 import group_pb2
-from services.wire.conversions import scores_from_wire, token_from_wire
-from services.wire.load import load_from_wire
+from baton.prefill.room import REPLIES_MAX
+from baton.rooms.request import SCORES_MAX, Score, Token
+from baton.wire import conversions
+from baton.wire.baton.v1 import group_pb2
+from baton.wire.conversions import scores_from_wire, token_from_wire
+from baton.wire.load import load_from_wire
 from tests.prefill import toy
 from tests.prefill.bench import Caller
 from tests.prefill.test_turn import Pair, computing, settle

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.prefill.room_transfer import WINDOWS_A_TURN_MAX, Quota
-from services.rooms.phases import Phase
-from services.testing.memory_transfer import MemoryTransfer
-from services.testing.transfer_faults import FaultPlan
-from services.transfer.interface import PutId, Run, kv_region
-from services.worker.mailbox import Mailbox
-from services.worker.polling import DRAIN_S, POLL_S
+from baton.ids import Incarnation, RoomId
+from baton.prefill.room_transfer import WINDOWS_A_TURN_MAX, Quota
+from baton.rooms.phases import Phase
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.testing.transfer_faults import FaultPlan
+from baton.transfer.interface import PutId, Run, kv_region
+from baton.worker.mailbox import Mailbox
+from baton.worker.polling import DRAIN_S, POLL_S
 from tests.prefill import toy
 from tests.prefill.test_group import Group
 from tests.prefill.test_turn import Pair, settle
@@ -59,7 +59,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
 
 
 def a_turn(monkeypatch: pytest.MonkeyPatch, windows: int) -> None:
-    monkeypatch.setattr("services.prefill.transfers.Quota", partial(Quota, windows))
+    monkeypatch.setattr("baton.prefill.transfers.Quota", partial(Quota, windows))
 
 
 async def test_a_few_windows_leave_in_a_turn_however_many_rooms_wait(waiting: tuple[Pair, list[int]]) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.ids import RoomId
-from services.pages.errors import Truncated
-from services.prefill.turn import LOOKS_MAX
-from services.rooms.errors import (
+from baton.ids import RoomId
+from baton.pages.errors import Truncated
+from baton.prefill.turn import LOOKS_MAX
+from baton.rooms.errors import (
     Cause,
     LocalBug,
     NotConnected,
@@ -18,18 +18,18 @@ from services.rooms.errors import (
     Refusal,
     RoomExists,
 )
-from services.rooms.evidence import Failed
-from services.rooms.phases import Effect, Phase, SenderEffect
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.rooms.step_cost import PROMPTS, SENT_STEPS
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.wire.baton.v1 import group_pb2, rooms_pb2
-from services.wire.conversions import Malformed
-from services.worker.mailbox import Mailbox
-from services.worker.stepper import STEP_MS
-from services.worker.turns import Lap
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Effect, Phase, SenderEffect
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.rooms.step_cost import PROMPTS, SENT_STEPS
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
+from baton.wire.baton.v1 import group_pb2, rooms_pb2
+from baton.wire.conversions import Malformed
+from baton.worker.mailbox import Mailbox
+from baton.worker.stepper import STEP_MS
+from baton.worker.turns import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PrefillBench, Receiver
 from tests.wire.servers import until
@@ -121,7 +121,7 @@ async def test_however_many_chunks_a_prompt_has_few_lines_tell_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What comes after them has its place in the timeline."""
-    monkeypatch.setattr("services.prefill.stepping.CHUNK_LINES_MAX", 3)
+    monkeypatch.setattr("baton.prefill.stepping.CHUNK_LINES_MAX", 3)
     made = Pair(chunk_tokens=1)
     await made.bench.run(toy.request("1", PROMPT))
     await made.bench.grant(1, GRANTED, slot=1)
@@ -524,7 +524,7 @@ async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own
 ) -> None:
     """Of three prompts beside each other, all in one step where each step takes long; else one after the
     other."""
-    monkeypatch.setattr("services.worker.prompts.LOT_MIN", 1)
+    monkeypatch.setattr("baton.worker.prompts.LOT_MIN", 1)
     for position, steps in ((1, 1), (10_000, 3)):
         made = Pair(chunk_tokens=24)
         bench = made.bench

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.ids import Incarnation
-from services.rooms.errors import NotConnected, PeerFault, WorkerRefused
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.transfer_faults import FaultPlan
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import Malformed
-from services.wire.errors import NotQuiet
+from baton.ids import Incarnation
+from baton.rooms.errors import NotConnected, PeerFault, WorkerRefused
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.transfer_faults import FaultPlan
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import Malformed
+from baton.wire.errors import NotQuiet
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PrefillBench, Receiver, connect_request
 

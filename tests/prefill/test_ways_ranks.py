@@ -2,13 +2,13 @@
 
 import pytest
 
-from services.ids import Incarnation
-from services.pages.errors import LayoutMismatch
-from services.rooms.errors import NotConnected
-from services.testing.memory_fabric import MemoryFabric
-from services.topology import Topology
-from services.transfer.interface import TransferError
-from services.wire.conversions import Malformed, layout_to_wire
+from baton.ids import Incarnation
+from baton.pages.errors import LayoutMismatch
+from baton.rooms.errors import NotConnected
+from baton.testing.memory_fabric import MemoryFabric
+from baton.topology import Topology
+from baton.transfer.interface import TransferError
+from baton.wire.conversions import Malformed, layout_to_wire
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks, layouts
 
 

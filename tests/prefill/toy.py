@@ -8,11 +8,11 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from services.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken, take
-from services.pages.checksum import WORD, key, lane, mix, multiplier
-from services.pages.layout import KvLayout, full_group
-from services.rooms.request import Request, Sampling, Score, Token
-from services.runtime.host_memory import HostMemory
+from baton.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken, take
+from baton.pages.checksum import WORD, key, lane, mix, multiplier
+from baton.pages.layout import KvLayout, full_group
+from baton.rooms.request import Request, Sampling, Score, Token
+from baton.runtime.host_memory import HostMemory
 
 VOCABULARY = 1000
 CONTEXT = 256

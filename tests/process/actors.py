@@ -17,35 +17,35 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from services.cli.bench.device_memory import DeviceMemory, bytes_of, take
-from services.decode.handover_client import LeaderPeers
-from services.decode.metrics import DecodeMetrics
-from services.decode.rpc import DecodeService
-from services.decode.turn import DecodeWork
-from services.ids import Incarnation, RoomId
-from services.pages.holdings import Holdings
-from services.pages.pool import PagePool
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
-from services.parallel.solo import SoloGroup
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.room import PrefillRoom
-from services.prefill.rpc import HandoverService, PrefillService
-from services.prefill.turn import PrefillWork
-from services.rooms.deadlines import Deadlines
-from services.runtime.arrivals import SystemArrivals
-from services.runtime.clock import SystemClock
-from services.runtime.host_memory import HostMemory
-from services.runtime.tls_files import TlsFiles
-from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, Run, kv_region
-from services.wire.baton.v1 import group_pb2, inference_pb2_grpc
-from services.wire.channel import Channels
-from services.wire.identity import Identity
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.mailbox import Mailbox
-from services.worker.stepper import Stepper
-from services.worker.turns import TurnProgress, run_turns
+from baton.cli.bench.device_memory import DeviceMemory, bytes_of, take
+from baton.decode.handover_client import LeaderPeers
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.rpc import DecodeService
+from baton.decode.turn import DecodeWork
+from baton.ids import Incarnation, RoomId
+from baton.pages.holdings import Holdings
+from baton.pages.pool import PagePool
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import SlotPool
+from baton.parallel.solo import SoloGroup
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.room import PrefillRoom
+from baton.prefill.rpc import HandoverService, PrefillService
+from baton.prefill.turn import PrefillWork
+from baton.rooms.deadlines import Deadlines
+from baton.runtime.arrivals import SystemArrivals
+from baton.runtime.clock import SystemClock
+from baton.runtime.host_memory import HostMemory
+from baton.runtime.tls_files import TlsFiles
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import PutId, Run, kv_region
+from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc
+from baton.wire.channel import Channels
+from baton.wire.identity import Identity
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.mailbox import Mailbox
+from baton.worker.stepper import Stepper
+from baton.worker.turns import TurnProgress, run_turns
 from tests.layouts import group_of
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
@@ -196,7 +196,7 @@ def _ports(
 
 
 async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, device: str = "cpu") -> None:
-    from services.transfer.nixl import NixlTransfer
+    from baton.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     incarnation = Incarnation(secrets.randbits(63) | 1)
@@ -258,7 +258,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
 
 
 async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, device: str = "cpu") -> None:
-    from services.transfer.nixl import NixlTransfer
+    from baton.transfer.nixl import NixlTransfer
 
     clock, mailbox, registry = SystemClock(), Mailbox(), CollectorRegistry()
     channels = Channels.showing(Identity.of(tls))

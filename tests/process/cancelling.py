@@ -7,8 +7,8 @@ from typing import Final
 
 import grpc
 
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, rooms_pb2_grpc
-from services.wire.run_token import Showing
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, rooms_pb2_grpc
+from baton.wire.run_token import Showing
 
 CALL_S: Final = 30.0
 

@@ -14,8 +14,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final, Protocol
 
-from services.runtime.model_files import DEMO, prepare, resolve
-from services.runtime.model_options import LoadFormat
+from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.runtime.model_options import LoadFormat
 from tests.http import web
 from tests.process.stack import Stack
 

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import httpx
 
-from services.runtime.model_files import DEMO, prepare, resolve
-from services.runtime.model_options import LoadFormat
+from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.runtime.model_options import LoadFormat
 from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.hosts import Hosts, hosts, missing

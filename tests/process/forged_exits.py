@@ -7,10 +7,10 @@ be stopped. Its lease has run out.
 from dataclasses import replace
 from pathlib import Path
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.wire.baton.v1 import workers_pb2
-from services.wire.receiver_secret import digest_of
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.receiver_secret import digest_of
 from tests.bootstrap.scripted import LEASE_MS
 from tests.process.actors import Actor
 from tests.safety.test_speaks_for import NEXT, registration, stack

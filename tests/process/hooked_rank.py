@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.cli.main import main
+from baton.cli.main import main
 from tests.process.hooks import Folder, install
 
 

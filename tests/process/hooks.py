@@ -11,26 +11,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from services.decode.handover_client import LeaderPeers
-from services.decode.room import DecodeRoom
-from services.decode.turn import DecodeWork
-from services.ids import Incarnation, RoomId
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.prefill.room import PrefillRoom
-from services.prefill.routes import Routes
-from services.prefill.turn import PrefillWork
-from services.rooms.ballot import Ballot, Verdict, read_verdict
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Failed
-from services.rooms.phases import AnyEffect, Phase, Vote
-from services.rooms.request import Request
-from services.rooms.roster import Capacity, Roster
-from services.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
-from services.transfer.nixl import NixlTransfer
-from services.wire.baton.v1 import inference_pb2, rooms_pb2
-from services.worker import turns
+from baton.decode.handover_client import LeaderPeers
+from baton.decode.room import DecodeRoom
+from baton.decode.turn import DecodeWork
+from baton.ids import Incarnation, RoomId
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
+from baton.prefill.room import PrefillRoom
+from baton.prefill.routes import Routes
+from baton.prefill.turn import PrefillWork
+from baton.rooms.ballot import Ballot, Verdict, read_verdict
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import AnyEffect, Phase, Vote
+from baton.rooms.request import Request
+from baton.rooms.roster import Capacity, Roster
+from baton.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
+from baton.transfer.nixl import NixlTransfer
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2
+from baton.worker import turns
 
 TOLD: Final = "prefill: a hook says so to this rank alone"
 STRAY_ROOM: Final = RoomId(77)

@@ -18,10 +18,10 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.both.settings import side_names
-from services.cli.exits import draw_exit_secret
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from services.wire.errors import remote_error
+from baton.both.settings import side_names
+from baton.cli.exits import draw_exit_secret
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.wire.errors import remote_error
 from tests.forks import Process, clean_environ, fork_baton
 from tests.http import web
 from tests.idle import POLL_S, Gauges, Sample, at_rest, not_back
@@ -271,7 +271,7 @@ class Stack:
             process: Process
             there = () if self.hosts is None or name == "bootstrap" else self.hosts.on(name)
             if there or self.by_commands:
-                words = [*there, sys.executable, "-m", "services.cli.main", *command]
+                words = [*there, sys.executable, "-m", "baton.cli.main", *command]
                 process = subprocess.Popen(words, stdout=sink, stderr=subprocess.STDOUT, env=environ)
             else:
                 process = fork_baton(tuple(command), environ, sink.fileno())

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from services.bootstrap.canary import REQUEST_ID
+from baton.bootstrap.canary import REQUEST_ID
 from tests.cli.typed import baton
 from tests.http import web
 from tests.idle import POLL_S

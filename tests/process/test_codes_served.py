@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.engine.coded import Coding, code
-from services.runtime.model_options import Quantize
+from baton.engine.coded import Coding, code
+from baton.runtime.model_options import Quantize
 from tests.engine import tiny
 from tests.engine.kernels import MODELS, needs_kernel
 from tests.engine.tiny import VOCABULARY

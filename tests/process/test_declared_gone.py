@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.errors import EXIT_FAILED
+from baton.runtime.errors import EXIT_FAILED
 from tests.http import web
 from tests.models.eight_heads import eight_heads
 from tests.process.stack import STOP_S, Service, Stack, running_stack

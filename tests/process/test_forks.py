@@ -28,7 +28,7 @@ def baton(output: Path, *words: str) -> Forked:
 def test_its_exit_code_and_its_words_are_those_of_its_command(tmp_path: Path, words: tuple[str, ...]) -> None:
     said = tmp_path / "said"
     code = baton(said, *words).wait(PATIENCE_S)
-    command = [sys.executable, "-m", "services.cli.main", *words]
+    command = [sys.executable, "-m", "baton.cli.main", *words]
     other = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=clean_environ()
     )

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 from transformers import AutoTokenizer
 
-from services.engine.engine import load_engine
-from services.rooms.request import Sampling, Token
+from baton.engine.engine import load_engine
+from baton.rooms.request import Sampling, Token
 from tests.engine.scenes import drawn
 from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.errors import EXIT_GROUP
+from baton.runtime.errors import EXIT_GROUP
 from tests.idle import POLL_S
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.process.by_hand import Group, Hand, by_hand

@@ -62,7 +62,7 @@ def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path
 
 def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
     """Whether it is a fork of the preloaded process: what starts anew has its stack elsewhere."""
-    preloaded = next(each for each in among if "services.cli.preloaded" in each.cmdline())
+    preloaded = next(each for each in among if "baton.cli.preloaded" in each.cmdline())
     mapped = [Path(f"/proc/{each.pid}/maps").read_text().splitlines() for each in (preloaded, process)]
     [one, other] = [next(line.split("-")[1] for line in lines if "[stack]" in line) for lines in mapped]
     return one == other
@@ -71,7 +71,7 @@ def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
 def test_serve_starts_restarts_and_drains(tmp_path: Path, demo_model_dir: Path) -> None:
     log, port, metrics = tmp_path / "serve.log", free_port(), free_neighbours(2)
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(port)]
     command += ["--model", str(demo_model_dir), "--kv-cache-memory", "128MiB"]
     command += ["--host", "0.0.0.0", "--metrics-port", str(metrics)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}

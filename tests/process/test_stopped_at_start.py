@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime import logging
-from services.runtime.settings import load
+from baton.bootstrap.settings import BootstrapSettings
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime import logging
+from baton.runtime.settings import load
 from tests.forks import Process, clean_environ, fork_baton, fork_call
 from tests.ports import free_port
 from tests.preloaded import BOOTSTRAP, WORKERS

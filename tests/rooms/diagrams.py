@@ -1,6 +1,6 @@
 """What do the transition tables look like? The diagrams in the docs are drawn here, from the tables."""
 
-from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Phase, Side, Vote
+from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Phase, Side, Vote
 
 
 def mermaid(side: Side) -> str:

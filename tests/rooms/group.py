@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from services.ids import Incarnation, RoomId
-from services.rooms.ballot import Ballot, read_verdict
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Reason
-from services.rooms.phases import AnyEffect, Phase, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.room import Room
-from services.rooms.roster import Capacity, Roster
-from services.rooms.sender import Sender
+from baton.ids import Incarnation, RoomId
+from baton.rooms.ballot import Ballot, read_verdict
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Reason
+from baton.rooms.phases import AnyEffect, Phase, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.room import Room
+from baton.rooms.roster import Capacity, Roster
+from baton.rooms.sender import Sender
 
 R = TypeVar("R", bound=Room)
 

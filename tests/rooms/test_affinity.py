@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import BLOCK_TOKENS, Sent, blocks
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry import Registry
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import BLOCK_TOKENS, Sent, blocks
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import Registry
 from tests.rooms.test_registry import LOST, facts, registry_of
 
 PROMPT = tuple(range(1000, 1000 + 5 * BLOCK_TOKENS))

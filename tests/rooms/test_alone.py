@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.errors import LocalBug, NoCapacity, NoneReady, NoSuchWorker, TooLarge
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry_records import RoomPhase
+from baton.ids import RoomId
+from baton.rooms.errors import LocalBug, NoCapacity, NoneReady, NoSuchWorker, TooLarge
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import RoomPhase
 from tests.rooms.test_registry import D1, D2, P1, P2, apart, registry_of
 
 NEED = Need(10, 20, may_be_local=True)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rooms.ballot import HEADER, Ballot, read_verdict
-from services.rooms.errors import Reason, RostersDiverged
-from services.rooms.phases import Vote
+from baton.rooms.ballot import HEADER, Ballot, read_verdict
+from baton.rooms.errors import Reason, RostersDiverged
+from baton.rooms.phases import Vote
 
 PLACES = 5
 INT64 = 2**63

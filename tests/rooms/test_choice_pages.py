@@ -7,12 +7,12 @@ from operator import add
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ids import PageTables, RoomId
-from services.pages.holdings import Holdings
-from services.pages.pool import PagePool
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
-from services.rooms.choice_pages import ChoicePages
+from baton.ids import PageTables, RoomId
+from baton.pages.holdings import Holdings
+from baton.pages.pool import PagePool
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import SlotPool
+from baton.rooms.choice_pages import ChoicePages
 
 ROOM = RoomId(1)
 

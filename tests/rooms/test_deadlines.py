@@ -1,7 +1,7 @@
 """Has every phase a deadline?"""
 
-from services.rooms.deadlines import Deadlines
-from services.rooms.phases import Phase
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.phases import Phase
 
 
 def test_deadline_everywhere_each_phase_has_its_own() -> None:

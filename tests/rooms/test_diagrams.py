@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.pages.pool import PAGE_MOVES
-from services.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Side
+from baton.pages.pool import PAGE_MOVES
+from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Moves, Side
 from tests.pages.diagrams import page_states
 from tests.rooms.diagrams import mermaid
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rooms.drafting import DRAFTS_MAX, PAUSE_MAX, PAUSE_MIN, POSITIONS_MAX, Acceptance, Drafts, allot
-from services.rooms.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
+from baton.rooms.drafting import DRAFTS_MAX, PAUSE_MAX, PAUSE_MIN, POSITIONS_MAX, Acceptance, Drafts, allot
+from baton.rooms.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
 
 COST = 150
 

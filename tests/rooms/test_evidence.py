@@ -4,9 +4,9 @@ from itertools import permutations
 
 import pytest
 
-from services.ids import Generation, RoomId
-from services.rooms.errors import LocalBug, PeerFault, Reason, StaleGeneration
-from services.rooms.evidence import (
+from baton.ids import Generation, RoomId
+from baton.rooms.errors import LocalBug, PeerFault, Reason, StaleGeneration
+from baton.rooms.evidence import (
     Connected,
     Evidence,
     Fenced,
@@ -17,9 +17,9 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.phases import Phase, SenderEffect, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.sender import Sender
+from baton.rooms.phases import Phase, SenderEffect, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.sender import Sender
 from tests.pages.ids import page_ids
 from tests.rooms.group import receiver, sender
 

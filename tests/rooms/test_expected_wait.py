@@ -1,9 +1,9 @@
 """Expected waits of a line: what counts as a measurement, and what is known before there is one."""
 
-from services.ids import RoomId
-from services.rooms.expected_wait import ExpectedWait
-from services.rooms.placement import Need
-from services.rooms.waiting_line import Claim, WaitingLine
+from baton.ids import RoomId
+from baton.rooms.expected_wait import ExpectedWait
+from baton.rooms.placement import Need
+from baton.rooms.waiting_line import Claim, WaitingLine
 
 TIMEOUT_MS = 60_000
 LONG = Need(8192, 8391)

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Names
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from services.ids import Generation, RoomId
-from services.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFull
-from services.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
-from services.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.roster import Capacity, Roster
+from baton.ids import Generation, RoomId
+from baton.rooms.errors import Cause, PeerFault, Reason, RoomExists, RosterFull
+from baton.rooms.evidence import Connected, Evidence, Failed, Fenced, Finished, Landed, Proof, Sealed
+from baton.rooms.phases import AnyEffect, Effect, Phase, ReceiverEffect, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.roster import Capacity, Roster
 from tests.rooms.group import LIVE, RosterGroup, receiver
 
 RANKS, PLACES, PAGES, SLOTS = 3, 4, 6, 3

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ids import PageCounts, RoomId
-from services.rooms.growth import Age, RunningRoom, Want, growth
+from baton.ids import PageCounts, RoomId
+from baton.rooms.growth import Age, RunningRoom, Want, growth
 
 
 def age(arrived_ms: int, room: int) -> Age:

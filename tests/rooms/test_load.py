@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import NoCapacity
-from services.rooms.load import WAITING_MIN, WAITING_SHARE, WorkerLoad, WorkerUsage
-from services.rooms.phases import Side
-from services.rooms.placement import GROWN_TOKENS, LOOKS_MAX, Need
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, Worker, WorkerFacts
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import NoCapacity
+from baton.rooms.load import WAITING_MIN, WAITING_SHARE, WorkerLoad, WorkerUsage
+from baton.rooms.phases import Side
+from baton.rooms.placement import GROWN_TOKENS, LOOKS_MAX, Need
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, Worker, WorkerFacts
 from tests.rooms.test_placement import FEW, MANY, fleet
 from tests.rooms.test_registry import D1, D2, P1, registry_of
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rooms.lookup import LEAST, Lookup
+from baton.rooms.lookup import LEAST, Lookup
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 """Of so few kinds that most ends came before."""

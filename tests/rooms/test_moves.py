@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.handover.receiving_room import ReceivingRoom
-from services.ids import Generation, RoomId
-from services.rooms.choice_pages import ChoicePages
-from services.rooms.errors import Cause, IllegalMove, LocalBug, Reason
-from services.rooms.evidence import (
+from baton.handover.receiving_room import ReceivingRoom
+from baton.ids import Generation, RoomId
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.errors import Cause, IllegalMove, LocalBug, Reason
+from baton.rooms.evidence import (
     Computed,
     Connected,
     Evidence,
@@ -19,11 +19,11 @@ from services.rooms.evidence import (
     Sealed,
     Written,
 )
-from services.rooms.phases import GATED, LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.request import Request
-from services.rooms.room import Room
-from services.rooms.sender import Sender
+from baton.rooms.phases import GATED, LOCAL_MOVES, RECEIVER_MOVES, SENDER_MOVES, Effect, Moves, Phase, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.rooms.sender import Sender
 from tests.pages.ids import page_ids
 from tests.rooms.group import LIVE, PEER, deadlines, receiver, sender
 

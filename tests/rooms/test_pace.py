@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from services.rooms.pace import BUSY_MS_MIN, CLASSES_MAX, DONE_MIN, SPREAD_MS, WINDOW_MS, LinePace, Pace
-from services.rooms.waiting_line import Ahead
+from baton.rooms.pace import BUSY_MS_MIN, CLASSES_MAX, DONE_MIN, SPREAD_MS, WINDOW_MS, LinePace, Pace
+from baton.rooms.waiting_line import Ahead
 
 
 def measured(busy_ms: int, done: int, units: int = 1) -> Pace:

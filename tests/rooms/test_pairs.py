@@ -1,8 +1,8 @@
 """Does a pair that does not connect lose its requests, and get them back by a canary of its own alone?"""
 
-from services.ids import Incarnation
-from services.rooms.errors import Cause, Reason
-from services.rooms.pairs import BROKEN_AFTER, Pairs
+from baton.ids import Incarnation
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.pairs import BROKEN_AFTER, Pairs
 
 FAILED = Cause(Reason.CONNECT_FAILED, "no way there")
 LOST = Cause(Reason.DECODE_LOST, "gone")

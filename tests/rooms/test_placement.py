@@ -8,16 +8,16 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms import placement
-from services.rooms.affinity import BLOCK_TOKENS, Block, blocks
-from services.rooms.errors import NoCapacity, NoSuchWorker
-from services.rooms.pairs import BROKEN_AFTER
-from services.rooms.phases import Side
-from services.rooms.placement import LOOKS_MAX, Need, beyond
-from services.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTAKEN_MS, UNTOLD_MS, Registry
-from services.rooms.registry_records import RoomEntry, RoomPhase, Worker
-from services.rooms.side_workers import HOLDERS_MAX
+from baton.ids import Incarnation, RoomId
+from baton.rooms import placement
+from baton.rooms.affinity import BLOCK_TOKENS, Block, blocks
+from baton.rooms.errors import NoCapacity, NoSuchWorker
+from baton.rooms.pairs import BROKEN_AFTER
+from baton.rooms.phases import Side
+from baton.rooms.placement import LOOKS_MAX, Need, beyond
+from baton.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTAKEN_MS, UNTOLD_MS, Registry
+from baton.rooms.registry_records import RoomEntry, RoomPhase, Worker
+from baton.rooms.side_workers import HOLDERS_MAX
 from tests.rooms.test_registry import LOST, apart, facts, registry_of
 
 FEW, MANY = 10, 1_000

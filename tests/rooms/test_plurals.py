@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rooms.plurals import counted
+from baton.rooms.plurals import counted
 
 
 @pytest.mark.parametrize(

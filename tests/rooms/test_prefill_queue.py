@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.prefill_queue import LEFT_MS_MAX, PrefillQueue
+from baton.ids import RoomId
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.prefill_queue import LEFT_MS_MAX, PrefillQueue
 from tests.rooms.test_registry import D1, P1, P2, registry_of
 
 RATE = 1_000

@@ -2,12 +2,12 @@
 
 import pytest
 
-from services.ids import Generation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.evidence import Connected, Failed, Fenced, Proof
-from services.rooms.phases import Vote
-from services.rooms.quarantine import HURRY, in_quarantine, revocation_due
-from services.rooms.receiver import Receiver
+from baton.ids import Generation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Connected, Failed, Fenced, Proof
+from baton.rooms.phases import Vote
+from baton.rooms.quarantine import HURRY, in_quarantine, revocation_due
+from baton.rooms.receiver import Receiver
 from tests.rooms.group import receiver
 
 POOL = 100

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import (
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import (
     Cause,
     DeclaredGone,
     NameInUse,
@@ -21,10 +21,10 @@ from services.rooms.errors import (
     UnknownWorker,
     WorkerRefused,
 )
-from services.rooms.pairs import BROKEN_AFTER
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry import (
+from baton.rooms.pairs import BROKEN_AFTER
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import (
     CANARIES_KEPT,
     CLOSING_MS,
     DEPARTED_MAX,
@@ -34,7 +34,7 @@ from services.rooms.registry import (
     UNTOLD_MS,
     Registry,
 )
-from services.rooms.registry_records import (
+from baton.rooms.registry_records import (
     EVENTS_PER_ROOM_MAX,
     RoomEntry,
     RoomPhase,
@@ -43,7 +43,7 @@ from services.rooms.registry_records import (
     WorkerFacts,
     WorkerState,
 )
-from services.rooms.timeline import Event
+from baton.rooms.timeline import Event
 
 DIGEST, OTHER_DIGEST = (sha256(secret).digest() for secret in (b"of a starter", b"of another"))
 

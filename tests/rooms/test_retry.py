@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.rooms.errors import Reason
-from services.rooms.phases import Side
-from services.rooms.reasons import REASONS
-from services.rooms.retry import (
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Side
+from baton.rooms.reasons import REASONS
+from baton.rooms.retry import (
     LEFT_S_MIN,
     PAUSE_S_MAX,
     RETRIED,

@@ -2,12 +2,12 @@
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
-from services.rooms.evidence import Connected, Failed, Finished
-from services.rooms.phases import Phase, Vote
-from services.rooms.receiver import Receiver
-from services.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, LocalBug, Reason, RoomExists, RosterFull, UnknownRoom
+from baton.rooms.evidence import Connected, Failed, Finished
+from baton.rooms.phases import Phase, Vote
+from baton.rooms.receiver import Receiver
+from baton.rooms.roster import TOMBSTONE_MS, TOMBSTONES_MAX, Capacity, Roster
 from tests.rooms.group import receiver
 
 GONE = Cause(Reason.CLIENT_GONE, "hung up")

@@ -4,8 +4,8 @@ from itertools import count
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.running_work import OUTPUT_TOKENS, RunningWork
+from baton.ids import RoomId
+from baton.rooms.running_work import OUTPUT_TOKENS, RunningWork
 
 ROOM = RoomId(7)
 

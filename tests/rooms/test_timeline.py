@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from services.rooms import timeline
-from services.rooms.timeline import Event, Moment
+from baton.rooms import timeline
+from baton.rooms.timeline import Event, Moment
 from tests.rooms.pages import generated
 
 SERVICES: Final = Path(timeline.__file__).parents[1]

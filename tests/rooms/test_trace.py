@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rooms.trace import STATE_CHARS_MAX, read_trace
+from baton.rooms.trace import STATE_CHARS_MAX, read_trace
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -5,13 +5,13 @@ from typing import Final
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import NoCapacity, UnknownWorker
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need, Pair
-from services.rooms.registry import Registry
-from services.rooms.registry_records import OtherSide, WorkerFacts
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import NoCapacity, UnknownWorker
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need, Pair
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import OtherSide, WorkerFacts
 from tests.rooms import test_registry
 from tests.rooms.test_registry import apart, registry_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rooms.waiting_line import LOWER_PART, QUANTUM, Claim, InLine, WaitingLine
+from baton.rooms.waiting_line import LOWER_PART, QUANTUM, Claim, InLine, WaitingLine
 
 Line = WaitingLine[int]
 

@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from services.runtime.addresses import packed
+from baton.runtime.addresses import packed
 
 TEXTS = (
     "127.0.0.1",

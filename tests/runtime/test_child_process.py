@@ -8,12 +8,12 @@ from typing import Final
 
 import pytest
 
-from services.cli import child
-from services.grammars.judge import Judge
-from services.rooms.request import Grammar, GrammarKind
-from services.runtime import model_cache
-from services.runtime.child_process import child_environ, module_command
-from services.runtime.model_cache import converted
+from baton.cli import child
+from baton.grammars.judge import Judge
+from baton.rooms.request import Grammar, GrammarKind
+from baton.runtime import model_cache
+from baton.runtime.child_process import child_environ, module_command
+from baton.runtime.model_cache import converted
 from tests.openai import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
@@ -76,7 +76,7 @@ def test_a_model_is_converted_by_this_package(other_project: Path, monkeypatch: 
 
 
 def test_a_part_of_the_stack_imports_this_package(other_project: Path) -> None:
-    command = module_command("services.cli.main", "version")
+    command = module_command("baton.cli.main", "version")
     environ = child.child_environ(os.environ)
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("baton "), done

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.errors import StartupError
-from services.runtime.exit_file import RECORDS_MAX, ExitFile, ExitRecord, lock_as_rank
+from baton.runtime.errors import StartupError
+from baton.runtime.exit_file import RECORDS_MAX, ExitFile, ExitRecord, lock_as_rank
 
 FIRST, SECOND = (ExitRecord("decode-0", pid, bytes([pid])) for pid in (1, 2))
 HOLDER = """
 import sys, time
-from services.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
+from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 if sys.argv[2] == "rank":
     file = lock_as_rank(sys.argv[1])
 else:

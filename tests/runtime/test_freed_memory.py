@@ -9,7 +9,7 @@ import pytest
 PROGRAM: Final = """
 import ctypes, threading, time
 from pathlib import Path
-from services.runtime.freed_memory import INTERVAL_S, returning_memory
+from baton.runtime.freed_memory import INTERVAL_S, returning_memory
 
 C = ctypes.CDLL(None)
 C.malloc.restype, C.malloc.argtypes, C.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

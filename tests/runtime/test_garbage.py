@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from services.runtime.garbage import NEW_OBJECTS, spare_what_is_loaded
+from baton.runtime.garbage import NEW_OBJECTS, spare_what_is_loaded
 
 class Node:
     pass

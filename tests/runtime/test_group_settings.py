@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.errors import SettingsError
-from services.runtime.settings import load, to_flags
-from services.topology import Topology
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.errors import SettingsError
+from baton.runtime.settings import load, to_flags
+from baton.topology import Topology
 
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"rank": "0", "tp": "2"}, r"^--rank 0 of 2 needs --rendezvous"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.host_memory import HUGE, MOVES_MAX, CannotMove, HostMemory
+from baton.runtime.host_memory import HUGE, MOVES_MAX, CannotMove, HostMemory
 
 LENGTHS = [1, mmap.PAGESIZE, mmap.PAGESIZE + 1, HUGE - 1, 2 * HUGE + 5]
 
@@ -111,7 +111,7 @@ def test_where_the_address_space_is_limited_a_move_is_refused_and_changes_nothin
     """In a process of its own: the limit is the process's."""
     code = f"""
 import resource
-from services.runtime.host_memory import CannotMove, HostMemory
+from baton.runtime.host_memory import CannotMove, HostMemory
 memory = HostMemory({256 * HUGE})
 memory.view[-1] = 9
 used = int(open("/proc/self/statm").read().split()[0]) * {mmap.PAGESIZE}
@@ -149,7 +149,7 @@ def test_it_stays_mapped_for_as_long_as_anybody_looks_at_it_and_no_longer() -> N
 
 def test_the_process_ends_cleanly_while_views_are_held() -> None:
     code = (
-        "from services.runtime.host_memory import HostMemory\n"
+        "from baton.runtime.host_memory import HostMemory\n"
         "memory = HostMemory(1 << 22); view = memory.view; memory.move(); kept = [memory, view]"
     )
     done = subprocess.run(

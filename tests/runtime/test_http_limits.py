@@ -15,16 +15,16 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
-from services.openai.app import create_app
-from services.openai.door import Door
-from services.runtime import http_limits
-from services.runtime.api_keys import ApiKeys
-from services.runtime.http_head import PIPELINED_MAX, BoundedHttp
-from services.runtime.http_limits import ConnectionEntry, ConnectionLimits
-from services.runtime.http_metrics import LIMIT, Connections
-from services.runtime.http_server import HttpServer, serve_http
-from services.runtime.listen import bind_port
-from services.runtime.tls_files import TlsFiles
+from baton.openai.app import create_app
+from baton.openai.door import Door
+from baton.runtime import http_limits
+from baton.runtime.api_keys import ApiKeys
+from baton.runtime.http_head import PIPELINED_MAX, BoundedHttp
+from baton.runtime.http_limits import ConnectionEntry, ConnectionLimits
+from baton.runtime.http_metrics import LIMIT, Connections
+from baton.runtime.http_server import HttpServer, serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.tls_files import TlsFiles
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.safety.certificates import made

@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 from fastapi import FastAPI, Request
 
-from services.openai.errors import ApiError
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.openai.errors import ApiError
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 
 BODY: Final = b'{"model": "any"}'
 OFFER: Final = (

@@ -17,14 +17,14 @@ import pytest
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app
-from services.runtime.host_names import HostNames
-from services.runtime.http_head import HEAD_BYTES_MAX, HEADERS_MAX, BoundedHttp
-from services.runtime.http_metrics import Connections
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
-from services.runtime.metrics_http import serve_metrics
-from services.runtime.tls_files import TlsFiles
+from baton.openai.app import create_app
+from baton.runtime.host_names import HostNames
+from baton.runtime.http_head import HEAD_BYTES_MAX, HEADERS_MAX, BoundedHttp
+from baton.runtime.http_metrics import Connections
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.metrics_http import serve_metrics
+from baton.runtime.tls_files import TlsFiles
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.safety.certificates import made
@@ -290,9 +290,9 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from services.runtime.http_metrics import Connections
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
+from baton.runtime.http_metrics import Connections
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
 
 lines = []
 class Heard(logging.Handler):

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
-from services.bootstrap.settings import BootstrapSettings
-from services.runtime import http_server
-from services.runtime.http_head import READ_BYTES_MIN, BoundedHttp
-from services.runtime.http_server import KEEP_ALIVE_S, serve_http
-from services.runtime.listen import bind_port
-from services.runtime.tls_files import TlsFiles
+from baton.bootstrap.settings import BootstrapSettings
+from baton.runtime import http_server
+from baton.runtime.http_head import READ_BYTES_MIN, BoundedHttp
+from baton.runtime.http_server import KEEP_ALIVE_S, serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.tls_files import TlsFiles
 
 CLIENTS_KEEP_S: Final = 5.0
 """How long httpx, and so the OpenAI client, keeps a connection that rests."""

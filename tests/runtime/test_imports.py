@@ -22,8 +22,8 @@ def loaded(script: str) -> str:
 @pytest.mark.parametrize(
     "modules",
     [
-        "services.decode.batch, services.decode.turn, services.prefill.turn, services.worker.stepper",
-        "services.bootstrap.wiring",
+        "baton.decode.batch, baton.decode.turn, baton.prefill.turn, baton.worker.stepper",
+        "baton.bootstrap.wiring",
         "tests.sim.__main__",
         "tests.model.__main__",
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.runtime.logging import VALUE_CHARS_MAX, JsonFormatter, Log, TextFormatter, configure
+from baton.runtime.logging import VALUE_CHARS_MAX, JsonFormatter, Log, TextFormatter, configure
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_nobody_waits_for_a_reader_that_stopped_and_the_next_line_says_what_is_m
         log.info("another")
         *_, missing, last = read.read().splitlines()
     assert not stuck
-    assert " WARNING services.runtime.logging the log was not read: lines are missing" in missing
+    assert " WARNING baton.runtime.logging the log was not read: lines are missing" in missing
     assert len(before) + int(missing.rpartition("=")[2]) in (1000, 1001)  # one of them may be cut
     assert " INFO x another " in last
 

@@ -17,10 +17,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from services.runtime import model_cache, model_files
-from services.runtime.errors import StartupError
-from services.runtime.model_cache import ConversionFailed, converted
-from services.runtime.model_facts import (
+from baton.runtime import model_cache, model_files
+from baton.runtime.errors import StartupError
+from baton.runtime.model_cache import ConversionFailed, converted
+from baton.runtime.model_facts import (
     ContextTooLong,
     ModelNotFound,
     ModelUnreadable,
@@ -28,7 +28,7 @@ from services.runtime.model_facts import (
     read_model,
     weight_files,
 )
-from services.runtime.model_files import ModelKind, prepare, resolve
+from baton.runtime.model_files import ModelKind, prepare, resolve
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "max_position_embeddings": 64}
 
@@ -142,7 +142,7 @@ def test_the_demo_is_converted_with_template_and_ends(demo_model_dir: Path) -> N
 
 
 def test_no_tensor_library_is_loaded() -> None:
-    code = "import services.runtime.model_files, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import baton.runtime.model_files, sys; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
     """The process that converts dies half-way; the next one takes over."""
     file = gguf(tmp_path, "once")
     code = (
-        "import sys; from pathlib import Path; from services.runtime import model_cache as m;"
+        "import sys; from pathlib import Path; from baton.runtime import model_cache as m;"
         "m.CONVERTER = 'tests.runtime.converter'; m.converted(Path(sys.argv[1]), 'Some-Model', print)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(file)])

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import pytest
 
-from services.cli.model_check import check_models
-from services.runtime import library_types
-from services.runtime.library_types import drawing_types, gguf_types, known_types
-from services.runtime.model_facts import ModelNotFound, ModelUnreadable, UnsupportedModel, read_model
-from services.runtime.model_files import resolve
-from services.runtime.model_needs import needs_of
+from baton.cli.model_check import check_models
+from baton.runtime import library_types
+from baton.runtime.library_types import drawing_types, gguf_types, known_types
+from baton.runtime.model_facts import ModelNotFound, ModelUnreadable, UnsupportedModel, read_model
+from baton.runtime.model_files import resolve
+from baton.runtime.model_needs import needs_of
 from tests.ports import free_port
 from tests.runtime.test_model_files import write_weights
 
@@ -264,7 +264,7 @@ def test_a_gguf_file_that_is_cut_in_its_header(tmp_path: Path) -> None:
 
 def test_another_name_of_a_type_has_the_same_facts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file leaves sizes out, the library's own for the type count."""
-    monkeypatch.setattr("services.runtime.model_facts.needs_of", lambda _: [])
+    monkeypatch.setattr("baton.runtime.model_facts.needs_of", lambda _: [])
     found = []
     for kind in ("kimi_k2", "deepseek_v3"):
         (model / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -364,7 +364,7 @@ def test_a_command_refuses_before_it_imports_or_starts_anything(
     given = {"serve": ports, "bootstrap": []}
     flags += given.get(command, ["--bootstrap", "127.0.0.1:1"])
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", *command.split(), *flags],
+        [sys.executable, "-m", "baton.cli.main", *command.split(), *flags],
         env={"PATH": "", "PYTHONPATH": str(tmp_path / "fakes"), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.clock import SystemClock
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.serve import StopAsked, run, unless_stopped
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.serve import StopAsked, run, unless_stopped
 from tests.support.manual_clock import ManualClock
 
 DRAINS = """
 import asyncio, sys
-from services.runtime.serve import run
+from baton.runtime.serve import run
 async def main(shutdown):
     print("up", flush=True)
     await shutdown.wait()
@@ -55,7 +55,7 @@ def test_the_second_signal_ends_at_once() -> None:
 
 MANY = """
 import os, resource, sys
-from services.runtime.serve import run
+from baton.runtime.serve import run
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
 async def main(shutdown):
@@ -73,7 +73,7 @@ def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
 
 FULL = """
 import asyncio, os, resource, sys
-from services.runtime import logging, serve
+from baton.runtime import logging, serve
 logging.configure("info", "text")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 serve.FILES_EVERY_S = 0.01
@@ -93,13 +93,13 @@ def test_who_cannot_connect_since_too_many_files_are_open_is_told_of_in_the_log(
         [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=30, check=False
     )
     assert process.returncode == 0
-    assert "WARNING services.runtime.serve who connects is hung up on" in process.stderr
+    assert "WARNING baton.runtime.serve who connects is hung up on" in process.stderr
     assert process.stderr.splitlines()[0].endswith(" limit=64")
 
 
 LOADS = """
 import asyncio, sys, time
-from services.runtime.serve import run, unless_stopped
+from baton.runtime.serve import run, unless_stopped
 def load():
     print("loading", flush=True)
     time.sleep(600)
@@ -163,8 +163,8 @@ def test_a_startup_error_in_a_task_group_is_the_same_line(capsys: pytest.Capture
 
 ENDS = """
 import sys, threading
-from services.runtime.errors import *
-from services.runtime.serve import StopAsked, run
+from baton.runtime.errors import *
+from baton.runtime.serve import StopAsked, run
 stuck = threading.Thread(target=threading.Event().wait)
 async def main(shutdown):
     try:
@@ -217,8 +217,8 @@ def test_a_step_that_is_stuck_ends_the_process_where_nothing_can_be_written(by: 
 
 CAUSED = """
 import sys
-from services.runtime.errors import GroupLost
-from services.runtime.serve import run
+from baton.runtime.errors import GroupLost
+from baton.runtime.serve import run
 async def main(shutdown):
     try:
         raise ConnectionError("reset")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.setting_kinds import (
+from baton.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
     DURATION_MS,

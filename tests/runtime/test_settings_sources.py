@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.errors import EXIT_USAGE, SettingsError
-from services.runtime.settings import load, settings_of, to_flags, variables_of
+from baton.bootstrap.settings import BootstrapSettings
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.errors import EXIT_USAGE, SettingsError
+from baton.runtime.settings import load, settings_of, to_flags, variables_of
 
 Service = type[BootstrapSettings] | type[PrefillSettings] | type[DecodeSettings]
 SERVICES: tuple[Service, ...] = (BootstrapSettings, PrefillSettings, DecodeSettings)

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.runtime.otlp import channel_options
-from services.runtime.party import Party
-from services.runtime.surroundings import FAMILIES, VariableVerdict, settle
-from services.wire.channel import Server, open_channel
+from baton.runtime.otlp import channel_options
+from baton.runtime.party import Party
+from baton.runtime.surroundings import FAMILIES, VariableVerdict, settle
+from baton.wire.channel import Server, open_channel
 
 CALL_S: Final = 20.0
 SOON_S: Final = 2.0

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.timeline import Moment
-from services.rooms.trace import read_trace
-from services.runtime.errors import StartupError
-from services.runtime.listen import bind_port, port_of
-from services.runtime.room_spans import RoomSpans
-from services.runtime.trace_endpoint import make_tracer
-from services.runtime.tracing import OFF, SpanKind
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.timeline import Moment
+from baton.rooms.trace import read_trace
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import bind_port, port_of
+from baton.runtime.room_spans import RoomSpans
+from baton.runtime.trace_endpoint import make_tracer
+from baton.runtime.tracing import OFF, SpanKind
 from tests.trace.collector import Collector, collecting
 
 PARENT_SPAN = "00f067aa0ba902b7"
@@ -34,9 +34,9 @@ def collector() -> Iterator[Collector]:
 
 def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
     program = (
-        "import sys, services.bootstrap.rooms, services.openai.app, services.worker.leader_host as host;"
-        "from services.runtime.trace_endpoint import make_tracer;"
-        "from services.runtime.tracing import OFF;"
+        "import sys, baton.bootstrap.rooms, baton.openai.app, baton.worker.leader_host as host;"
+        "from baton.runtime.trace_endpoint import make_tracer;"
+        "from baton.runtime.tracing import OFF;"
         "assert make_tracer('', 1.0, 's', 'i', {}) is OFF;"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))])"
     )
@@ -45,7 +45,7 @@ def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
 
 
 def test_an_endpoint_without_the_extra_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "services.runtime.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.runtime.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(StartupError, match=r"not installed: pip install opentelemetry-sdk "):
         make_tracer("http://127.0.0.1:1", 1.0, "s", "i", {})
@@ -109,7 +109,7 @@ def test_what_the_platform_set_and_cannot_be_used_is_told_once_by_name_and_stops
 def test_the_platforms_endpoint_without_the_extra_stops_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "services.runtime.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.runtime.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with caplog.at_level("WARNING"):
         assert make_tracer("", 1.0, "s", "i", PLATFORM) is OFF

@@ -3,12 +3,12 @@
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from services.decode.metrics import DecodeMetrics
-from services.prefill.metrics import PrefillMetrics
-from services.rooms.phases import RECEIVER_MOVES, Phase
-from services.rooms.queues import RoomQueue
-from services.runtime.process_metrics import describe_process
-from services.worker.metrics import WorkerMetrics
+from baton.decode.metrics import DecodeMetrics
+from baton.prefill.metrics import PrefillMetrics
+from baton.rooms.phases import RECEIVER_MOVES, Phase
+from baton.rooms.queues import RoomQueue
+from baton.runtime.process_metrics import describe_process
+from baton.worker.metrics import WorkerMetrics
 
 
 @pytest.fixture

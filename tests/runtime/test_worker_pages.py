@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from services.runtime.cpus import allowed_cpus, pin
-from services.runtime.errors import StartupError
-from services.runtime.listen import bind_port, port_of
-from services.runtime.metrics_http import serve_metrics
+from baton.runtime.cpus import allowed_cpus, pin
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import bind_port, port_of
+from baton.runtime.metrics_http import serve_metrics
 
 
 async def test_the_pages_tell_metrics_health_and_readiness() -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.cli.certs import make_certs
-from services.runtime.tls_files import TlsFiles
+from baton.cli.certs import make_certs
+from baton.runtime.tls_files import TlsFiles
 
 LOCAL = ("localhost", "127.0.0.1")
 

@@ -13,17 +13,17 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.decode.settings import DecodeSettings
-from services.ids import Incarnation, RoomId
-from services.rooms.phases import Side
-from services.rooms.timeline import Moment
-from services.runtime.changes import LOOK_S
-from services.runtime.errors import StartupError
-from services.runtime.party import Party
-from services.runtime.settings import load
-from services.runtime.tls_files import TlsFiles
-from services.wire.admittance import MAY_CALL, OURS
-from services.wire.baton.v1 import (
+from baton.decode.settings import DecodeSettings
+from baton.ids import Incarnation, RoomId
+from baton.rooms.phases import Side
+from baton.rooms.timeline import Moment
+from baton.runtime.changes import LOOK_S
+from baton.runtime.errors import StartupError
+from baton.runtime.party import Party
+from baton.runtime.settings import load
+from baton.runtime.tls_files import TlsFiles
+from baton.wire.admittance import MAY_CALL, OURS
+from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
     rooms_pb2,
@@ -31,11 +31,11 @@ from services.wire.baton.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from services.wire.channel import Channels, Server, open_channel
-from services.wire.conversions import side_to_wire
-from services.wire.errors import remote_error
-from services.wire.identity import Identity
-from services.worker.follower_host import FollowerHost
+from baton.wire.channel import Channels, Server, open_channel
+from baton.wire.conversions import side_to_wire
+from baton.wire.errors import remote_error
+from baton.wire.identity import Identity
+from baton.worker.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
 CALL_S: Final = 20.0
@@ -213,7 +213,7 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("services.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     method = next(each for each in METHODS if each.name == "Renew")
     request = request_of(method, Party.DECODE)
@@ -241,7 +241,7 @@ async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
 ) -> None:
     """As a worker does when its certificate was renewed long ago and the bootstrap is restarted."""
     now_s = [0.0]
-    monkeypatch.setattr("services.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")
@@ -267,8 +267,8 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("services.wire.identity.Changes", partial(_changes, now_s))
-    monkeypatch.setattr("services.worker.reporter.RETRY_S", 0.05)
+    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.worker.reporter.RETRY_S", 0.05)
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")
@@ -300,7 +300,7 @@ def put(live: TlsFiles, folder: Path, name: str) -> None:
 
 
 def _changes(now_s: list[float], paths: Any) -> Any:
-    from services.runtime.changes import Changes
+    from baton.runtime.changes import Changes
 
     return Changes(paths, lambda: now_s[0])
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.runtime.api_keys import ADMIN_FILE_FLAG, ALLOWED, KEYS_MAX, ApiKeys, first_key
-from services.runtime.changes import LOOK_S, Changes
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.settings import load, to_environ, to_flags
+from baton.bootstrap.settings import BootstrapSettings
+from baton.runtime.api_keys import ADMIN_FILE_FLAG, ALLOWED, KEYS_MAX, ApiKeys, first_key
+from baton.runtime.changes import LOOK_S, Changes
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.settings import load, to_environ, to_flags
 
 ONE, TWO, THREE = "sk-one-0123456789", "sk-two-0123456789", "sk-three-0123456789"
 

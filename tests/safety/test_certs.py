@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.certs import CertsRefused, make_certs
+from baton.cli.certs import CertsRefused, make_certs
 from tests.cli.typed import baton
 
 MADE = {
@@ -58,7 +58,7 @@ def test_what_is_no_name_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "services.cli.authority", None)
+    monkeypatch.setitem(sys.modules, "baton.cli.authority", None)
     with pytest.raises(CertsRefused, match=r"pip install cryptography$"):
         make_certs(tmp_path / "certs", ["localhost"])
     assert not (tmp_path / "certs").exists()

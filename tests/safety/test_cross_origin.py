@@ -7,15 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from services.bootstrap.settings import BootstrapSettings
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.cross_origin import open_to
-from services.openai.door import Door
-from services.openai.rate_limit import RateLimit
-from services.runtime.api_keys import ApiKeys
-from services.runtime.errors import SettingsError
-from services.runtime.settings import load
+from baton.bootstrap.settings import BootstrapSettings
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.cross_origin import open_to
+from baton.openai.door import Door
+from baton.openai.rate_limit import RateLimit
+from baton.runtime.api_keys import ApiKeys
+from baton.runtime.errors import SettingsError
+from baton.runtime.settings import load
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

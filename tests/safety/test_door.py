@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.openai.app import create_app, create_pages
-from services.openai.door import Door, operators_only
-from services.openai.rate_limit import CALLERS_MAX, RateLimit
-from services.runtime.api_keys import ApiKeys
+from baton.openai.app import create_app, create_pages
+from baton.openai.door import Door, operators_only
+from baton.openai.rate_limit import CALLERS_MAX, RateLimit
+from baton.runtime.api_keys import ApiKeys
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

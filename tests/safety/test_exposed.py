@@ -7,17 +7,17 @@ import pytest
 from fastapi import APIRouter, Depends
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.doors import open_doors
-from services.bootstrap.settings import BootstrapSettings
-from services.decode.settings import DecodeSettings
-from services.ids import Incarnation
-from services.openai.app import create_app, create_pages
-from services.openai.door import operators_only
-from services.runtime.exposed import beyond_this_machine
-from services.runtime.http_metrics import Connections
-from services.runtime.settings import load
-from services.wire.credential import draw
-from services.worker.leader_host import WorkerHost
+from baton.bootstrap.doors import open_doors
+from baton.bootstrap.settings import BootstrapSettings
+from baton.decode.settings import DecodeSettings
+from baton.ids import Incarnation
+from baton.openai.app import create_app, create_pages
+from baton.openai.door import operators_only
+from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.http_metrics import Connections
+from baton.runtime.settings import load
+from baton.wire.credential import draw
+from baton.worker.leader_host import WorkerHost
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from services.bootstrap.settings import BootstrapSettings
-from services.runtime.changes import LOOK_S, Changes
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.http_head import HEAD_BYTES_MAX, BoundedHttp
-from services.runtime.http_server import serve_http
-from services.runtime.listen import bind_port
-from services.runtime.settings import load
-from services.runtime.tls_files import TlsFiles
+from baton.bootstrap.settings import BootstrapSettings
+from baton.runtime.changes import LOOK_S, Changes
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.http_head import HEAD_BYTES_MAX, BoundedHttp
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
+from baton.runtime.settings import load
+from baton.runtime.tls_files import TlsFiles
 from tests.runtime.test_http_server import LOOPS, unread
 from tests.safety.certificates import made
 
@@ -115,7 +115,7 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("services.runtime.tls_files.Changes", lambda paths: Changes(paths, lambda: now_s[0]))
+    monkeypatch.setattr("baton.runtime.tls_files.Changes", lambda paths: Changes(paths, lambda: now_s[0]))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key")
 

@@ -8,13 +8,13 @@ from typing import Final
 
 import pytest
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.wire import presence as module
-from services.wire.baton.v1 import workers_pb2_grpc
-from services.wire.channel import Channels, Server
-from services.wire.identity import Identity
-from services.wire.presence import PresenceAsker, PresenceService
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.wire import presence as module
+from baton.wire.baton.v1 import workers_pb2_grpc
+from baton.wire.channel import Channels, Server
+from baton.wire.identity import Identity
+from baton.wire.presence import PresenceAsker, PresenceService
 from tests.safety.certificates import of
 
 MINE: Final = Incarnation(7)

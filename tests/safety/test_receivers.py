@@ -13,12 +13,12 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from services.pages.record import SCHEMA_HASH
-from services.runtime.party import Party
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.conversions import layout_to_wire
-from services.wire.errors import KIND_KEY
-from services.wire.receiver_secret import digest_of
+from baton.pages.record import SCHEMA_HASH
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from baton.wire.conversions import layout_to_wire
+from baton.wire.errors import KIND_KEY
+from baton.wire.receiver_secret import digest_of
 from tests.process.actors import Actor
 from tests.process.pair import CALL_S, ReplyStream, WorkerTrio, plain_or_secure, until, workers
 from tests.process.wide import LAYOUT

@@ -7,12 +7,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.http import probe_router
-from services.bootstrap.wiring import operator_routers
-from services.openai.app import create_app, create_pages
-from services.openai.door import Door
-from services.openai.edge import Edge
-from services.runtime.api_keys import ApiKeys
+from baton.bootstrap.http import probe_router
+from baton.bootstrap.wiring import operator_routers
+from baton.openai.app import create_app, create_pages
+from baton.openai.door import Door
+from baton.openai.edge import Edge
+from baton.runtime.api_keys import ApiKeys
 from tests.bootstrap.scripted import House, house
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend

@@ -12,21 +12,21 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.cli.group import RankProcesses
-from services.decode.settings import DecodeSettings
-from services.ids import Incarnation
-from services.runtime.errors import SettingsError
-from services.runtime.party import Party
-from services.runtime.service_settings import ServiceSettings
-from services.runtime.settings import load, settings_of, to_flags
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, Server, open_channel
-from services.wire.credential import draw
-from services.wire.errors import remote_error
-from services.wire.identity import Identity
-from services.wire.run_token import KEY, Showing
-from services.worker.leader_host import WorkerHost
-from services.worker.startup import OWN
+from baton.cli.group import RankProcesses
+from baton.decode.settings import DecodeSettings
+from baton.ids import Incarnation
+from baton.runtime.errors import SettingsError
+from baton.runtime.party import Party
+from baton.runtime.service_settings import ServiceSettings
+from baton.runtime.settings import load, settings_of, to_flags
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, Server, open_channel
+from baton.wire.credential import draw
+from baton.wire.errors import remote_error
+from baton.wire.identity import Identity
+from baton.wire.run_token import KEY, Showing
+from baton.worker.leader_host import WorkerHost
+from baton.worker.startup import OWN
 from tests.safety.certificates import of
 from tests.safety.test_admittance import ADDERS, CALL_S, METHODS, answers, call, request_of
 from tests.support.manual_clock import ManualClock

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from services.bootstrap.settings import BootstrapSettings
-from services.cli.main import KNOWN
-from services.cli.serve import ready_lines
-from services.cli.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.errors import SettingsError
-from services.runtime.settings import load
-from services.runtime.tls_files import TlsFiles
+from baton.bootstrap.settings import BootstrapSettings
+from baton.cli.main import KNOWN
+from baton.cli.serve import ready_lines
+from baton.cli.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.errors import SettingsError
+from baton.runtime.settings import load
+from baton.runtime.tls_files import TlsFiles
 from tests.safety.certificates import made, of
 
 KEY, OTHER, ADMIN = "sk-one-0123456789", "sk-two-0123456789", "sk-admin-0123456789"

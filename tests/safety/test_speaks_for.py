@@ -8,20 +8,20 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from services.bootstrap import credentials
-from services.bootstrap.credentials import Credentials
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.ids import Incarnation
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry_records import RoomPhase, WorkerState
-from services.runtime.party import Party
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, Server
-from services.wire.conversions import side_to_wire
-from services.wire.credential import incarnation_of, of_ranks
-from services.wire.errors import NotProven, RemoteError, remote_error
-from services.wire.identity import Identity
+from baton.bootstrap import credentials
+from baton.bootstrap.credentials import Credentials
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.ids import Incarnation
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import RoomPhase, WorkerState
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, Server
+from baton.wire.conversions import side_to_wire
+from baton.wire.credential import incarnation_of, of_ranks
+from baton.wire.errors import NotProven, RemoteError, remote_error
+from baton.wire.identity import Identity
 from tests.bootstrap.scripted import LAYOUT, House, ScriptedWorker, house
 from tests.safety.certificates import of
 

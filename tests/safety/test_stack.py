@@ -16,9 +16,9 @@ import openai
 import psutil
 import pytest
 
-from services.cli.exits import reporter
-from services.runtime.party import Party
-from services.wire.baton.v1 import (
+from baton.cli.exits import reporter
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
     rooms_pb2,
@@ -26,10 +26,10 @@ from services.wire.baton.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from services.wire.channel import open_channel
-from services.wire.errors import RemoteError, remote_error
-from services.wire.identity import Identity
-from services.worker.lease import LeaseKeeper
+from baton.wire.channel import open_channel
+from baton.wire.errors import RemoteError, remote_error
+from baton.wire.identity import Identity
+from baton.worker.lease import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port
 from tests.process.stack import Stack

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.ids import Incarnation
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry_records import RoomPhase, WorkerState
-from services.runtime.party import Party
-from services.wire.admittance import MAY_CALL
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, Server, open_channel
-from services.wire.identity import Identity
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.ids import Incarnation
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import RoomPhase, WorkerState
+from baton.runtime.party import Party
+from baton.wire.admittance import MAY_CALL
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, Server, open_channel
+from baton.wire.identity import Identity
 from tests.bootstrap.scripted import house
 from tests.safety.certificates import made, of
 from tests.safety.test_admittance import METHODS, call, request_of

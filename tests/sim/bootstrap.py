@@ -7,21 +7,21 @@ from typing import Any, Final
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
-from services.bootstrap.hearing import Hearing
-from services.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
-from services.bootstrap.rooms import Rooms
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomPhase
-from services.rooms.request import Request
-from services.runtime.party import Party
-from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
-from services.wire.channel import Channels
-from services.wire.presence import PresenceAsker
+from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
+from baton.bootstrap.hearing import Hearing
+from baton.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
+from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomPhase
+from baton.rooms.request import Request
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
+from baton.wire.channel import Channels
+from baton.wire.presence import PresenceAsker
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock

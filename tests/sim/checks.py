@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from services.handover.growing import AHEAD
-from services.ids import Incarnation, RoomId
-from services.pages.pool import PageState
-from services.prefill.turn import PrefillWork
-from services.rooms.errors import Reason
-from services.rooms.phases import Phase
-from services.rooms.registry_records import RoomEntry
-from services.rooms.retry import RetryBounds
-from services.transfer.interface import Transfer
+from baton.handover.growing import AHEAD
+from baton.ids import Incarnation, RoomId
+from baton.pages.pool import PageState
+from baton.prefill.turn import PrefillWork
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Phase
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.retry import RetryBounds
+from baton.transfer.interface import Transfer
 from tests.decode.links import asking, closing, needed
 from tests.sim.rank import World
 from tests.sim.worker import SimulatedWorker

@@ -6,7 +6,7 @@ STARTED_MS = 1_700_000_000_000
 
 
 class SkewedClock:
-    """`services.runtime.clock.Clock`: the monotonic reading runs too fast or slow, the wall one is off."""
+    """`baton.runtime.clock.Clock`: the monotonic reading runs too fast or slow, the wall one is off."""
 
     def __init__(self, loop: VirtualLoop, start_ms: int = 0, drift: float = 0.0, skew_ms: int = 0) -> None:
         self._loop = loop

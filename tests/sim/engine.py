@@ -14,11 +14,11 @@ from functools import partial
 from hashlib import shake_128
 from typing import Any, Final
 
-from services.engine.interface import Row, SumPart, Taken, take
-from services.pages.checksum import key, lane, mix, multiplier
-from services.pages.layout import GroupHead, KvLayout
-from services.rooms.request import Request, Token
-from services.runtime.host_memory import HostMemory
+from baton.engine.interface import Row, SumPart, Taken, take
+from baton.pages.checksum import key, lane, mix, multiplier
+from baton.pages.layout import GroupHead, KvLayout
+from baton.rooms.request import Request, Token
+from baton.runtime.host_memory import HostMemory
 from tests.layouts import group_of, one_group
 from tests.sim.loop import VirtualLoop
 
@@ -114,7 +114,7 @@ class SimulatedModel:
         return self._words[place]
 
     def summed(self, known: tuple[int, ...], start: int) -> dict[GroupHead, int]:
-        """Of the positions of `known` from `start` on, as `services.pages.checksum` sums them, by KV head."""
+        """Of the positions of `known` from `start` on, as `baton.pages.checksum` sums them, by KV head."""
         words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
         totals: dict[GroupHead, int] = {}
         for number, (head, layer, plane) in enumerate(self.lanes):

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.ids import Incarnation, PageId, RoomId
-from services.pages.holdings import Holding, Holdings, Standing
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES
-from services.runtime.host_memory import HostMemory
-from services.testing.memory_fabric import MemoryFabric, Write, due_next
-from services.testing.memory_transfer import MemoryTransfer
-from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.transfer.interface import Region, Run
+from baton.ids import Incarnation, PageId, RoomId
+from baton.pages.holdings import Holding, Holdings, Standing
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
+from baton.runtime.host_memory import HostMemory
+from baton.testing.memory_fabric import MemoryFabric, Write, due_next
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
+from baton.transfer.interface import Region, Run
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network
 from tests.sim.trace import Trace

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from services.rooms.errors import Cause, Reason, UnknownWorker
-from services.rooms.evidence import Failed
-from services.rooms.phases import Phase, Side
-from services.testing.transfer_faults import NO_FAULTS
+from baton.rooms.errors import Cause, Reason, UnknownWorker
+from baton.rooms.evidence import Failed
+from baton.rooms.phases import Phase, Side
+from baton.testing.transfer_faults import NO_FAULTS
 from tests.sim.checks import STALL
 from tests.sim.clients import Clients
 from tests.sim.network import CALM

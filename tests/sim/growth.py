@@ -6,10 +6,10 @@ Looked at where each rank begins a step, or finds that there is none to begin.
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from services.decode.room import DecodeRoom
-from services.handover.receiving import Receiving
-from services.ids import PageCounts, RoomId
-from services.rooms.phases import Phase
+from baton.decode.room import DecodeRoom
+from baton.handover.receiving import Receiving
+from baton.ids import PageCounts, RoomId
+from baton.rooms.phases import Phase
 
 Violate: TypeAlias = Callable[[str, str, RoomId], None]
 """An invariant, a text and the room that it is about."""

@@ -10,8 +10,8 @@ from typing import Final
 
 import grpc
 
-from services.rooms.phases import Side
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from tests.sim.bootstrap import SimulatedBootstrap
 from tests.sim.calls import Channel
 from tests.sim.loop import SimulatedProcess

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from services.pages.checksum import KvChecksum
-from services.testing.transfer_faults import NO_FAULTS, FaultPlan
-from services.topology import Topology
+from baton.pages.checksum import KvChecksum
+from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
+from baton.topology import Topology
 from tests.sim.network import CALM, Weather
 
 

@@ -6,36 +6,36 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from services.decode.drafting import Drafting
-from services.decode.handover_client import FollowerPeers, LeaderPeers
-from services.decode.metrics import DecodeMetrics
-from services.decode.room import DecodeRoom
-from services.decode.turn import DecodeWork
-from services.handover.receiving import Receiving
-from services.ids import Incarnation, RoomId
-from services.pages.layout import KvLayout
-from services.pages.ranks import rank_layout
-from services.parallel.interface import RankGroup
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.turn import PrefillWork
-from services.rooms.deadlines import Deadlines
-from services.rooms.errors import Cause
-from services.rooms.phases import Effect, ReceiverEffect, Side
-from services.rooms.receiver import UNDECIDED
-from services.rooms.registry_records import CANARY_ROOMS
-from services.rooms.request import Request
-from services.rooms.timeline import Moment
-from services.runtime.party import Party
-from services.topology import Topology
-from services.transfer.exposure import Exposure
-from services.transfer.interface import Transfer
-from services.wire.baton.v1 import group_pb2
-from services.wire.channel import Channels
-from services.wire.model_bounds import ModelBounds
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.mailbox import Mailbox
-from services.worker.reporter import Reporter
-from services.worker.stepper import Stepper
+from baton.decode.drafting import Drafting
+from baton.decode.handover_client import FollowerPeers, LeaderPeers
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.room import DecodeRoom
+from baton.decode.turn import DecodeWork
+from baton.handover.receiving import Receiving
+from baton.ids import Incarnation, RoomId
+from baton.pages.layout import KvLayout
+from baton.pages.ranks import rank_layout
+from baton.parallel.interface import RankGroup
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.turn import PrefillWork
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause
+from baton.rooms.phases import Effect, ReceiverEffect, Side
+from baton.rooms.receiver import UNDECIDED
+from baton.rooms.registry_records import CANARY_ROOMS
+from baton.rooms.request import Request
+from baton.rooms.timeline import Moment
+from baton.runtime.party import Party
+from baton.topology import Topology
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import Transfer
+from baton.wire.baton.v1 import group_pb2
+from baton.wire.channel import Channels
+from baton.wire.model_bounds import ModelBounds
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import Reporter
+from baton.worker.stepper import Stepper
 from tests.layouts import changed, group_of
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (

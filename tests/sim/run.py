@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from services.openai.backend import Hangup, RoomFailed
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry_records import Worker
+from baton.openai.backend import Hangup, RoomFailed
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry_records import Worker
 from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import StepFault, answer

@@ -5,10 +5,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from services.parallel.interface import RankGroup
-from services.runtime.clock import Clock
-from services.worker.mailbox import Mailbox
-from services.worker.turns import Work
+from baton.parallel.interface import RankGroup
+from baton.runtime.clock import Clock
+from baton.worker.mailbox import Mailbox
+from baton.worker.turns import Work
 from tests.sim.loop import SimulatedProcess
 
 
@@ -93,7 +93,7 @@ class CoreClock:
 
 
 class QueuedArrivals:
-    """`services.runtime.arrivals.Arrivals`: nothing is between the simulated network and the loop."""
+    """`baton.runtime.arrivals.Arrivals`: nothing is between the simulated network and the loop."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process

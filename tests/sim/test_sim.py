@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.bootstrap.canary_request import canary_request
+from baton.bootstrap.canary_request import canary_request
 from tests.bootstrap.scripted import ScriptedDefaults
 from tests.sim.bootstrap import CANARY
 from tests.sim.engine import CONTEXT, VOCABULARY

@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from services.decode.handover_client import Peers
-from services.decode.rpc import DecodeService
-from services.decode.turn import DecodeWork
-from services.ids import Incarnation
-from services.pages.record import SCHEMA_HASH
-from services.parallel.interface import GroupBroken
-from services.prefill.rpc import HandoverService, PrefillService
-from services.prefill.turn import PrefillWork
-from services.rooms.errors import Cause, Reason, RostersDiverged
-from services.rooms.phases import Side
-from services.runtime.party import Party
-from services.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels
-from services.wire.conversions import layout_to_wire, side_to_wire
-from services.wire.credential import incarnation_of
-from services.wire.errors import Draining
-from services.wire.presence import PresenceService
-from services.wire.receiver_secret import digest_of
-from services.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
-from services.worker.lease import LeaseKeeper
-from services.worker.reporter import Reporter
-from services.worker.turns import TurnProgress, run_turns
+from baton.decode.handover_client import Peers
+from baton.decode.rpc import DecodeService
+from baton.decode.turn import DecodeWork
+from baton.ids import Incarnation
+from baton.pages.record import SCHEMA_HASH
+from baton.parallel.interface import GroupBroken
+from baton.prefill.rpc import HandoverService, PrefillService
+from baton.prefill.turn import PrefillWork
+from baton.rooms.errors import Cause, Reason, RostersDiverged
+from baton.rooms.phases import Side
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels
+from baton.wire.conversions import layout_to_wire, side_to_wire
+from baton.wire.credential import incarnation_of
+from baton.wire.errors import Draining
+from baton.wire.presence import PresenceService
+from baton.wire.receiver_secret import digest_of
+from baton.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
+from baton.worker.lease import LeaseKeeper
+from baton.worker.reporter import Reporter
+from baton.worker.turns import TurnProgress, run_turns
 from tests.layouts import group_of
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess

@@ -54,13 +54,13 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from services.handover.route import Route
-from services.ids import Generation, Incarnation, PageId, RoomId
-from services.pages.errors import PagesError
-from services.pages.pool import PageState
-from services.rooms.errors import Cause, NotConnected, Reason, RoomError
-from services.rooms.evidence import Connected, Evidence, Failed, Granted, Landed, Sealed
-from services.rooms.phases import Phase, Vote
+from baton.handover.route import Route
+from baton.ids import Generation, Incarnation, PageId, RoomId
+from baton.pages.errors import PagesError
+from baton.pages.pool import PageState
+from baton.rooms.errors import Cause, NotConnected, Reason, RoomError
+from baton.rooms.evidence import Connected, Evidence, Failed, Granted, Landed, Sealed
+from baton.rooms.phases import Phase, Vote
 from tests.rooms.group import PEER, Settled, deadlines
 from tests.stories.stage import DEADLINE_MS, LAYOUT, DecodeStage, PrefillStage, request
 

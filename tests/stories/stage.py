@@ -1,6 +1,6 @@
 """What surrounds both sides of a hand-over, of several ranks each, while they do what a story tells?
 
-The ranks are the product's own, `services.handover`. Here is their world: turns that the ranks take together,
+The ranks are the product's own, `baton.handover`. Here is their world: turns that the ranks take together,
 memory, and a remote writer who writes where it was told to, whatever has become of that memory since.
 """
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from services.handover.receiving import Receiving
-from services.handover.receiving_room import ReceivingRoom
-from services.handover.requests import Grant
-from services.handover.sending import Sending, SendingRoom
-from services.handover.side import HandOverSide
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.checksum import KvChecksum
-from services.pages.holdings import Holdings, Standing
-from services.pages.pool import PagePool
-from services.pages.prefixes import PrefixTree
-from services.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.pages.slots import SlotPool
-from services.rooms.request import Request, Token
+from baton.handover.receiving import Receiving
+from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.requests import Grant
+from baton.handover.sending import Sending, SendingRoom
+from baton.handover.side import HandOverSide
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.checksum import KvChecksum
+from baton.pages.holdings import Holdings, Standing
+from baton.pages.pool import PagePool
+from baton.pages.prefixes import PrefixTree
+from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.pages.slots import SlotPool
+from baton.rooms.request import Request, Token
 from tests.layouts import group_of, one_group
 from tests.rooms.group import RosterGroup, Settled, deadlines
 

@@ -7,7 +7,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 GENERATED: Final = ROOT / "services" / "wire" / "baton"
-PROGRAM: Final = "services.cli.main"
+PROGRAM: Final = "baton.cli.main"
 """A forked process runs the whole program anew: that import leads to a beginning and closes no circle."""
 
 

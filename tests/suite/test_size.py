@@ -8,9 +8,9 @@ from tests.suite.test_imports import imported, sources
 
 LINES_MAX: Final = 500
 LONGER: Final = {
-    "services.engine.model": "the one way from a directory to a module, which is judged as it is read",
-    "services.openai.schemas": "the request's fields, a table",
-    "services.rooms.registry": "tables of workers and rooms that change together, each move in one place",
+    "baton.engine.model": "the one way from a directory to a module, which is judged as it is read",
+    "baton.openai.schemas": "the request's fields, a table",
+    "baton.rooms.registry": "tables of workers and rooms that change together, each move in one place",
 }
 """Files that are longer, and why."""
 
@@ -29,10 +29,10 @@ MORE_PARTS: Final = {
 """Classes that are made of more, and why."""
 
 PROGRAMS: Final = {
-    "services.cli.bench.router_echo": "a process of a benchmark",
-    "services.engine.convert": "a process of its own, for its memory",
+    "baton.cli.bench.router_echo": "a process of a benchmark",
+    "baton.engine.convert": "a process of its own, for its memory",
 }
-"""Modules that no other imports, and what they are for. What tests alone need is in `services.testing`."""
+"""Modules that no other imports, and what they are for. What tests alone need is in `baton.testing`."""
 
 
 def constructors(source: str) -> Iterator[tuple[str, int]]:
@@ -72,5 +72,5 @@ def test_what_tests_alone_need_is_no_part_of_the_product() -> None:
     modules = sources()
     packages = {name for name in modules if any(each.startswith(f"{name}.") for each in modules)}
     used = {other for name, source in modules.items() for other in imported(source) - {name}}
-    product = {name for name in modules if not name.startswith("services.testing")}
+    product = {name for name in modules if not name.startswith("baton.testing")}
     assert product - packages - used == PROGRAMS.keys()

@@ -16,7 +16,7 @@ from tests.suite import tiers
 from tests.suite.durations import ROOT, WORDS
 from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
 
-BATON: Final = [sys.executable, "-m", "services.cli.main"]
+BATON: Final = [sys.executable, "-m", "baton.cli.main"]
 NOT_TESTED_HERE: Final = {"gpu", "all_groups", "all_models", "emulated"}
 """What no word of these runs: it needs a GPU, or belongs to `make verify-groups`, `verify-models` or
 `verify-kernels`."""
@@ -105,7 +105,7 @@ def test_what_starts_something_slow_fails_a_test_that_does_not_say_so(reason: st
         ([*BATON, "serve", "--port", "0"], "stack"),
         ([*BATON, "bootstrap"], "stack"),
         (["ip", "netns", "exec", "there", *BATON, "prefill", "--name", "prefill-0"], "stack"),
-        ([sys.executable, "-c", "from services.cli.main import main; main()", "decode"], "stack"),
+        ([sys.executable, "-c", "from baton.cli.main import main; main()", "decode"], "stack"),
         ([".venv/bin/baton", "serve"], "stack"),
         ([str(compute_driver_executable()[0]), "cli.js", "run-driver"], "browser"),
     ],

@@ -90,7 +90,7 @@ def ends_by_itself() -> Iterator[None]:
 def _is_service(words: list[str]) -> bool:
     """Whether this is the command line of `baton serve` or of one of its services."""
     for word, following in pairwise(words):
-        if following in SERVICES and ("services.cli.main" in word or word.rpartition("/")[2] == "baton"):
+        if following in SERVICES and ("baton.cli.main" in word or word.rpartition("/")[2] == "baton"):
             return "--help" not in words
     return False
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from services.engine.graphs import Replay
+from baton.engine.graphs import Replay
 
 
 class Calling:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.rooms.trace import TraceContext, read_trace
-from services.runtime.tracing import Attribute, SpanKind, Tracer
+from baton.rooms.trace import TraceContext, read_trace
+from baton.runtime.tracing import Attribute, SpanKind, Tracer
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT: Final = read_trace(f"00-{TRACE}-00f067aa0ba902b7-01", "vendor=1")

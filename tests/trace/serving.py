@@ -98,7 +98,7 @@ def serving(model: Path, folder: Path, *flags: str) -> Iterator[Served]:
     """With an environment that is full of other programs' variables: what is read of a stack here is what it
     says in spite of them."""
     log, port = folder / "serve.log", free_port()
-    command = [sys.executable, "-m", "services.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "--port", str(port), "--grpc-port", "0"]
     command += ["--model", str(model), "--kv-cache-memory", "128MiB", *flags]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("BATON_", "OTEL_"))}
     environ |= others_variables(folder) | {"BATON_RUN_TOKEN": RUN_TOKEN}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from services.ids import Incarnation
-from services.runtime.host_memory import HostMemory
-from services.transfer.interface import PutId, PutState, Region, Run, Transfer
+from baton.ids import Incarnation
+from baton.runtime.host_memory import HostMemory
+from baton.transfer.interface import PutId, PutState, Region, Run, Transfer
 
 KV_BYTES: Final = 1 << 20
 SLOTS_BYTES: Final = 4096

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.ids import Incarnation
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.transfer.interface import Transfer
-from services.transfer.nixl import NixlTransfer
+from baton.ids import Incarnation
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.transfer.interface import Transfer
+from baton.transfer.nixl import NixlTransfer
 from tests.transfer.bench import Bench, MakeTransfer
 
 

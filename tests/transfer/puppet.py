@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.bench.device_memory import DeviceMemory
-from services.ids import Incarnation
-from services.runtime.host_memory import HostMemory
-from services.transfer.exposure import Exposure
-from services.transfer.interface import Endpoint
+from baton.cli.bench.device_memory import DeviceMemory
+from baton.ids import Incarnation
+from baton.runtime.host_memory import HostMemory
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import Endpoint
 from tests.transfer.child import Child
 
 IDLE_S: Final = 0.0005
@@ -76,7 +76,7 @@ class _Contents:
 
 
 def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length: int, device: str) -> None:
-    from services.transfer.nixl import NixlTransfer
+    from baton.transfer.nixl import NixlTransfer
 
     memory = HostMemory(length) if device == "cpu" else DeviceMemory(length, device)
     contents = _Contents(memory)

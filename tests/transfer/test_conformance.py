@@ -1,4 +1,4 @@
-"""Does a backend keep every sentence of `services.transfer.interface`?"""
+"""Does a backend keep every sentence of `baton.transfer.interface`?"""
 
 import pickle
 import random
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.ids import Incarnation
-from services.transfer.interface import (
+from baton.ids import Incarnation
+from baton.transfer.interface import (
     Endpoint,
     OutOfRegion,
     PutId,

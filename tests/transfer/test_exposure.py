@@ -8,13 +8,13 @@ from itertools import count
 
 import pytest
 
-from services.ids import Incarnation
-from services.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.testing.transfer_faults import FaultPlan
-from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, PutState, Transfer, TransferError
+from baton.ids import Incarnation
+from baton.runtime.host_memory import MOVES_MAX, CannotMove, HostMemory
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.testing.transfer_faults import FaultPlan
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import PutId, PutState, Transfer, TransferError
 from tests.transfer.bench import KV_BYTES, Bench, MakeTransfer, Node
 
 WHOLE = [(0, 0, KV_BYTES)]

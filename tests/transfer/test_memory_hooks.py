@@ -9,11 +9,11 @@ import sys
 
 SCRIPT = """
 import ctypes, json, sys
-from services.ids import Incarnation
-from services.runtime.host_memory import HostMemory
-from services.transfer.interface import Region
-from services.transfer.nixl import NixlTransfer
-from services.transfer.nixl_library import install_memory_hooks
+from baton.ids import Incarnation
+from baton.runtime.host_memory import HostMemory
+from baton.transfer.interface import Region
+from baton.transfer.nixl import NixlTransfer
+from baton.transfer.nixl_library import install_memory_hooks
 
 libc = ctypes.CDLL(None)
 

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from services.ids import Incarnation
-from services.runtime.errors import StartupError
-from services.runtime.host_memory import HostMemory
-from services.transfer.interface import Region, TransferError
-from services.transfer.nixl import NixlTransfer
-from services.transfer.start import offering
+from baton.ids import Incarnation
+from baton.runtime.errors import StartupError
+from baton.runtime.host_memory import HostMemory
+from baton.transfer.interface import Region, TransferError
+from baton.transfer.nixl import NixlTransfer
+from baton.transfer.start import offering
 
 
 def test_settings_of_the_library_in_the_environment_are_named_with_its_error(

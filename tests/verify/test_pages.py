@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import typer
 
-from services.cli.main import app
+from baton.cli.main import app
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted(

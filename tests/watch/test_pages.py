@@ -12,12 +12,12 @@ import yaml
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from baton.cli.metric_catalog import QUESTIONS, exported
+from baton.cli.metric_page import metric_page
+from baton.openai.app import create_app
+from baton.openai.metrics import OTHER, STATUSES
 from deploy.grafana import generate
 from deploy.grafana.rows import GENERATING, REQUESTS, ROWS
-from services.cli.metric_catalog import QUESTIONS, exported
-from services.cli.metric_page import metric_page
-from services.openai.app import create_app
-from services.openai.metrics import OTHER, STATUSES
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend
 from tests.watch.prometheus import RULES, promtool

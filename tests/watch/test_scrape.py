@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from services.cli.metric_catalog import Exported, exported
+from baton.cli.metric_catalog import Exported, exported
 from tests.http import web
 from tests.process.stack import Stack, running_stack
 from tests.suite.shared import Shared

@@ -1,7 +1,7 @@
 """Which secrets have the decode workers of the tests?"""
 
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.receiver_secret import digest_of
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.receiver_secret import digest_of
 
 
 def secret_of(incarnation: int) -> bytes:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from services.runtime.party import Party
-from services.wire.channel import Server, open_channel
-from services.wire.identity import Identity
+from baton.runtime.party import Party
+from baton.wire.channel import Server, open_channel
+from baton.wire.identity import Identity
 from tests.patience import PATIENCE_S
 
 

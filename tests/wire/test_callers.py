@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.ids import RoomId
-from services.rooms.errors import Refusal, RoomExists
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.worker.callers import Callers
-from services.worker.mailbox import Mailbox
+from baton.ids import RoomId
+from baton.rooms.errors import Refusal, RoomExists
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.worker.callers import Callers
+from baton.worker.mailbox import Mailbox
 
 ROOM = RoomId(7)
 RUN = group_pb2.Command(run=inference_pb2.RunRoomRequest(room=ROOM))

@@ -1,13 +1,13 @@
 """Does a census come through whole, and within bounds whoever sends it?"""
 
-from services.pages.holdings import Holdings
-from services.pages.pool import PagePool
-from services.pages.record import SLOT_BYTES
-from services.pages.slots import SlotPool
-from services.rooms.phases import Phase
-from services.rooms.queues import RoomQueue
-from services.wire.baton.v1 import workers_pb2
-from services.wire.census import KEY_CHARS_MAX, KEYS_MAX, census_from_wire, census_to_wire
+from baton.pages.holdings import Holdings
+from baton.pages.pool import PagePool
+from baton.pages.record import SLOT_BYTES
+from baton.pages.slots import SlotPool
+from baton.rooms.phases import Phase
+from baton.rooms.queues import RoomQueue
+from baton.wire.baton.v1 import workers_pb2
+from baton.wire.census import KEY_CHARS_MAX, KEYS_MAX, census_from_wire, census_to_wire
 
 
 def test_what_a_worker_holds_is_told_in_the_words_of_its_metrics() -> None:

@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.ids import Incarnation
-from services.runtime.party import Party
-from services.runtime.setting_kinds import join_address
-from services.wire import channel as module
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import AHEAD_BYTES, Channels, Server
+from baton.ids import Incarnation
+from baton.runtime.party import Party
+from baton.runtime.setting_kinds import join_address
+from baton.wire import channel as module
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from baton.wire.channel import AHEAD_BYTES, Channels, Server
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, has_ipv6, serving
 

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from services.runtime.party import Party
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from services.wire.channel import open_channel
-from services.wire.conversation import ChannelClosed, converse
-from services.wire.errors import NotAdmitted, RemoteError, errors_as_status
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
+from baton.wire.channel import open_channel
+from baton.wire.conversation import ChannelClosed, converse
+from baton.wire.errors import NotAdmitted, RemoteError, errors_as_status
 from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ids import Incarnation
-from services.pages.layout import (
+from baton.ids import Incarnation
+from baton.pages.layout import (
     DTYPE_BYTES,
     GROUPS_MAX,
     PLANES_MAX,
@@ -18,10 +18,10 @@ from services.pages.layout import (
     KvLayout,
     KvPlane,
 )
-from services.rooms.errors import Cause, Reason
-from services.rooms.phases import Side
-from services.rooms.registry_records import OtherSide
-from services.rooms.request import (
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import OtherSide
+from baton.rooms.request import (
     CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
     LOGIT_BIAS_MAX,
@@ -36,14 +36,14 @@ from services.rooms.request import (
     Score,
     Token,
 )
-from services.rooms.timeline import Event, Moment
-from services.topology import Topology
-from services.wire import conversions as wire
-from services.wire import events
-from services.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
-from services.wire.conversions import Malformed
-from services.wire.names import LABEL, REQUEST_ID
-from services.wire.registration import worker_from_wire
+from baton.rooms.timeline import Event, Moment
+from baton.topology import Topology
+from baton.wire import conversions as wire
+from baton.wire import events
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
+from baton.wire.conversions import Malformed
+from baton.wire.names import LABEL, REQUEST_ID
+from baton.wire.registration import worker_from_wire
 from tests.layouts import one_group
 
 ids = st.integers(0, 2**32 - 1)

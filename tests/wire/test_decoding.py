@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.errors import errors_as_status, remote_error
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.errors import errors_as_status, remote_error
 from tests.wire.servers import channel_to, serving, until
 
 PATHS = ["/baton.v1.PresenceService/WhoIsThere", "/baton.v1.PrefillService/RunRoom"]

@@ -6,12 +6,12 @@ from typing import Any
 import grpc
 import pytest
 
-from services.pages.errors import LayoutMismatch, Truncated
-from services.rooms import errors as rooms_errors
-from services.rooms.errors import Refusal, WorkerRefused
-from services.wire import conversions, errors
-from services.wire.baton.v1 import workers_pb2, workers_pb2_grpc
-from services.wire.errors import RemoteError, errors_as_status, remote_error
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.rooms import errors as rooms_errors
+from baton.rooms.errors import Refusal, WorkerRefused
+from baton.wire import conversions, errors
+from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
+from baton.wire.errors import RemoteError, errors_as_status, remote_error
 from tests.wire.servers import channel_to, serving
 
 Code = grpc.StatusCode

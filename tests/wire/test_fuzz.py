@@ -11,22 +11,22 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.decode.handover_client import endpoint_to_wire
-from services.engine.interface import Sequence
-from services.engine.sampler import sample
-from services.pages.layout import DTYPE_BYTES, KvKind
-from services.prefill.routes import endpoint_from_wire
-from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
-from services.rooms.trace import read_trace
-from services.transfer.bounds import check_endpoint
-from services.transfer.interface import TransferError
-from services.wire import conversions as wire
-from services.wire import events
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
-from services.wire.conversions import TEXT_CHARS_MAX
-from services.wire.names import REQUEST_ID, request_id_from_wire, shown_from_wire
-from services.wire.registration import worker_from_wire
+from baton.decode.handover_client import endpoint_to_wire
+from baton.engine.interface import Sequence
+from baton.engine.sampler import sample
+from baton.pages.layout import DTYPE_BYTES, KvKind
+from baton.prefill.routes import endpoint_from_wire
+from baton.rooms.errors import PeerFault, Reason, Refusal
+from baton.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
+from baton.rooms.trace import read_trace
+from baton.transfer.bounds import check_endpoint
+from baton.transfer.interface import TransferError
+from baton.wire import conversions as wire
+from baton.wire import events
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
+from baton.wire.conversions import TEXT_CHARS_MAX
+from baton.wire.names import REQUEST_ID, request_id_from_wire, shown_from_wire
+from baton.wire.registration import worker_from_wire
 from tests.wire.fuzz import TEXTS, messages, unsigned
 
 M = TypeVar("M", bound=Message)

@@ -9,12 +9,12 @@ from typing import Any, Final
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from services.ids import Generation, Incarnation, RoomId
-from services.pages.record import ALTERNATIVES_MAX, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
-from services.rooms.errors import PeerFault, Reason, Refusal
-from services.rooms.request import Request, Sampling
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import token_from_wire
+from baton.ids import Generation, Incarnation, RoomId
+from baton.pages.record import ALTERNATIVES_MAX, SEAL_OFFSET, SLOT_BYTES, MetadataRecord
+from baton.rooms.errors import PeerFault, Reason, Refusal
+from baton.rooms.request import Request, Sampling
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import token_from_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from services.prefill.handover import HandOverStream
-from services.rooms.errors import PeerFault, Refusal
-from services.testing.memory_fabric import MemoryFabric
-from services.wire.baton.v1 import inference_pb2
+from baton.prefill.handover import HandOverStream
+from baton.rooms.errors import PeerFault, Refusal
+from baton.testing.memory_fabric import MemoryFabric
+from baton.wire.baton.v1 import inference_pb2
 from tests.decode.bench import decoding
 from tests.decode.links import asking, links_of
 from tests.prefill import toy

@@ -11,17 +11,17 @@ from typing import Final
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from services.decode.handover_client import endpoint_to_wire
-from services.ids import Incarnation, RoomId
-from services.pages.errors import LayoutMismatch, Truncated
-from services.pages.record import SCHEMA_HASH, SLOT_BYTES
-from services.prefill.routes import endpoint_from_wire
-from services.rooms.errors import PeerFault, Reason, Refusal
-from services.testing.memory_fabric import MemoryFabric
-from services.transfer.bounds import check_endpoint
-from services.transfer.interface import TransferError, kv_region
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import layout_to_wire
+from baton.decode.handover_client import endpoint_to_wire
+from baton.ids import Incarnation, RoomId
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.pages.record import SCHEMA_HASH, SLOT_BYTES
+from baton.prefill.routes import endpoint_from_wire
+from baton.rooms.errors import PeerFault, Reason, Refusal
+from baton.testing.memory_fabric import MemoryFabric
+from baton.transfer.bounds import check_endpoint
+from baton.transfer.interface import TransferError, kv_region
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import layout_to_wire
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PrefillBench, Receiver, connect_request
 from tests.wire.fuzz import computable, messages, unsigned

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from services.rooms.errors import DeclaredGone, NameInUse, UnknownWorker, WorkerRefused
-from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
-from services.wire.errors import errors_as_status
-from services.worker import lease as module
-from services.worker.lease import LeaseKeeper, Stall
+from baton.rooms.errors import DeclaredGone, NameInUse, UnknownWorker, WorkerRefused
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.errors import errors_as_status
+from baton.worker import lease as module
+from baton.worker.lease import LeaseKeeper, Stall
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, serving, until
 

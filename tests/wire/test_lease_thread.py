@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from services.ids import Incarnation
-from services.rooms.errors import DeclaredGone
-from services.runtime.party import Party
-from services.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
-from services.wire.channel import Channels, open_thread_channel
-from services.wire.errors import KIND_KEY
-from services.wire.run_token import KEY as RUN_TOKEN
-from services.worker.lease_thread import LeaseThread
+from baton.ids import Incarnation
+from baton.rooms.errors import DeclaredGone
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, open_thread_channel
+from baton.wire.errors import KIND_KEY
+from baton.wire.run_token import KEY as RUN_TOKEN
+from baton.worker.lease_thread import LeaseThread
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 

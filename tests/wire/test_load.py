@@ -1,10 +1,10 @@
 """Does a worker's load come through whole, and within bounds whoever sends it?"""
 
-from services.ids import RoomId
-from services.pages.layout import GROUPS_MAX
-from services.rooms.load import WorkerLoad
-from services.wire.baton.v1 import rooms_pb2
-from services.wire.load import load_from_wire, load_to_wire
+from baton.ids import RoomId
+from baton.pages.layout import GROUPS_MAX
+from baton.rooms.load import WorkerLoad
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.load import load_from_wire, load_to_wire
 
 
 def test_all_of_it_comes_through() -> None:

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from services.parallel.interface import COMMAND_BYTES_MAX
-from services.rooms.errors import RoomExists
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.errors import CommandTooLong, MailboxFull
-from services.wire.limits import TAKEN_BYTES_MAX
-from services.worker import mailbox as module
-from services.worker.mailbox import Mailbox
+from baton.parallel.interface import COMMAND_BYTES_MAX
+from baton.rooms.errors import RoomExists
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.errors import CommandTooLong, MailboxFull
+from baton.wire.limits import TAKEN_BYTES_MAX
+from baton.worker import mailbox as module
+from baton.worker.mailbox import Mailbox
 from tests.patience import PATIENCE_S
 from tests.sim.loop import VirtualLoop
 

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.setting_kinds import ADDRESS, NAME, SettingKind
-from services.wire.baton.v1 import rooms_pb2, workers_pb2
-from services.wire.census import census_from_wire
-from services.wire.conversions import cause_from_wire, check_peer, layout_to_wire
-from services.wire.events import event_from_wire
-from services.wire.malformed import Malformed
-from services.wire.names import (
+from baton.runtime.setting_kinds import ADDRESS, NAME, SettingKind
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.census import census_from_wire
+from baton.wire.conversions import cause_from_wire, check_peer, layout_to_wire
+from baton.wire.events import event_from_wire
+from baton.wire.malformed import Malformed
+from baton.wire.names import (
     address_from_wire,
     label_from_wire,
     name_from_wire,
     request_id_from_wire,
     shown_from_wire,
 )
-from services.wire.registration import process_from_wire, worker_from_wire
+from baton.wire.registration import process_from_wire, worker_from_wire
 from tests.layouts import one_group
 
 ODD: Final = (

@@ -5,12 +5,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.decode.settings import DecodeSettings
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.exit_file import ExitFile, ExitRecord
-from services.wire.errors import RemoteError
-from services.wire.receiver_secret import digest_of
-from services.worker.own_exit import OwnExit, report_previous
+from baton.decode.settings import DecodeSettings
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.exit_file import ExitFile, ExitRecord
+from baton.wire.errors import RemoteError
+from baton.wire.receiver_secret import digest_of
+from baton.worker.own_exit import OwnExit, report_previous
 
 RECORDS = [ExitRecord("decode-0", pid, bytes([pid])) for pid in (1, 2)]
 

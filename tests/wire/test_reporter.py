@@ -9,17 +9,17 @@ from typing import Any
 import grpc
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason
-from services.rooms.request import Request
-from services.rooms.timeline import Moment
-from services.runtime.room_spans import RoomSpans
-from services.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
-from services.wire.conversions import Malformed
-from services.wire.errors import errors_as_status
-from services.wire.limits import REPORTS_MAX
-from services.worker import reporter as module
-from services.worker.reporter import DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.request import Request
+from baton.rooms.timeline import Moment
+from baton.runtime.room_spans import RoomSpans
+from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
+from baton.wire.conversions import Malformed
+from baton.wire.errors import errors_as_status
+from baton.wire.limits import REPORTS_MAX
+from baton.worker import reporter as module
+from baton.worker.reporter import DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
 from tests.support.manual_clock import ManualClock
 from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import channel_to, serving, until
@@ -93,7 +93,7 @@ async def running(reporter: Reporter, holds: Any) -> None:
 async def test_an_end_is_logged_for_what_it_was(
     bench: Bench, caplog: pytest.LogCaptureFixture, reason: Reason, told: tuple[str, str]
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "services.worker.reporter"):
+    with caplog.at_level(logging.DEBUG, "baton.worker.reporter"):
         bench[1].failed(RoomId(1), Cause(reason, "as it happens"))
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [told]
 

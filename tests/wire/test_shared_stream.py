@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.ids import Incarnation, RoomId
-from services.rooms.errors import Cause, Reason, Refusal, RoomExists
-from services.rooms.request import SCORES_MAX, Score
-from services.wire.baton.v1 import group_pb2, inference_pb2
-from services.wire.conversions import SCORES_A_MESSAGE, cause_to_wire, outcome_to_wire, scores_to_wire
-from services.wire.errors import refusal_from_wire
-from services.worker import shared_stream
-from services.worker.callers import Callers
-from services.worker.mailbox import Mailbox
-from services.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
+from baton.ids import Incarnation, RoomId
+from baton.rooms.errors import Cause, Reason, Refusal, RoomExists
+from baton.rooms.request import SCORES_MAX, Score
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import SCORES_A_MESSAGE, cause_to_wire, outcome_to_wire, scores_to_wire
+from baton.wire.errors import refusal_from_wire
+from baton.worker import shared_stream
+from baton.worker.callers import Callers
+from baton.worker.mailbox import Mailbox
+from baton.worker.shared_stream import Rest, SharedStream, ends_some, rooms_reply
 
 MOST = 4
 MINE = Incarnation(7)

@@ -13,21 +13,21 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.ids import Incarnation
-from services.parallel.interface import GroupBroken
-from services.prefill.settings import PrefillSettings
-from services.rooms.errors import Cause, DeclaredGone, Reason
-from services.runtime.clock import SystemClock
-from services.runtime.errors import GroupLost, StartupError, TakenForGone
-from services.runtime.settings import load
-from services.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
-from services.wire.conversions import outcome_from_wire, outcome_to_wire
-from services.wire.credential import draw
-from services.wire.errors import Draining
-from services.worker import follower_host, leader_host
-from services.worker.follower_host import FollowerHost
-from services.worker.leader_host import Role, WorkerHost
-from services.worker.turns import TurnProgress
+from baton.ids import Incarnation
+from baton.parallel.interface import GroupBroken
+from baton.prefill.settings import PrefillSettings
+from baton.rooms.errors import Cause, DeclaredGone, Reason
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import GroupLost, StartupError, TakenForGone
+from baton.runtime.settings import load
+from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
+from baton.wire.conversions import outcome_from_wire, outcome_to_wire
+from baton.wire.credential import draw
+from baton.wire.errors import Draining
+from baton.worker import follower_host, leader_host
+from baton.worker.follower_host import FollowerHost
+from baton.worker.leader_host import Role, WorkerHost
+from baton.worker.turns import TurnProgress
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, serving, until
 from tests.wire.test_lease import ScriptedRegistry

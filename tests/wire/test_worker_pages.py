@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client import CollectorRegistry
 
-from services.decode.settings import DecodeSettings
-from services.prefill.settings import PrefillSettings
-from services.runtime.settings import load
-from services.worker.pages import STUCK_MS, WorkerPages
-from services.worker.stepper import STEP_MS
-from services.worker.turns import TurnProgress
+from baton.decode.settings import DecodeSettings
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.settings import load
+from baton.worker.pages import STUCK_MS, WorkerPages
+from baton.worker.stepper import STEP_MS
+from baton.worker.turns import TurnProgress
 from tests.support.manual_clock import ManualClock
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from services.ids import RoomId
-from services.rooms.errors import UnknownRoom
-from services.rooms.reasons import REASONS, Fault
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, RoomPhase
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.ids import RoomId
+from baton.rooms.errors import UnknownRoom
+from baton.rooms.reasons import REASONS, Fault
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
 """What the API puts before a request's id to name its answer."""

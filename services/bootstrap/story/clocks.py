@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from services.rooms.timeline import BOOTSTRAP, Event
+from baton.rooms.timeline import BOOTSTRAP, Event
 
 SAME_HOST_MS: Final = 20.0
 """Two processes whose clocks differ by less are taken to share a host: what that gets wrong is no more than

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from services.bootstrap.story.clocks import OneClock
-from services.bootstrap.story.parts import Lane, Line, LineKind
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.bootstrap.story.clocks import OneClock
+from baton.bootstrap.story.parts import Lane, Line, LineKind
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"
 RANKS_SHOWN_MAX: Final = 64

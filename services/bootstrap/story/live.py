@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from services.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
-from services.bootstrap.rooms import Rooms
-from services.bootstrap.story.chains import Chain, RetryChains
-from services.bootstrap.story.parts import OVER, State
-from services.bootstrap.story.picture import last_word
-from services.bootstrap.story.tell import cause_of, state_of
-from services.openai.errors import CLIENT_GONE
-from services.rooms.phases import Side
-from services.rooms.queues import RoomQueue
-from services.rooms.registry_records import RoomPhase, Worker
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
+from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.story.chains import Chain, RetryChains
+from baton.bootstrap.story.parts import OVER, State
+from baton.bootstrap.story.picture import last_word
+from baton.bootstrap.story.tell import cause_of, state_of
+from baton.openai.errors import CLIENT_GONE
+from baton.rooms.phases import Side
+from baton.rooms.queues import RoomQueue
+from baton.rooms.registry_records import RoomPhase, Worker
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 RECENT: Final = 50
 FAILED: Final = 10

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.bootstrap.story.chains import BETWEEN, was_retracted
-from services.bootstrap.story.parts import Line
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.bootstrap.story.chains import BETWEEN, was_retracted
+from baton.bootstrap.story.parts import Line
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PAUSED: Final = "paused: the worker needed its pages"
 

@@ -7,13 +7,13 @@ of them. What a rank saw and wished are its own lines.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from services.bootstrap.story.chains import BETWEEN
-from services.bootstrap.story.lanes import CLIENT
-from services.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
-from services.bootstrap.story.pauses import PAUSED
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry, RoomPhase
-from services.rooms.timeline import BOOTSTRAP, Event, Moment
+from baton.bootstrap.story.chains import BETWEEN
+from baton.bootstrap.story.lanes import CLIENT
+from baton.bootstrap.story.parts import Arrow, Bar, Doing, Lane, Line
+from baton.bootstrap.story.pauses import PAUSED
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 Begin = tuple[Doing, str]
 

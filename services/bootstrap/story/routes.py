@@ -17,16 +17,16 @@ from typing import Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from services.bootstrap.rooms import Rooms
-from services.bootstrap.story import live
-from services.bootstrap.story.chains import PREFIX, RetryChains
-from services.bootstrap.story.parts import Story
-from services.bootstrap.story.tell import of_queued, of_refused, tell
-from services.openai.door import known_callers_only, operators_only
-from services.openai.model_routes import root_answer
-from services.rooms.room_index import is_of
-from services.rooms.timeline import Moment
-from services.runtime.process_metrics import release
+from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.story import live
+from baton.bootstrap.story.chains import PREFIX, RetryChains
+from baton.bootstrap.story.parts import Story
+from baton.bootstrap.story.tell import of_queued, of_refused, tell
+from baton.openai.door import known_callers_only, operators_only
+from baton.openai.model_routes import root_answer
+from baton.rooms.room_index import is_of
+from baton.rooms.timeline import Moment
+from baton.runtime.process_metrics import release
 
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 500

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
-from services.bootstrap.story.parts import Line, RequestStep
-from services.bootstrap.story.pauses import PAUSED, Pause
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.bootstrap.story.parts import Line, RequestStep
+from baton.bootstrap.story.pauses import PAUSED, Pause
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 P, D, B = Side.PREFILL.value, Side.DECODE.value, BOOTSTRAP
 

@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from services.bootstrap.notebook import NO_STATUS, RefusedRequest
-from services.bootstrap.story.chains import Chain, is_paused, was_retracted
-from services.bootstrap.story.clocks import OneClock
-from services.bootstrap.story.lanes import lanes_of, lines_of
-from services.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State, Story, Why
-from services.bootstrap.story.pauses import pauses_of
-from services.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
-from services.bootstrap.story.stages import stages_of
-from services.bootstrap.story.words import headline, told_ms, why
-from services.openai.errors import CLIENT_GONE
-from services.rooms.errors import Reason
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomEntry, RoomPhase
-from services.rooms.timeline import BOOTSTRAP, Event, Moment
+from baton.bootstrap.notebook import NO_STATUS, RefusedRequest
+from baton.bootstrap.story.chains import Chain, is_paused, was_retracted
+from baton.bootstrap.story.clocks import OneClock
+from baton.bootstrap.story.lanes import lanes_of, lines_of
+from baton.bootstrap.story.parts import OVER, Attempt, Line, LineKind, State, Story, Why
+from baton.bootstrap.story.pauses import pauses_of
+from baton.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
+from baton.bootstrap.story.stages import stages_of
+from baton.bootstrap.story.words import headline, told_ms, why
+from baton.openai.errors import CLIENT_GONE
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 
 def tell(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> Story:

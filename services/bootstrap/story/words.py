@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.bootstrap.story.chains import was_retracted
-from services.bootstrap.story.parts import State, Why
-from services.bootstrap.story.pauses import Pause
-from services.rooms.errors import Cause
-from services.rooms.reasons import REASONS
-from services.rooms.registry_records import RoomEntry
+from baton.bootstrap.story.chains import was_retracted
+from baton.bootstrap.story.parts import State, Why
+from baton.bootstrap.story.pauses import Pause
+from baton.rooms.errors import Cause
+from baton.rooms.reasons import REASONS
+from baton.rooms.registry_records import RoomEntry
 
 ENDS_SENTENCE: Final = (".", "!", "?")
 

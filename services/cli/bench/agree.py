@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 ANSWER_S: Final = 180.0
 """Each rank loads torch first."""
@@ -17,7 +17,7 @@ def agree(
     _: AsJson = True,
 ) -> None:
     """What 1, 2 and 3 ranks pay for a turn's agreement, beside a bare all-reduce of the same bytes."""
-    from services.cli.bench.agree_ranks import ballot_words, measure_group
+    from baton.cli.bench.agree_ranks import ballot_words, measure_group
 
     groups: list[dict[str, object]] = []
     ratios = []

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from services.parallel.interface import RankGroup
-from services.rooms.ballot import HEADER, Ballot
-from services.rooms.phases import Vote
-from services.runtime.clock import SystemClock
-from services.testing.idle_work import IdleWork
-from services.worker.turns import TurnProgress, take_turn
+from baton.parallel.interface import RankGroup
+from baton.rooms.ballot import HEADER, Ballot
+from baton.rooms.phases import Vote
+from baton.runtime.clock import SystemClock
+from baton.testing.idle_work import IdleWork
+from baton.worker.turns import TurnProgress, take_turn
 
 HOST: Final = "127.0.0.1"
 TIMEOUT_S: Final = 30.0
@@ -112,8 +112,8 @@ async def _measure(
 
 async def _group(rank: int, size: int, port: int) -> RankGroup:
     """As a worker makes it."""
-    from services.parallel.gloo import GlooGroup
-    from services.parallel.solo import SoloGroup
+    from baton.parallel.gloo import GlooGroup
+    from baton.parallel.solo import SoloGroup
 
     return SoloGroup() if size == 1 else await GlooGroup.join(rank, size, HOST, port, TIMEOUT_S)
 
@@ -123,7 +123,7 @@ def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
     import torch
     import torch.distributed
 
-    from services.parallel.rendezvous import Rendezvous, gloo_connections, open_store
+    from baton.parallel.rendezvous import Rendezvous, gloo_connections, open_store
 
     c10d: Any = torch.distributed
     at = Rendezvous(HOST, port)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.bench.stream_client import Reply
+from baton.cli.bench.stream_client import Reply
 
 DONE: Final = b"[DONE]"
 TOLD_CHARS: Final = 300

@@ -22,22 +22,22 @@ What takes long to load is imported by the command that needs it.
 
 import typer
 
-from services.cli.bench.agree import agree
-from services.cli.bench.burst import burst
-from services.cli.bench.choices import choices
-from services.cli.bench.compare import compare
-from services.cli.bench.grammars import grammars
-from services.cli.bench.growth import growth
-from services.cli.bench.handover import handover
-from services.cli.bench.perplexity import perplexity
-from services.cli.bench.place import place
-from services.cli.bench.rooms import rooms
-from services.cli.bench.router import router
-from services.cli.bench.serve import serve
-from services.cli.bench.speculation import speculation
-from services.cli.bench.step import step
-from services.cli.bench.transfer import transfer
-from services.cli.bench.turn import turn
+from baton.cli.bench.agree import agree
+from baton.cli.bench.burst import burst
+from baton.cli.bench.choices import choices
+from baton.cli.bench.compare import compare
+from baton.cli.bench.grammars import grammars
+from baton.cli.bench.growth import growth
+from baton.cli.bench.handover import handover
+from baton.cli.bench.perplexity import perplexity
+from baton.cli.bench.place import place
+from baton.cli.bench.rooms import rooms
+from baton.cli.bench.router import router
+from baton.cli.bench.serve import serve
+from baton.cli.bench.speculation import speculation
+from baton.cli.bench.step import step
+from baton.cli.bench.transfer import transfer
+from baton.cli.bench.turn import turn
 
 bench = typer.Typer(name="bench", help="Measure a part beside its limit; prints JSON.", no_args_is_help=True)
 for command in (

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
+from baton.cli.bench.report import AsJson
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
 
 SIZES: Final = "64,256,1000,2000"
 OUTPUTS: Final = "2,32"
@@ -39,9 +39,9 @@ def burst(
     """
     import uvloop
 
-    from services.cli.bench.bursts import BurstPlan, measure
-    from services.cli.bench.handover_stack import running
-    from services.cli.bench.lengths import Lengths
+    from baton.cli.bench.bursts import BurstPlan, measure
+    from baton.cli.bench.handover_stack import running
+    from baton.cli.bench.lengths import Lengths
 
     try:
         plan = BurstPlan(

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.bench.counters import counted_since, counts
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator, LoadOutcome
-from services.cli.bench.probe import NotMeasurable, model_of, writer_for
-from services.cli.bench.stream_client import ServerAddress
-from services.cli.bench.workload import ApiEndpoint, ArrivalProcess, Workload, Writer, make_asks, schedule
-from services.runtime.serve import allow_open_files
+from baton.cli.bench.counters import counted_since, counts
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.load import LoadGenerator, LoadOutcome
+from baton.cli.bench.probe import NotMeasurable, model_of, writer_for
+from baton.cli.bench.stream_client import ServerAddress
+from baton.cli.bench.workload import ApiEndpoint, ArrivalProcess, Workload, Writer, make_asks, schedule
+from baton.runtime.serve import allow_open_files
 
 WATCHED: Final = {
     "baton_rooms_failed_total": "rooms_failed",

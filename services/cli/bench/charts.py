@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
-from services.cli.bench.load_specs import Level
-from services.cli.bench.measures import Measure
+from baton.cli.bench.load_specs import Level
+from baton.cli.bench.measures import Measure
 
 COLOURS: Final = ("#0b6e4f", "#c84630", "#e3a72f", "#4a6fa5", "#7d5ba6", "#5d5d5d")
 PANEL_WIDTH: Final = 440

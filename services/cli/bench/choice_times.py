@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import httpx
 
-from services.cli.bench.room_times import TOKENS, filed_room, now_us, times_of
+from baton.cli.bench.room_times import TOKENS, filed_room, now_us, times_of
 
 REQUEST_S: Final = 300.0
 WARM_UP: Final = 2

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 
 def choices(
@@ -26,8 +26,8 @@ def choices(
     `ratio`: the time until the first token of any answer, several beside one. `ratio_every`: until each of
     them has its first token, beside the one's.
     """
-    from services.cli.bench.choice_times import measured
-    from services.cli.bench.handover_stack import running
+    from baton.cli.bench.choice_times import measured
+    from baton.cli.bench.handover_stack import running
 
     with running(url, flags) as address:
         found = measured(address, runs, prompt_tokens, output_tokens, answers)

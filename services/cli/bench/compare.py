@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson
-from services.runtime.errors import SettingsError, StartupError
-from services.runtime.serve import tell
+from baton.cli.bench.report import AsJson
+from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.serve import tell
 
 DEFAULT_OUT: Final = Path("docs/benchmarks")
 
@@ -31,13 +31,13 @@ def compare(
     _: AsJson = True,
 ) -> None:
     """Systems in turns under the same load: a table and bars, with ratios to the first. Writes files."""
-    from services.cli.bench.compare_report import machine, write_report
-    from services.cli.bench.comparison import Comparison, SystemSpec, filled, narrowed, read_comparison
-    from services.cli.bench.load_specs import planned
-    from services.cli.bench.rounds import measure_in_turns
-    from services.cli.bench.systems import System
-    from services.cli.bench.verdicts import judged
-    from services.runtime.model_files import prepare, resolve
+    from baton.cli.bench.compare_report import machine, write_report
+    from baton.cli.bench.comparison import Comparison, SystemSpec, filled, narrowed, read_comparison
+    from baton.cli.bench.load_specs import planned
+    from baton.cli.bench.rounds import measure_in_turns
+    from baton.cli.bench.systems import System
+    from baton.cli.bench.verdicts import judged
+    from baton.runtime.model_files import prepare, resolve
 
     def say(line: str) -> None:
         typer.echo(line, err=True)

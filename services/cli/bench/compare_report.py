@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.bench.charts import chart
-from services.cli.bench.comparison import Comparison
+from baton.cli.bench.charts import chart
+from baton.cli.bench.comparison import Comparison
 
 Rows = list[list[str]]
 LEVEL: Final = ("load", "at a time")

@@ -50,9 +50,9 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from services.cli.bench.load_specs import KINDS, ClosedLoad, Level, Load, Seconds, TomlTable
-from services.cli.bench.measures import GOODPUT, MEASURES, Measure
-from services.runtime.errors import SettingsError
+from baton.cli.bench.load_specs import KINDS, ClosedLoad, Level, Load, Seconds, TomlTable
+from baton.cli.bench.measures import GOODPUT, MEASURES, Measure
+from baton.runtime.errors import SettingsError
 
 VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 SYSTEMS_MAX: Final = 16

@@ -6,9 +6,9 @@ from typing import Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.asking import trusted
-from services.cli.bench.probe import NotMeasurable
-from services.cli.bench.stream_client import ServerAddress
+from baton.cli.asking import trusted
+from baton.cli.bench.probe import NotMeasurable
+from baton.cli.bench.stream_client import ServerAddress
 
 METRICS_S: Final = 30.0
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from services.runtime.host_memory import CannotMove, HostMemory
+from baton.runtime.host_memory import CannotMove, HostMemory
 
 if TYPE_CHECKING:
     import torch
 
 
 class Memory(Protocol):
-    """As `services.runtime.host_memory.Movable`."""
+    """As `baton.runtime.host_memory.Movable`."""
 
     @property
     def address(self) -> int: ...
@@ -29,8 +29,8 @@ class DeviceMemory:
         here too: CUDA has threads. Raises StartupError, or RuntimeError if the device refuses."""
         import torch
 
-        from services.engine.device import bind_thread
-        from services.transfer.nixl_library import install_memory_hooks
+        from baton.engine.device import bind_thread
+        from baton.transfer.nixl_library import install_memory_hooks
 
         install_memory_hooks()
         bind_thread(device)
@@ -40,7 +40,7 @@ class DeviceMemory:
         self.address: int = self.tensor.data_ptr()
 
     def move(self) -> None:
-        """Raises CannotMove: see `services.engine.kv_cache.PagedKvCache.move`."""
+        """Raises CannotMove: see `baton.engine.kv_cache.PagedKvCache.move`."""
         raise CannotMove(f"memory on {self.device} cannot be moved within its process")
 
 
@@ -48,7 +48,7 @@ def numbered(device: str) -> str:
     """`device` with its number: "cpu", "cuda:N". Raises StartupError for one that is not there."""
     if device == "cpu":
         return device
-    from services.engine.device import find_device
+    from baton.engine.device import find_device
 
     return str(find_device(device))
 

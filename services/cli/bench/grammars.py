@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from services.cli.bench.report import Runs
-from services.rooms.request import Grammar, GrammarKind
-from services.runtime.model_options import LoadFormat
+from baton.cli.bench.report import Runs
+from baton.rooms.request import Grammar, GrammarKind
+from baton.runtime.model_options import LoadFormat
 
 if TYPE_CHECKING:
-    from services.grammars.judge import Judge
-    from services.grammars.shelf import Shelf
+    from baton.grammars.judge import Judge
+    from baton.grammars.shelf import Shelf
 
 TICK_S: Final = 0.001
 REST_S: Final = 0.1
@@ -35,14 +35,14 @@ def grammars(
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
 ) -> None:
     """An event loop's longest gap while grammars are compiled, beside its longest at rest."""
-    from services.runtime.model_files import prepare, resolve
+    from baton.runtime.model_files import prepare, resolve
 
     directory = prepare(resolve(model, LoadFormat.AUTO), lambda _: None)
-    from services.grammars.judge import Judge
-    from services.grammars.shelf import Shelf
-    from services.grammars.vocabulary import read_vocabulary
-    from services.runtime.model_facts import read_model
-    from services.runtime.tokenizer_files import reference_tokenizer
+    from baton.grammars.judge import Judge
+    from baton.grammars.shelf import Shelf
+    from baton.grammars.vocabulary import read_vocabulary
+    from baton.runtime.model_facts import read_model
+    from baton.runtime.tokenizer_files import reference_tokenizer
 
     facts = read_model(directory)
     shelf = Shelf(lambda: read_vocabulary(directory, facts))
@@ -77,7 +77,7 @@ FORMS: Final = ("object", "words", "regex")
 
 
 async def _measured(runs: int, shelf: "Shelf", judge: "Judge") -> dict[str, object]:
-    from services.grammars.compiling import GrammarRefused
+    from baton.grammars.compiling import GrammarRefused
 
     gaps: dict[str, list[float]] = {"at rest": [], "worker": [], "bootstrap": []}
     spent: dict[str, list[float]] = {"worker": [], "bootstrap": []}

@@ -5,10 +5,10 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
-from services.runtime.setting_kinds import SIZE, BadValue
+from baton.cli.bench.report import AsJson
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
+from baton.runtime.setting_kinds import SIZE, BadValue
 
 CACHE: Final = "1GiB"
 
@@ -38,8 +38,8 @@ def growth(
     `ratio`: tokens a second beside those of the stack whose cache holds everything. Half of the chats are
     greedy, half are seeded; `equal` counts the answers that are the same there, token for token.
     """
-    from services.cli.bench.growth_stacks import GrowthPlan, measure
-    from services.cli.bench.lengths import Lengths
+    from baton.cli.bench.growth_stacks import GrowthPlan, measure
+    from baton.cli.bench.lengths import Lengths
 
     try:
         plan = GrowthPlan(

@@ -16,19 +16,19 @@ from typing import Any, Final
 import httpx
 import uvloop
 
-from services.cli.bench.answers import AnswerFailed, understand
-from services.cli.bench.counters import counted_since, counts
-from services.cli.bench.handover_stack import running
-from services.cli.bench.latencies import spread
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import undisturbed
-from services.cli.bench.probe import NotMeasurable, model_of
-from services.cli.bench.rounds import Say
-from services.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
-from services.cli.bench.workload import WORDS, ApiEndpoint
-from services.rooms.phases import Side
-from services.rooms.queues import RoomQueue
-from services.runtime.serve import allow_open_files
+from baton.cli.bench.answers import AnswerFailed, understand
+from baton.cli.bench.counters import counted_since, counts
+from baton.cli.bench.handover_stack import running
+from baton.cli.bench.latencies import spread
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.load import undisturbed
+from baton.cli.bench.probe import NotMeasurable, model_of
+from baton.cli.bench.rounds import Say
+from baton.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
+from baton.cli.bench.workload import WORDS, ApiEndpoint
+from baton.rooms.phases import Side
+from baton.rooms.queues import RoomQueue
+from baton.runtime.serve import allow_open_files
 
 WHOLE, DEFAULT, QUARTER = "whole", "default", "quarter"
 CACHES: Final = (DEFAULT, WHOLE, QUARTER)

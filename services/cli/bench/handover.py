@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 ANSWER_S: Final = 120.0
 CHUNK_MIB: Final = 4
@@ -30,10 +30,10 @@ def handover(
     `own`: from the room's opening to its admission, less the time that its chunks were computed, less the
     time that a bare NIXL write of its bytes takes in this run.
     """
-    from services.cli.bench.device_memory import numbered
-    from services.cli.bench.handover_stack import running
-    from services.cli.bench.room_times import STAGES, measure_rooms
-    from services.cli.bench.transfer_pair import MIB, Case, measure
+    from baton.cli.bench.device_memory import numbered
+    from baton.cli.bench.handover_stack import running
+    from baton.cli.bench.room_times import STAGES, measure_rooms
+    from baton.cli.bench.transfer_pair import MIB, Case, measure
 
     bare = measure([Case(CHUNK_MIB)], runs, CHUNK_MIB * MIB, ANSWER_S, numbered(device))
     if bare is None:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services.cli.bench.comparison import SystemSpec
-from services.cli.bench.systems import System
-from services.runtime.child_process import child_environ, module_command
-from services.runtime.listen import port_of, reserve_port
+from baton.cli.bench.comparison import SystemSpec
+from baton.cli.bench.systems import System
+from baton.runtime.child_process import child_environ, module_command
+from baton.runtime.listen import port_of, reserve_port
 
 HOST: Final = "127.0.0.1"
 
@@ -24,7 +24,7 @@ def running(url: str, flags: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder, reserve_port(HOST) as reserved:
         address = f"http://{HOST}:{port_of(reserved)}"
-        command = module_command("services.cli.main", "serve", "--port", str(port_of(reserved)))
+        command = module_command("baton.cli.main", "serve", "--port", str(port_of(reserved)))
         spec = SystemSpec(
             name="baton serve",
             url=address,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.cli.bench.answers import Answer
-from services.cli.bench.load import LoadOutcome
+from baton.cli.bench.answers import Answer
+from baton.cli.bench.load import LoadOutcome
 
 
 @dataclass(frozen=True, slots=True)

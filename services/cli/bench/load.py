@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.cli.bench.answers import REFUSALS, Answer, AnswerFailed, understand
-from services.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
-from services.cli.bench.workload import Ask
+from baton.cli.bench.answers import REFUSALS, Answer, AnswerFailed, understand
+from baton.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
+from baton.cli.bench.workload import Ask
 
 OPENED_BEFORE: Final = 32
 """Connections, so that the first requests of a schedule do not wait for theirs."""

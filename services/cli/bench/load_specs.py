@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from services.cli.bench.latencies import Objective
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.replay import ReplayPlan, parse_classes
-from services.cli.bench.traces import read_trace, replayed
-from services.cli.bench.workload import IN_FLIGHT_MAX, PromptForm, Workload
-from services.runtime.errors import SettingsError
+from baton.cli.bench.latencies import Objective
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.replay import ReplayPlan, parse_classes
+from baton.cli.bench.traces import read_trace, replayed
+from baton.cli.bench.workload import IN_FLIGHT_MAX, PromptForm, Workload
+from baton.runtime.errors import SettingsError
 
 CLOSED: Final = "<closed>"
 REPLAYED: Final = "<replayed>"

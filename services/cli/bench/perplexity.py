@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from services.runtime.errors import StartupError
-from services.runtime.model_options import Quantize
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import Quantize
 
 if TYPE_CHECKING:
-    from services.engine.engine import TorchEngine
+    from baton.engine.engine import TorchEngine
 
 PASSAGE: Final = Path(__file__).with_name("passage.txt")
 CHUNK: Final = 128
@@ -35,11 +35,11 @@ def perplexity(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
     """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
-    from services.engine.coded import coding_of
-    from services.engine.engine import load_engine
-    from services.openai.tokenizer import load_tokenizer
-    from services.runtime.model_facts import read_model
-    from services.runtime.model_files import prepare, resolve
+    from baton.engine.coded import coding_of
+    from baton.engine.engine import load_engine
+    from baton.openai.tokenizer import load_tokenizer
+    from baton.runtime.model_facts import read_model
+    from baton.runtime.model_files import prepare, resolve
 
     source = resolve(model)
     directory = prepare(source, lambda _: None)
@@ -78,8 +78,8 @@ def perplexity(
 
 def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     """Of each token but the first."""
-    from services.engine.interface import PromptScores, Row, Sequence
-    from services.rooms.request import Request
+    from baton.engine.interface import PromptScores, Row, Sequence
+    from baton.rooms.request import Request
 
     sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1, prompt_logprobs=0), [])
     scores = sequence.scores = PromptScores()

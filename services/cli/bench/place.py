@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 
 def place(
@@ -21,7 +21,7 @@ def place(
     `load`: a decode worker's word of what is used of it. `look`: what is asked of the registry at each look
     at the time, at each scrape and by each renewal.
     """
-    from services.cli.bench.place_stack import measure
+    from baton.cli.bench.place_stack import measure
 
     body = measure(runs, workers, few, rooms)
     print(json.dumps({"benchmark": "place", **body}))

@@ -4,14 +4,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from services.cli.bench.report import seconds_of
-from services.ids import Incarnation, RoomId
-from services.rooms.affinity import BLOCK_TOKENS, Block, blocks
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.placement import Need
-from services.rooms.registry import Registry
-from services.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
+from baton.cli.bench.report import seconds_of
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import BLOCK_TOKENS, Block, blocks
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
 
 LEASE_MS: Final = 3_000
 TOKENS_MAX: Final = 1_000_000

@@ -5,12 +5,12 @@ from typing import Final
 
 import httpx
 
-from services.cli.asking import trusted
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator
-from services.cli.bench.stream_client import ServerAddress
-from services.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, Writer, make_asks
-from services.runtime.errors import StartupError
+from baton.cli.asking import trusted
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.load import LoadGenerator
+from baton.cli.bench.stream_client import ServerAddress
+from baton.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, Writer, make_asks
+from baton.runtime.errors import StartupError
 
 MODELS_TIMEOUT_S: Final = 10.0
 PROBES: Final = -1

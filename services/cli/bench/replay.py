@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.cli.bench.answers import REFUSALS, Answer, AnswerFailed, error_text, understand
-from services.cli.bench.counters import counted_since, counts
-from services.cli.bench.latencies import Objective, spread, summarise
-from services.cli.bench.lengths import Lengths
-from services.cli.bench.load import LoadGenerator, LoadOutcome, undisturbed
-from services.cli.bench.probe import NotMeasurable, model_of, writer_for
-from services.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
-from services.cli.bench.traces import Replay
-from services.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, make_asks
-from services.runtime.serve import allow_open_files
+from baton.cli.bench.answers import REFUSALS, Answer, AnswerFailed, error_text, understand
+from baton.cli.bench.counters import counted_since, counts
+from baton.cli.bench.latencies import Objective, spread, summarise
+from baton.cli.bench.lengths import Lengths
+from baton.cli.bench.load import LoadGenerator, LoadOutcome, undisturbed
+from baton.cli.bench.probe import NotMeasurable, model_of, writer_for
+from baton.cli.bench.stream_client import ConnectionPool, Reply, ServerAddress, ServerBroke
+from baton.cli.bench.traces import Replay
+from baton.cli.bench.workload import ApiEndpoint, Ask, PromptForm, Workload, make_asks
+from baton.runtime.serve import allow_open_files
 
 WATCHED: Final = {
     "baton_rooms_failed_total": "rooms_failed",

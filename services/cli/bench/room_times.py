@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import httpx
 
-from services.rooms.phases import Side
-from services.rooms.registry_records import RoomPhase
-from services.rooms.timeline import BOOTSTRAP, Moment
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Moment
 
 REQUEST_S: Final = 300.0
 FILED_S: Final = 10.0

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson
+from baton.cli.bench.report import AsJson
 
 ANSWER_S: Final = 120.0
 
@@ -18,7 +18,7 @@ def rooms(
     _: AsJson = True,
 ) -> None:
     """Rooms through the registry and the turns of two workers with a toy engine, beside bare gRPC calls."""
-    from services.cli.bench.rooms_stack import measure
+    from baton.cli.bench.rooms_stack import measure
 
     rounds = measure(runs, count, concurrency, ANSWER_S)
     medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}

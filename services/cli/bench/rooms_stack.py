@@ -20,22 +20,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.bootstrap.attempts import RoomBackend
-from services.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
-from services.bootstrap.metrics import BootstrapMetrics
-from services.bootstrap.rooms import Rooms
-from services.bootstrap.rpc import RoomService, WorkerRegistry
-from services.cli.bench.rooms_worker import CONTEXT, MODEL, live
-from services.rooms.phases import Side
-from services.rooms.registry import Registry
-from services.rooms.registry_records import WorkerState
-from services.rooms.request import Request, Sampling
-from services.runtime.clock import SystemClock
-from services.runtime.errors import StartupError
-from services.runtime.listen import port_of, reserve_port
-from services.runtime.party import Party
-from services.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
-from services.wire.channel import Channels, Server
+from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
+from baton.bootstrap.metrics import BootstrapMetrics
+from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.cli.bench.rooms_worker import CONTEXT, MODEL, live
+from baton.rooms.phases import Side
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import WorkerState
+from baton.rooms.request import Request, Sampling
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.party import Party
+from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
+from baton.wire.channel import Channels, Server
 
 HOST: Final = "127.0.0.1"
 PROMPT: Final = 64

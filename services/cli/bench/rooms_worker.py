@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from services.engine.interface import Row, SumPart, Taken
-from services.pages.layout import KvLayout, full_group
-from services.rooms.request import Token
-from services.runtime.host_memory import HostMemory
+from baton.engine.interface import Row, SumPart, Taken
+from baton.pages.layout import KvLayout, full_group
+from baton.rooms.request import Token
+from baton.runtime.host_memory import HostMemory
 
 MODEL: Final = "toy"
 VOCABULARY: Final = 50_000
@@ -56,12 +56,12 @@ def live(side: str, bootstrap: str, metrics_port: int) -> None:
         "log_level": "warning",
     }
     if side == "prefill":
-        from services.prefill import wiring as prefill
-        from services.prefill.settings import PrefillSettings
+        from baton.prefill import wiring as prefill
+        from baton.prefill.settings import PrefillSettings
 
         prefill.run(PrefillSettings(**common), lambda *_: ToyEngine())
     else:
-        from services.decode import wiring as decode
-        from services.decode.settings import DecodeSettings
+        from baton.decode import wiring as decode
+        from baton.decode.settings import DecodeSettings
 
         decode.run(DecodeSettings(**common, local_gap_ms=0), lambda *_: ToyEngine())  # all are handed over

@@ -7,13 +7,13 @@ from typing import Final
 
 import uvloop
 
-from services.cli.bench.load_specs import Level, PlannedClosed, PlannedLoad, PlannedTrace
-from services.cli.bench.measures import OUTPUT, Measure, Summary
-from services.cli.bench.replay import measure as measure_replay
-from services.cli.bench.stream_client import ServerAddress
-from services.cli.bench.systems import System
-from services.cli.bench.trial import Closed, Trial
-from services.cli.bench.workload import ApiEndpoint
+from baton.cli.bench.load_specs import Level, PlannedClosed, PlannedLoad, PlannedTrace
+from baton.cli.bench.measures import OUTPUT, Measure, Summary
+from baton.cli.bench.replay import measure as measure_replay
+from baton.cli.bench.stream_client import ServerAddress
+from baton.cli.bench.systems import System
+from baton.cli.bench.trial import Closed, Trial
+from baton.cli.bench.workload import ApiEndpoint
 
 Say = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 CONCURRENCIES: Final = (1, 16, 64)
 TICKS_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -32,11 +32,11 @@ def router(
     """Requests and streamed tokens a second, and the latency that the router adds."""
     import uvloop
 
-    from services.cli.bench.router_stack import RouterStack
-    from services.runtime.cpus import allowed_cpus
-    from services.runtime.errors import StartupError
-    from services.runtime.model_files import prepare, resolve
-    from services.runtime.serve import tell
+    from baton.cli.bench.router_stack import RouterStack
+    from baton.runtime.cpus import allowed_cpus
+    from baton.runtime.errors import StartupError
+    from baton.runtime.model_files import prepare, resolve
+    from baton.runtime.serve import tell
 
     directory = prepare(resolve(model), lambda _: None)
     cores = allowed_cpus()
@@ -55,7 +55,7 @@ def router(
 
 async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dict[str, float]:
     """Every measurement once, by its name."""
-    from services.cli.bench.router_load import body_of, run_load
+    from baton.cli.bench.router_load import body_of, run_load
 
     found: dict[str, float] = {}
     prompt = "What is the capital of France, and which river flows through it?"

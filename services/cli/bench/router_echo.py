@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import uvloop
 
-from services.ids import RoomId
-from services.pages.layout import KvLayout, full_group
-from services.rooms.load import WorkerLoad
-from services.rooms.phases import Side
-from services.rooms.request import FinishReason, Request, Token
-from services.rooms.timeline import Moment
-from services.runtime.clock import SystemClock
-from services.runtime.party import Party
-from services.wire import credential
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
-from services.wire.channel import Channels, Server
-from services.wire.conversions import (
+from baton.ids import RoomId
+from baton.pages.layout import KvLayout, full_group
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.request import FinishReason, Request, Token
+from baton.rooms.timeline import Moment
+from baton.runtime.clock import SystemClock
+from baton.runtime.party import Party
+from baton.wire import credential
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
+from baton.wire.channel import Channels, Server
+from baton.wire.conversions import (
     finish_to_wire,
     layout_to_wire,
     outcome_to_wire,
@@ -35,10 +35,10 @@ from services.wire.conversions import (
     side_to_wire,
     token_to_wire,
 )
-from services.wire.load import load_to_wire
-from services.worker.lease import LeaseKeeper
-from services.worker.reporter import Reporter
-from services.worker.shared_stream import ends_some, rooms_reply
+from baton.wire.load import load_to_wire
+from baton.worker.lease import LeaseKeeper
+from baton.worker.reporter import Reporter
+from baton.worker.shared_stream import ends_some, rooms_reply
 
 HOST: Final = "127.0.0.1"
 ROOMS_MAX: Final = 512

@@ -11,17 +11,17 @@ from typing import Final
 
 import httpx
 
-from services.cli.child import Child, start_child
-from services.rooms.request import Request, Sampling
-from services.runtime.child_process import module_command
-from services.runtime.errors import StartupError
-from services.runtime.listen import port_of, reserve_port
-from services.runtime.model_facts import read_model
-from services.runtime.party import Party
-from services.runtime.settings import PREFIX
-from services.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
-from services.wire.channel import Channels
-from services.wire.conversions import request_to_wire
+from baton.cli.child import Child, start_child
+from baton.rooms.request import Request, Sampling
+from baton.runtime.child_process import module_command
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.model_facts import read_model
+from baton.runtime.party import Party
+from baton.runtime.settings import PREFIX
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import Channels
+from baton.wire.conversions import request_to_wire
 
 HOST: Final = "127.0.0.1"
 READY_S: Final = 120.0
@@ -58,9 +58,9 @@ class RouterStack:
         cores = os.sched_getaffinity(0)
         try:
             os.sched_setaffinity(0, {self._core})
-            await self._start("bootstrap", "services.cli.main", "bootstrap", *told, "--log-level", "warning")
+            await self._start("bootstrap", "baton.cli.main", "bootstrap", *told, "--log-level", "warning")
             os.sched_setaffinity(0, cores - {self._core} or cores)
-            echo = "services.cli.bench.router_echo"
+            echo = "baton.cli.bench.router_echo"
             asked = (f"{HOST}:{grpc_port}", facts.fingerprint, str(facts.context_length))
             await self._start("echo", echo, *asked)
             await self._ready()

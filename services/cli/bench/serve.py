@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson
-from services.cli.bench.workload import IN_FLIGHT_MAX, ApiEndpoint, ArrivalProcess, PromptForm
-from services.cli.chat_settings import DEFAULT_URL
-from services.runtime.errors import StartupError
-from services.runtime.serve import tell
+from baton.cli.bench.report import AsJson
+from baton.cli.bench.workload import IN_FLIGHT_MAX, ApiEndpoint, ArrivalProcess, PromptForm
+from baton.cli.chat_settings import DEFAULT_URL
+from baton.runtime.errors import StartupError
+from baton.runtime.serve import tell
 
 REQUESTS_MIN: Final = 32
 CONCURRENCY: Final = 4
@@ -92,14 +92,14 @@ def serve(
     """First token, time per token, gaps, tokens a second, goodput; of any OpenAI-compatible server."""
     import uvloop
 
-    from services.cli.bench.latencies import Objective
-    from services.cli.bench.lengths import Lengths
-    from services.cli.bench.replay import ReplayPlan, parse_classes
-    from services.cli.bench.replay import measure as measure_replay
-    from services.cli.bench.stream_client import ServerAddress
-    from services.cli.bench.traces import read_trace, replayed
-    from services.cli.bench.trial import Closed, Open, measure
-    from services.cli.bench.workload import Workload
+    from baton.cli.bench.latencies import Objective
+    from baton.cli.bench.lengths import Lengths
+    from baton.cli.bench.replay import ReplayPlan, parse_classes
+    from baton.cli.bench.replay import measure as measure_replay
+    from baton.cli.bench.stream_client import ServerAddress
+    from baton.cli.bench.traces import read_trace, replayed
+    from baton.cli.bench.trial import Closed, Open, measure
+    from baton.cli.bench.workload import Workload
 
     _check_options(context, trace)
     objective = Objective(ttft_slo_ms, tpot_slo_ms, itl_slo_ms)

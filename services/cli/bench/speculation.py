@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 
 def speculation(
@@ -30,8 +30,8 @@ def speculation(
     `ratio`: output tokens a second with drafts beside those without, the median of the rounds. `equal`:
     answers that are the same with and without, token for token.
     """
-    from services.cli.bench.handover_stack import running
-    from services.cli.bench.speculation_load import SpeculationPlan, measure
+    from baton.cli.bench.handover_stack import running
+    from baton.cli.bench.speculation_load import SpeculationPlan, measure
 
     try:
         at_a_time = [int(each) for each in concurrency.split(",")]

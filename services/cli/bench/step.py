@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from services.cli.bench.report import Runs, seconds_of, tell
-from services.rooms.request import Grammar, GrammarKind, Request, Sampling
-from services.runtime.errors import StartupError
-from services.runtime.model_options import LoadFormat, Quantize
+from baton.cli.bench.report import Runs, seconds_of, tell
+from baton.rooms.request import Grammar, GrammarKind, Request, Sampling
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import LoadFormat, Quantize
 
 if TYPE_CHECKING:
-    from services.engine.engine import TorchEngine
-    from services.engine.interface import Row
-    from services.grammars.fold import Fold
+    from baton.engine.engine import TorchEngine
+    from baton.engine.interface import Row
+    from baton.grammars.fold import Fold
 
 PROFILE_LINES: Final = 16
 GRAPHED_ROWS: Final = 64
@@ -84,10 +84,10 @@ def step(
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
-    from services.decode.settings import DecodeSettings
-    from services.engine.coded import coding_of
-    from services.engine.engine import load_engine
-    from services.runtime.model_files import prepare, resolve
+    from baton.decode.settings import DecodeSettings
+    from baton.engine.coded import coding_of
+    from baton.engine.engine import load_engine
+    from baton.runtime.model_files import prepare, resolve
 
     source = resolve(model, load_format)
     directory = prepare(source, lambda _: None)
@@ -180,7 +180,7 @@ def _rows(
     grammar: Grammar | None = None,
 ) -> "list[Row]":
     """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
-    from services.engine.interface import Row, Sequence, Undrawn
+    from baton.engine.interface import Row, Sequence, Undrawn
 
     pages = engine.cache.group.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
@@ -216,7 +216,7 @@ def _rows(
 
 def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Row]":
     """The same rows, with so many drafts that are what comes next."""
-    from services.engine.interface import Undrawn
+    from baton.engine.interface import Undrawn
 
     for _ in range(drafts):
         told = engine.step(rows)
@@ -230,7 +230,7 @@ def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Ro
 
 def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
     """Raises StartupError."""
-    from services.grammars.compiling import GrammarRefused
+    from baton.grammars.compiling import GrammarRefused
 
     if engine.grammars is None:
         raise StartupError("--grammar: this rank draws nothing")
@@ -243,7 +243,7 @@ def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
 
 def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
-    from services.engine.interface import Row, Undrawn
+    from baton.engine.interface import Row, Undrawn
 
     def step() -> None:
         for place, (row, taken) in enumerate(zip(rows, engine.step(rows), strict=True)):
@@ -284,7 +284,7 @@ def _reading(engine: "TorchEngine", size: int) -> Callable[[], object]:
 def _multiplying(engine: "TorchEngine", batch: int, tokens: int) -> Callable[[], object]:
     import torch
 
-    from services.engine.linears import linear_of
+    from baton.engine.linears import linear_of
 
     products = []
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from services.cli.chat_settings import base_of
+from baton.cli.chat_settings import base_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
 BYTES_MAX: Final = 64 * 2**20

@@ -10,10 +10,10 @@ from typing import Final
 
 import httpx
 
-from services.cli.bench.comparison import SystemSpec
-from services.cli.bench.process_tree import ProcessTree
-from services.runtime import tether
-from services.runtime.errors import StartupError
+from baton.cli.bench.comparison import SystemSpec
+from baton.cli.bench.process_tree import ProcessTree
+from baton.runtime import tether
+from baton.runtime.errors import StartupError
 
 POLL_S: Final = 0.25
 ANSWER_S: Final = 5.0

@@ -17,8 +17,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, ValidationError
 
-from services.cli.bench.workload import FIRST_ID
-from services.runtime.errors import SettingsError
+from baton.cli.bench.workload import FIRST_ID
+from baton.runtime.errors import SettingsError
 
 BLOCK_TOKENS: Final = 512
 

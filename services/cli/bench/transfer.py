@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 ANSWER_S: Final = 60.0
 GIGA: Final = 1e9
@@ -21,8 +21,8 @@ def transfer(
     _: AsJson = True,
 ) -> None:
     """Pages as prefill pushes them, beside one bare NIXL write of as many bytes, and memcpy."""
-    from services.cli.bench.device_memory import numbered
-    from services.cli.bench.transfer_pair import AS_PUSHED, MIB, cases, measure
+    from baton.cli.bench.device_memory import numbered
+    from baton.cli.bench.transfer_pair import AS_PUSHED, MIB, cases, measure
 
     place = numbered(device)
     measured = measure(cases([chunk] if chunk else [1, 4, 16]), runs, window * MIB, ANSWER_S, place)

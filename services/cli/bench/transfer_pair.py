@@ -16,21 +16,21 @@ from multiprocessing.connection import Connection
 from statistics import fmean
 from typing import Any, Final
 
-from services.cli.bench.device_memory import copying, take
-from services.cli.bench.report import seconds_of
-from services.handover.route import Route, Target
-from services.ids import Generation, Incarnation, PageId
-from services.pages.layout import KvGroup, KvLayout, full_group
-from services.pages.plan import PageRun, plan_hand_over
-from services.pages.ranks import rank_layout
-from services.pages.record import SLOT_BYTES
-from services.prefill.room_transfer import RoomTransfer
-from services.rooms.evidence import Granted
-from services.runtime.host_memory import HostMemory
-from services.topology import Topology
-from services.transfer.interface import Endpoint, Region, kv_region
-from services.transfer.nixl import NixlTransfer, nixl_memory
-from services.transfer.nixl_library import Library, unframed
+from baton.cli.bench.device_memory import copying, take
+from baton.cli.bench.report import seconds_of
+from baton.handover.route import Route, Target
+from baton.ids import Generation, Incarnation, PageId
+from baton.pages.layout import KvGroup, KvLayout, full_group
+from baton.pages.plan import PageRun, plan_hand_over
+from baton.pages.ranks import rank_layout
+from baton.pages.record import SLOT_BYTES
+from baton.prefill.room_transfer import RoomTransfer
+from baton.rooms.evidence import Granted
+from baton.runtime.host_memory import HostMemory
+from baton.topology import Topology
+from baton.transfer.interface import Endpoint, Region, kv_region
+from baton.transfer.nixl import NixlTransfer, nixl_memory
+from baton.transfer.nixl_library import Library, unframed
 
 MIB: Final = 2**20
 POOL_BYTES: Final = 128 * MIB

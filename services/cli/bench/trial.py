@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.bench.latencies import Objective, medians, summarise
-from services.cli.bench.load import LoadGenerator, LoadOutcome
-from services.cli.bench.probe import NotMeasurable, model_of, writer_for
-from services.cli.bench.stream_client import ServerAddress
-from services.cli.bench.workload import ArrivalProcess, PromptForm, Workload, Writer, make_asks, schedule
+from baton.cli.bench.latencies import Objective, medians, summarise
+from baton.cli.bench.load import LoadGenerator, LoadOutcome
+from baton.cli.bench.probe import NotMeasurable, model_of, writer_for
+from baton.cli.bench.stream_client import ServerAddress
+from baton.cli.bench.workload import ArrivalProcess, PromptForm, Workload, Writer, make_asks, schedule
 
 WARM_UP: Final = -2
 """The turn of the requests that come before the measured ones."""

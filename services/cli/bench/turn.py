@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.bench.report import AsJson, Runs
+from baton.cli.bench.report import AsJson, Runs
 
 
 def turn(
@@ -20,7 +20,7 @@ def turn(
     `beside`: while a step of the model runs, and nothing happens. `ended`: a turn that sees a step end, tells
     what it computed and starts the next. `bursts`: the longest turn, and all, until a burst is in.
     """
-    from services.cli.bench.turn_workers import measure
+    from baton.cli.bench.turn_workers import measure
 
     workers, bursts = measure(runs, rooms, burst, prompt_tokens)
     body = {

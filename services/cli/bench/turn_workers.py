@@ -19,37 +19,37 @@ from typing import Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from services.cli.bench.rooms_worker import CONTEXT, VOCABULARY
-from services.decode.handover_client import FollowerPeers, endpoint_to_wire
-from services.decode.metrics import DecodeMetrics
-from services.decode.turn import DecodeWork
-from services.engine.interface import Row, SumPart, Taken
-from services.handover.growing import AHEAD
-from services.ids import Incarnation, RoomId
-from services.pages.layout import KvLayout, full_group
-from services.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from services.parallel.solo import SoloGroup
-from services.prefill.metrics import PrefillMetrics
-from services.prefill.turn import PrefillWork
-from services.rooms.deadlines import Deadlines
-from services.rooms.phases import Phase
-from services.rooms.request import Request, Token
-from services.runtime.clock import SystemClock
-from services.runtime.host_memory import HostMemory
-from services.runtime.party import Party
-from services.testing.memory_fabric import MemoryFabric
-from services.testing.memory_transfer import MemoryTransfer
-from services.transfer.exposure import Exposure
-from services.transfer.interface import PutId, PutState, Region, Transfer, kv_region
-from services.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from services.wire.channel import Channels, open_channel
-from services.wire.conversions import layout_to_wire, request_to_wire
-from services.wire.model_bounds import ModelBounds
-from services.worker.assembly import RankMemory, RankPorts
-from services.worker.mailbox import Mailbox
-from services.worker.reporter import Reporter
-from services.worker.stepper import Stepper
-from services.worker.turns import TurnProgress, Work, take_turn
+from baton.cli.bench.rooms_worker import CONTEXT, VOCABULARY
+from baton.decode.handover_client import FollowerPeers, endpoint_to_wire
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.turn import DecodeWork
+from baton.engine.interface import Row, SumPart, Taken
+from baton.handover.growing import AHEAD
+from baton.ids import Incarnation, RoomId
+from baton.pages.layout import KvLayout, full_group
+from baton.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.parallel.solo import SoloGroup
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.turn import PrefillWork
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.phases import Phase
+from baton.rooms.request import Request, Token
+from baton.runtime.clock import SystemClock
+from baton.runtime.host_memory import HostMemory
+from baton.runtime.party import Party
+from baton.testing.memory_fabric import MemoryFabric
+from baton.testing.memory_transfer import MemoryTransfer
+from baton.transfer.exposure import Exposure
+from baton.transfer.interface import PutId, PutState, Region, Transfer, kv_region
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.channel import Channels, open_channel
+from baton.wire.conversions import layout_to_wire, request_to_wire
+from baton.wire.model_bounds import ModelBounds
+from baton.worker.assembly import RankMemory, RankPorts
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import Reporter
+from baton.worker.stepper import Stepper
+from baton.worker.turns import TurnProgress, Work, take_turn
 
 PREFILL: Final = Incarnation(11)
 DECODE: Final = Incarnation(22)
@@ -137,7 +137,7 @@ async def _measure(
 
 
 class _Engine:
-    """`services.engine.interface.Steps`: a step ends when it is told to."""
+    """`baton.engine.interface.Steps`: a step ends when it is told to."""
 
     def __init__(self) -> None:
         self._may_end = threading.Semaphore(0)

@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from services.cli.bench.comparison import Comparison
-from services.cli.bench.latencies import medians
-from services.cli.bench.measures import Measure, Summary
-from services.cli.bench.rounds import Measured
+from baton.cli.bench.comparison import Comparison
+from baton.cli.bench.latencies import medians
+from baton.cli.bench.measures import Measure, Summary
+from baton.cli.bench.rounds import Measured
 
 
 def judged(comparison: Comparison, measured: Measured) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from services.cli.bench.lengths import Lengths
+from baton.cli.bench.lengths import Lengths
 
 FIRST_ID: Final = 100
 """Ids below it are special tokens in many vocabularies."""

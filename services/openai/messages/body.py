@@ -22,9 +22,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
-from services.openai.call_arguments import arguments_object
-from services.openai.schemas import (
+from baton.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
+from baton.openai.call_arguments import arguments_object
+from baton.openai.schemas import (
     CALL_ID_CHARS_MAX,
     MESSAGES_MAX,
     STOP_STRINGS_MAX,
@@ -43,7 +43,7 @@ from services.openai.schemas import (
     read_message,
     thought_of,
 )
-from services.openai.unsupported import Unserved
+from baton.openai.unsupported import Unserved
 
 BUDGET_TOKENS_LEAST: Final = 1024
 """Anthropic's."""

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from services.openai.errors import ApiError
-from services.openai.headers import header
-from services.openai.manners import OPENAI, Manners
+from baton.openai.errors import ApiError
+from baton.openai.headers import header
+from baton.openai.manners import OPENAI, Manners
 
 ROUTE: Final = "/v1/messages"
 VERSION: Final = b"anthropic-version"

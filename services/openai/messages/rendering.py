@@ -8,16 +8,16 @@ cached are counted apart, as there.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.openai.answering import Usage
-from services.openai.call_arguments import complete_part
-from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told, whole_calls
-from services.openai.errors import ApiError
-from services.openai.messages.body import MessagesRequest
-from services.openai.messages.manners import told
-from services.openai.output_parts import Said, Thought
-from services.openai.rendering import Collected
-from services.openai.sse import Framing
-from services.rooms.request import FinishReason
+from baton.openai.answering import Usage
+from baton.openai.call_arguments import complete_part
+from baton.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told, whole_calls
+from baton.openai.errors import ApiError
+from baton.openai.messages.body import MessagesRequest
+from baton.openai.messages.manners import told
+from baton.openai.output_parts import Said, Thought
+from baton.openai.rendering import Collected
+from baton.openai.sse import Framing
+from baton.rooms.request import FinishReason
 
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
 """Anthropic's own keep-alive is an event, which its clients skip wherever it stands."""

@@ -6,16 +6,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.openai.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
-from services.openai.bodies import Bodies
-from services.openai.document import GENERATING, TAKING, told
-from services.openai.edge import exchange_of
-from services.openai.generating import Generating
-from services.openai.messages.body import CountRequest, MessagesRequest
-from services.openai.messages.manners import ROUTE
-from services.openai.messages.rendering import MessagesRendering
-from services.openai.messages.translation import translated
-from services.openai.rendering import Rendering
+from baton.openai.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
+from baton.openai.bodies import Bodies
+from baton.openai.document import GENERATING, TAKING, told
+from baton.openai.edge import exchange_of
+from baton.openai.generating import Generating
+from baton.openai.messages.body import CountRequest, MessagesRequest
+from baton.openai.messages.manners import ROUTE
+from baton.openai.messages.rendering import MessagesRendering
+from baton.openai.messages.translation import translated
+from baton.openai.rendering import Rendering
 
 
 def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:

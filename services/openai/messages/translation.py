@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.openai.errors import ApiError, invalid
-from services.openai.messages.body import (
+from baton.openai.errors import ApiError, invalid
+from baton.openai.messages.body import (
     Block,
     CountRequest,
     HiddenThought,
@@ -28,8 +28,8 @@ from services.openai.messages.body import (
     ToolResult,
     ToolUse,
 )
-from services.openai.schemas import ChatRequest, Sampled
-from services.openai.terms import Terms, made
+from baton.openai.schemas import ChatRequest, Sampled
+from baton.openai.terms import Terms, made
 
 BETWEEN: Final = "\n\n"
 """Two messages that are one turn."""

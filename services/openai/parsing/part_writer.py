@@ -9,8 +9,8 @@ Pure.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from services.openai.output_parts import Part, Said, Thought
-from services.openai.output_regions import Previous, SectionMark
+from baton.openai.output_parts import Part, Said, Thought
+from baton.openai.output_regions import Previous, SectionMark
 
 NO_GAP: Final = ""
 QUOTES: Final = ("`", '"', "'", "(", "“", "‘")

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.openai.responses.shapes import (
+from baton.openai.responses.shapes import (
     FunctionTool,
     NamespaceTool,
     OtherTool,
     ResponsesRequest,
     TextFormat,
 )
-from services.openai.schemas import AllowedTools, Drawing, NamedTool
+from baton.openai.schemas import AllowedTools, Drawing, NamedTool
 
 
 def head_of(

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from services.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
-from services.openai.errors import shown
-from services.openai.schemas import (
+from baton.openai.answer_history import TEXT_PARTS, is_foreign, text_part, without_envelope
+from baton.openai.errors import shown
+from baton.openai.schemas import (
     CALL_ID_CHARS_MAX,
     CALLS_MAX,
     MESSAGES_MAX,

@@ -9,8 +9,8 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from services.openai.responses.carrier import Carrier
-from services.openai.responses.naming import Names
+from baton.openai.responses.carrier import Carrier
+from baton.openai.responses.naming import Names
 
 Event = dict[str, Any]
 

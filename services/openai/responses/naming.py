@@ -8,7 +8,7 @@ Pure.
 import re
 from typing import Final
 
-from services.openai.responses.kept import Item, KeptResponses
+from baton.openai.responses.kept import Item, KeptResponses
 
 ANSWER: Final = "resp_"
 OF_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_\d{1,4}")

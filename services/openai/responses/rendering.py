@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from services.openai.answering import Usage
-from services.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told
-from services.openai.errors import ApiError
-from services.openai.logprobs import chat_logprobs, token_text
-from services.openai.model import ServedModel
-from services.openai.output_parts import Said, Thought
-from services.openai.rendering import Collected
-from services.openai.responses.making import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
-from services.openai.sse import NAMED
-from services.rooms.request import FinishReason
+from baton.openai.answering import Usage
+from baton.openai.choice import Begun, Called, ChoiceAssembler, Delta, Grown, Told
+from baton.openai.errors import ApiError
+from baton.openai.logprobs import chat_logprobs, token_text
+from baton.openai.model import ServedModel
+from baton.openai.output_parts import Said, Thought
+from baton.openai.rendering import Collected
+from baton.openai.responses.making import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
+from baton.openai.sse import NAMED
+from baton.rooms.request import FinishReason
 
 FAILED: Final = "failed"
 CUT_OFF: Final[Mapping[str, str]] = {"reason": "max_output_tokens"}

@@ -14,34 +14,34 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.openai.answers import TokenCount
-from services.openai.bodies import Bodies
-from services.openai.document import GENERATING, NAMING, TAKING, told
-from services.openai.door import owner_in
-from services.openai.drawing import drawing_of
-from services.openai.edge import exchange_of
-from services.openai.errors import ApiError, invalid, shown
-from services.openai.generating import Generating
-from services.openai.headers import is_codex
-from services.openai.model import ServedModel
-from services.openai.responses.carrier import Carrier
-from services.openai.responses.echo import head_of
-from services.openai.responses.items import plain
-from services.openai.responses.kept import KeptResponse, KeptResponses
-from services.openai.responses.making import ResponseBuilder
-from services.openai.responses.naming import Names
-from services.openai.responses.rendering import ResponsesRendering
-from services.openai.responses.shapes import LOGPROBS, THOUGHTS, ResponsesRequest
-from services.openai.responses.translation import (
+from baton.openai.answers import TokenCount
+from baton.openai.bodies import Bodies
+from baton.openai.document import GENERATING, NAMING, TAKING, told
+from baton.openai.door import owner_in
+from baton.openai.drawing import drawing_of
+from baton.openai.edge import exchange_of
+from baton.openai.errors import ApiError, invalid, shown
+from baton.openai.generating import Generating
+from baton.openai.headers import is_codex
+from baton.openai.model import ServedModel
+from baton.openai.responses.carrier import Carrier
+from baton.openai.responses.echo import head_of
+from baton.openai.responses.items import plain
+from baton.openai.responses.kept import KeptResponse, KeptResponses
+from baton.openai.responses.making import ResponseBuilder
+from baton.openai.responses.naming import Names
+from baton.openai.responses.rendering import ResponsesRendering
+from baton.openai.responses.shapes import LOGPROBS, THOUGHTS, ResponsesRequest
+from baton.openai.responses.translation import (
     chat_of,
     dropped_tools,
     functions_of,
     looked_up,
     nothing_dropped,
 )
-from services.openai.responses.turns import Placed
-from services.openai.terms import Terms
-from services.runtime.clock import Clock
+from baton.openai.responses.turns import Placed
+from baton.openai.terms import Terms
+from baton.runtime.clock import Clock
 
 NUMBER_BYTES: Final = 16
 LIST_DEFAULT: Final = 20

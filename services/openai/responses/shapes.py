@@ -19,10 +19,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.openai.errors import shown
-from services.openai.responses.items import ChatItem, Id, Item, few_items, kind_of_input, with_type
-from services.openai.responses.unserved import OF_RESPONSES
-from services.openai.schemas import (
+from baton.openai.errors import shown
+from baton.openai.responses.items import ChatItem, Id, Item, few_items, kind_of_input, with_type
+from baton.openai.responses.unserved import OF_RESPONSES
+from baton.openai.schemas import (
     TOOLS_MAX,
     AllowedTools,
     Function,
@@ -36,7 +36,7 @@ from services.openai.schemas import (
     Words,
     read_tool_choice,
 )
-from services.openai.unsupported import Unserved
+from baton.openai.unsupported import Unserved
 
 LOGPROBS: Final = "message.output_text.logprobs"
 THOUGHTS: Final = "reasoning.encrypted_content"

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from services.openai.errors import ApiError, invalid, shown
-from services.openai.field_faults import first_fault
-from services.openai.responses.carrier import Carrier
-from services.openai.responses.items import ChatItem, MessageItem, ReferenceItem, Told, items_of
-from services.openai.responses.kept import KeptResponses
-from services.openai.responses.naming import item_of
-from services.openai.responses.shapes import (
+from baton.openai.errors import ApiError, invalid, shown
+from baton.openai.field_faults import first_fault
+from baton.openai.responses.carrier import Carrier
+from baton.openai.responses.items import ChatItem, MessageItem, ReferenceItem, Told, items_of
+from baton.openai.responses.kept import KeptResponses
+from baton.openai.responses.naming import item_of
+from baton.openai.responses.shapes import (
     LOGPROBS,
     AdditionalTools,
     FunctionTool,
@@ -23,10 +23,10 @@ from services.openai.responses.shapes import (
     ResponsesRequest,
     TextFormat,
 )
-from services.openai.responses.turns import Placed, ResponseTurns
-from services.openai.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, NamedTool, Sampled
-from services.openai.terms import Terms
-from services.openai.tool_names import namespaced_name
+from baton.openai.responses.turns import Placed, ResponseTurns
+from baton.openai.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, NamedTool, Sampled
+from baton.openai.terms import Terms
+from baton.openai.tool_names import namespaced_name
 
 TOLD: Final[TypeAdapter[Told]] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
 TOO_LONG: Final = "context_length_exceeded"

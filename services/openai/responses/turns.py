@@ -10,17 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, assert_never
 
-from services.openai.errors import ApiError, invalid
-from services.openai.responses.carrier import Carrier, NotOurs
-from services.openai.responses.items import (
+from baton.openai.errors import ApiError, invalid
+from baton.openai.responses.carrier import Carrier, NotOurs
+from baton.openai.responses.items import (
     CallItem,
     MessageItem,
     ReasoningItem,
     ResultItem,
     Told,
 )
-from services.openai.terms import Terms
-from services.openai.tool_names import namespaced_name
+from baton.openai.terms import Terms
+from baton.openai.tool_names import namespaced_name
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.openai.schemas import ChatRequest
-from services.openai.unsupported import OF_OPENAI, Unserved
+from baton.openai.schemas import ChatRequest
+from baton.openai.unsupported import OF_OPENAI, Unserved
 
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")

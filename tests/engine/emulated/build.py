@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from services.engine.compiler import AMX, AVX2, Build
+from baton.engine.compiler import AMX, AVX2, Build
 from tests.suite.tiers import starts
 
 HEADER: Final = Path(__file__).with_name("immintrin.h")

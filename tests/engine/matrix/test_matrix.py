@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.engine import TorchEngine, load_engine
-from services.engine.sight import Reach
+from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.sight import Reach
 from tests.engine import tiny
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
 from tests.engine.paged_twin import twin

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.engine.model import load_model
-from services.engine.team import Mute
-from services.topology import Topology
+from baton.engine.model import load_model
+from baton.engine.team import Mute
+from baton.topology import Topology
 from tests.engine import scenes, tiny
 from tests.engine.crew import Crew
 from tests.engine.matrix.table import TYPES

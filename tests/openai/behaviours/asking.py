@@ -11,16 +11,16 @@ from typing import Any, Final
 import httpx
 from prometheus_client import CollectorRegistry
 
-from services.grammars.compiling import compiled
-from services.grammars.vocabulary import vocabulary_of
-from services.openai.api_settings import ApiSettings
-from services.openai.app import create_app
-from services.openai.backend import Limits
-from services.openai.edge import Edge
-from services.openai.hearing import forms_of
-from services.openai.model import ServedModel
-from services.openai.tokenizer import Tokenizer
-from services.rooms.request import FinishReason, Request
+from baton.grammars.compiling import compiled
+from baton.grammars.vocabulary import vocabulary_of
+from baton.openai.api_settings import ApiSettings
+from baton.openai.app import create_app
+from baton.openai.backend import Limits
+from baton.openai.edge import Edge
+from baton.openai.hearing import forms_of
+from baton.openai.model import ServedModel
+from baton.openai.tokenizer import Tokenizer
+from baton.rooms.request import FinishReason, Request
 from tests.openai import tiny
 from tests.openai.scripted import ScriptedBackend, Step, batch, in_turn
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from services.openai.schemas import COMPLETION_TOKENS_DEFAULT
+from baton.openai.schemas import COMPLETION_TOKENS_DEFAULT
 from tests.openai import tiny
 from tests.openai.behaviours.asking import CHAT, COMPLETIONS, USER, Answer, Behaviour, Refused, behaviours
 from tests.openai.scripted import LENGTH

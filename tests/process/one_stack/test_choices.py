@@ -8,7 +8,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.bench.app import bench
+from baton.cli.bench.app import bench
 from tests.http import web
 from tests.process.load import any_prompts
 from tests.process.stack import Stack

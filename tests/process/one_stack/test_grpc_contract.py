@@ -7,7 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.wire.baton.v1 import (
+from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
     rooms_pb2,
@@ -15,7 +15,7 @@ from services.wire.baton.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from services.wire.errors import remote_error
+from baton.wire.errors import remote_error
 from tests.process.stack import Stack
 
 PROMPT = (504, 3575, 282, 4649, 314)  # "The capital of France is"

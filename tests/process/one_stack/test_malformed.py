@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
-from services.wire.baton.v1 import inference_pb2, rooms_pb2, rooms_pb2_grpc, workers_pb2
-from services.wire.channel import REQUEST_BYTES_MAX
+from baton.wire.baton.v1 import inference_pb2, rooms_pb2, rooms_pb2_grpc, workers_pb2
+from baton.wire.channel import REQUEST_BYTES_MAX
 from tests.http import web
 from tests.process.stack import Stack
 

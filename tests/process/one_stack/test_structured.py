@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import openai
 from pydantic import BaseModel, Field
 
-from services.grammars.judge import TOO_COMPLEX
+from baton.grammars.judge import TOO_COMPLEX
 from tests.grammars.test_judge import CHAIN
 from tests.http import web
 from tests.process.stack import Stack

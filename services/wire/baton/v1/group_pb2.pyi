@@ -3,7 +3,7 @@
 isort:skip_file
 What the leader of a worker's rank group tells every rank, once a turn, in one order."""
 
-from services.wire.baton.v1 import inference_pb2 as _inference_pb2
+from baton.wire.baton.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -3,8 +3,8 @@
 isort:skip_file
 What the bootstrap asks of workers, and what workers ask of each other."""
 
-from services.wire.baton.v1 import rooms_pb2 as _rooms_pb2
-from services.wire.baton.v1 import workers_pb2 as _workers_pb2
+from baton.wire.baton.v1 import rooms_pb2 as _rooms_pb2
+from baton.wire.baton.v1 import workers_pb2 as _workers_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

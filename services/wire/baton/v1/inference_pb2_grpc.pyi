@@ -3,7 +3,7 @@
 isort:skip_file
 What the bootstrap asks of workers, and what workers ask of each other."""
 
-from services.wire.baton.v1 import inference_pb2 as _inference_pb2
+from baton.wire.baton.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1

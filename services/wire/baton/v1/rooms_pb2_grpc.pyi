@@ -3,7 +3,7 @@
 isort:skip_file
 The life of rooms, as the bootstrap knows it."""
 
-from services.wire.baton.v1 import rooms_pb2 as _rooms_pb2
+from baton.wire.baton.v1 import rooms_pb2 as _rooms_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1

@@ -3,7 +3,7 @@
 isort:skip_file
 Which workers are there: leases, held by saying so again and again."""
 
-from services.wire.baton.v1 import rooms_pb2 as _rooms_pb2
+from baton.wire.baton.v1 import rooms_pb2 as _rooms_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -3,7 +3,7 @@
 isort:skip_file
 Which workers are there: leases, held by saying so again and again."""
 
-from services.wire.baton.v1 import workers_pb2 as _workers_pb2
+from baton.wire.baton.v1 import workers_pb2 as _workers_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
 import abc as _abc_1
