@@ -1,7 +1,7 @@
 """Commands and environments of child processes that run this package.
 
 `python -m` looks for packages in the working directory first, where a user's project may have a package
-called `services`. Every child is therefore started by these functions, and runs the code of its parent.
+called `baton`. Every child is therefore started by these functions, and runs the code of its parent.
 """
 
 import os
@@ -29,7 +29,7 @@ def tied_command(*command: str) -> tuple[str, ...]:
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the variables by which a child imports this very package."""
-    root = str(Path(services.__file__ or "").resolve().parent.parent)
+    root = str(Path(baton.__file__ or "").resolve().parent.parent)
     path = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
     inherited = {name: value for name, value in environ.items() if name not in NOT_INHERITED}
     return {**inherited, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -52,8 +52,9 @@ async def test_overlong_lines_and_bad_bytes_do_not_stop_the_reading() -> None:
 async def test_a_child_runs_this_package_whatever_the_current_directory_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    for name in ("services", "baton"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     _, code = await _ran("import baton.cli; print('right')", said)

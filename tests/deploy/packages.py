@@ -50,7 +50,7 @@ def bootstrap_packages(folder: Path) -> Path:
     """A new directory with what the bootstrap's image has, and Baton, by links."""
     found = link_packages(folder, bootstrap_requirements())
     assert not found.keys() & {*WORKERS_ALONE, "accelerate", "gguf"}
-    (folder / "services").symlink_to(ROOT / "services")
+    (folder / "baton").symlink_to(ROOT / "services")
     return folder
 
 

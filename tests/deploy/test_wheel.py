@@ -97,7 +97,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
 def test_the_wheel_holds_every_file_of_the_source_and_nothing_else(wheel: Path) -> None:
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     source = {
-        str(file.relative_to(ROOT))
+        str("baton" / file.relative_to(ROOT / "services"))
         for file in (ROOT / "services").rglob("*")
         if file.is_file() and file.suffix != ".so" and "__pycache__" not in file.parts
     }
@@ -106,7 +106,7 @@ def test_the_wheel_holds_every_file_of_the_source_and_nothing_else(wheel: Path) 
 
 def test_what_it_names_is_there_in_versions_that_it_allows(environment: Environment) -> None:
     _run(*PIP, "--python", str(environment.programs / "python"), "check", cwd=environment.folder)
-    asked = "import services, sys; print(services.__file__, *sys.path, sep='\\n')"
+    asked = "import baton, sys; print(baton.__file__, *sys.path, sep='\\n')"
     where = environment.run("python", "-c", asked)
     first, *path = where.splitlines()
     assert Path(first).is_relative_to(environment.packages)

@@ -51,7 +51,7 @@ def test_models_of_the_common_anatomy_are_computed_in_our_way_and_others_by_the_
     caplog.set_level(logging.INFO)
     ours = architecture in OURS
     assert load(tiny_dir(architecture), dtype).model.taken_apart is ours
-    said = [each.getMessage() for each in caplog.records if each.name.startswith("services.")]
+    said = [each.getMessage() for each in caplog.records if each.name.startswith("baton.")]
     assert said == ([] if ours else ["the model library computes the steps: other parts than ours"])
 
 

@@ -38,8 +38,9 @@ TESTING: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", 
 NIXL: Final = "nixl-cu"
 LEFT_OUT: Final = re.compile(r"nixl_ep(_cu\d+)?/|[^/]+\.data/headers/|[^/]+\.libs/ucx/libucx_perftest")
 """Of NIXL's wheel."""
-CARRIED: Final = ("services", "tests", "proto", "pyproject.toml", "requirements", "LICENSE", "README.md")
-"""Of the source."""
+TREES: Final = ("baton", "services", "tests", "proto", "requirements")
+CARRIED: Final = (*TREES, "pyproject.toml", "LICENSE", "README.md")
+"""Files and folders of the source that a bundle carries."""
 GLIBCS: Final = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
 """Minor versions that wheels are built for: pip takes each by its own name."""
 PYTHONS: Final = ("3.11", "3.12", "3.13")
@@ -196,9 +197,9 @@ def _copy_source(target: Path) -> None:
         capture_output=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
 
 
 def _dependencies() -> list[str]:

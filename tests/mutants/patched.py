@@ -12,7 +12,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.mutant import Mutant
+from tests.suite.test_imports import module_name
 
 
 class _Changed(SourceFileLoader):
@@ -44,7 +45,7 @@ class _Finder(MetaPathFinder):
 def put_in_place(mutant: Mutant) -> None:
     """For the rest of this process. Raises Drifted."""
     for path, source in mutant.sources().items():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = module_name(path)
         if module in sys.modules:
             raise RuntimeError(f"{module} was imported before its mutant could be put in place")
         sys.meta_path.insert(0, _Finder(_Changed(module, path, source)))

@@ -32,7 +32,7 @@ def _loads(*_: object) -> None:
 def _come_up(role: str) -> None:
     """As the service of that name, whose model takes its time."""
     logging.configure("info", "text")
-    wiring = import_module(f"services.{role}.wiring")
+    wiring = import_module(f"baton.{role}.wiring")
     if role == BOOTSTRAP:
         wiring._load = _loads  # type: ignore[attr-defined]
         sys.exit(wiring.run(load(BootstrapSettings, {"http_port": "0", "grpc_port": "0"}, {})))

@@ -30,8 +30,9 @@ DIGITS: Final = Grammar(GrammarKind.REGEX, "[0-9]{2}")
 @pytest.fixture
 def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a `services` package, as many web projects have, that may not be imported."""
-    (tmp_path / "services").mkdir()
-    (tmp_path / "services" / "__init__.py").write_text("print('imported'); raise SystemExit(9)")
+    for name in ("services", "baton"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("print('imported'); raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     return tmp_path

@@ -291,7 +291,7 @@ def test_the_types_that_the_library_s_source_lists_are_those_that_it_knows() -> 
 
 
 def test_a_library_that_is_laid_out_otherwise_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_types, "LIBRARY", "services")
+    monkeypatch.setattr(library_types, "LIBRARY", "baton")
     for each in (known_types, drawing_types, gguf_types):
         assert each.__wrapped__() == frozenset()
 

@@ -57,7 +57,7 @@ class Report:
 def run(seed: int, rooms: int = ROOMS, name: str | None = None, *, tidy: bool = True) -> Report:
     """Simulate. `name`: of a profile, instead of the seed's own. `tidy`: collect what is left over, which
     takes a sixteenth of the time; a process that ends soon need not."""
-    product = logging.getLogger("services")
+    product = logging.getLogger("baton")
     before = (product.level, product.propagate)
     product.setLevel(logging.ERROR)
     product.propagate = False
@@ -86,7 +86,7 @@ def _simulate(seed: int, rooms: int, name: str | None) -> Report:
     shape = profile(seed, rooms, name)
     loop, trace = VirtualLoop(), Trace()
     errors = _Errors(trace, loop)
-    logging.getLogger("services").addHandler(errors)
+    logging.getLogger("baton").addHandler(errors)
     asyncio.set_event_loop(loop)
     try:
         scene = _Scene(seed, shape, loop, trace, rooms)
@@ -95,8 +95,8 @@ def _simulate(seed: int, rooms: int, name: str | None) -> Report:
         trace.violate(loop.time(), "room-ends", f"{type(error).__name__}: {error}")
     finally:
         asyncio.set_event_loop(None)
-        logging.getLogger("services").removeHandler(errors)
-        logging.getLogger("services").setLevel(logging.CRITICAL + 1)  # what is left over is only collected
+        logging.getLogger("baton").removeHandler(errors)
+        logging.getLogger("baton").setLevel(logging.CRITICAL + 1)  # what is left over is only collected
     for problem in loop.problems:
         trace.violate(loop.time(), "moves-listed", problem)
     loop.forget()

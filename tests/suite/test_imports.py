@@ -11,10 +11,16 @@ PROGRAM: Final = "baton.cli.main"
 """A forked process runs the whole program anew: that import leads to a beginning and closes no circle."""
 
 
+def module_name(path: Path) -> str:
+    """Return the name by which a file of the product or of the tests is imported."""
+    top, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["baton" if top == "services" else top, *rest]).removesuffix(".__init__")
+
+
 def sources() -> dict[str, str]:
     """Each module's text by its name."""
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+        module_name(path): path.read_text()
         for path in sorted((ROOT / "services").rglob("*.py"))
         if not path.is_relative_to(GENERATED)
     }

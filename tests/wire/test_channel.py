@@ -48,10 +48,10 @@ class WordyDecode(inference_pb2_grpc.DecodeServiceServicer):
 def test_every_channel_and_server_is_set_up_in_one_place() -> None:
     """One that is made elsewhere goes by a proxy for HTTP, shows no token, and is open to whoever calls."""
     makes = re.compile(r"\b(insecure_channel|secure_channel|(aio|grpc)\.server)\(")
-    services = Path(module.__file__).parents[1]
+    package = Path(module.__file__).parents[1]
     found = {
-        str(path.relative_to(services))
-        for path in services.rglob("*.py")
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
         if "baton/v1" not in str(path) and makes.search(path.read_text())
     }
     assert found == {"wire/channel.py"}

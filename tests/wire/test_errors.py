@@ -83,7 +83,7 @@ def test_no_refusal_is_left_out_of_the_table() -> None:
         return {kind}.union(*(kinds(each) for each in kind.__subclasses__()))
 
     tabled = tuple(kind for kind, _ in errors.STATUS)
-    ours = [each for each in kinds(rooms_errors.RoomError) if each.__module__.startswith("services.")]
+    ours = [each for each in kinds(rooms_errors.RoomError) if each.__module__.startswith("baton.")]
     assert [each for each in ours if not issubclass(each, tabled)] == [rooms_errors.RoomError]
 
 
