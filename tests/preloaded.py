@@ -14,8 +14,8 @@ import sys
 from importlib import import_module
 from typing import Final
 
+from baton.api.text.tokenizer import keep_torch_out
 from baton.cli.preloaded import serve
-from baton.openai.tokenizer import keep_torch_out
 
 CALL: Final = "call"
 BOOTSTRAP: Final = "bootstrap"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
+from baton.api.errors import CLIENT_GONE, from_backend
 from baton.bootstrap.admission import QUEUED_GONE
 from baton.bootstrap.asked import QueueFull, Retry
 from baton.bootstrap.follower import SIBLING_FAILED, RoomStream
@@ -21,8 +23,6 @@ from baton.bootstrap.notebook import NO_STATUS
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.rooms import Rooms
 from baton.ids import Incarnation
-from baton.openai.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
-from baton.openai.errors import CLIENT_GONE, from_backend
 from baton.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from baton.rooms.phases import Side
 from baton.rooms.placement import Need
@@ -77,7 +77,7 @@ class _Strand:
 
 
 class RequestStream:
-    """One request being served: a `baton.openai.backend.TokenStream` over its rooms, one after another.
+    """One request being served: a `baton.api.backend.TokenStream` over its rooms, one after another.
 
     All choices begin in one room. When a room fails, those of its choices that have the same output go on in
     one room, and others in others: a room has one beginning. As long as there is one room at a time, the next

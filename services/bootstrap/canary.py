@@ -12,10 +12,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
+from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.attempts import RoomBackend
 from baton.bootstrap.rooms import Rooms
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import Hangup, RoomFailed
 from baton.rooms.pairs import PairId
 from baton.rooms.phases import Side
 from baton.rooms.placement import Need, Pair

@@ -4,12 +4,12 @@ What a client would: it is made by the same intake, with the model's own default
 model whose defaults no worker takes is refused before the first one joins.
 """
 
+from baton.api.backend import Limits
+from baton.api.errors import ApiError
+from baton.api.requests.request_builder import Defaults, admit, asked_in_completion
+from baton.api.requests.schemas import CompletionRequest
 from baton.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
 from baton.ids import RoomId
-from baton.openai.backend import Limits
-from baton.openai.errors import ApiError
-from baton.openai.intake import Defaults, admit, asked_in_completion
-from baton.openai.schemas import CompletionRequest
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError
 from baton.wire.conversions import Malformed, request_from_wire, request_to_wire

@@ -13,11 +13,11 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
+from baton.api.http.authentication import Door
+from baton.api.http.cors import open_to
+from baton.api.http.middleware import Edge
+from baton.api.http.rate_limit import RateLimit
 from baton.bootstrap.settings import BootstrapSettings
-from baton.openai.cross_origin import open_to
-from baton.openai.door import Door
-from baton.openai.edge import Edge
-from baton.openai.rate_limit import RateLimit
 from baton.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
 from baton.runtime.exposed import beyond_this_machine
 from baton.runtime.host_names import ANY_NAME, HostNames

@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
+from baton.api.backend import Hangup, RoomFailed, TokenBatch
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.rooms import ANSWERED, Rooms
-from baton.openai.backend import Hangup, RoomFailed, TokenBatch
 from baton.pages.record import ALTERNATIVES_MAX
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
@@ -54,7 +54,7 @@ log = Log(__name__)
 
 
 class RoomStream:
-    """One room being followed: a `baton.openai.backend.TokenStream` to its reader, and a
+    """One room being followed: a `baton.api.backend.TokenStream` to its reader, and a
     `baton.bootstrap.links.Hearer` to the streams of both its workers."""
 
     def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:

@@ -23,8 +23,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from baton.api.http.authentication import operators_only
 from baton.ids import RoomId
-from baton.openai.door import operators_only
 from baton.rooms.errors import UnknownRoom, UnknownWorker
 from baton.rooms.phases import Side
 from baton.rooms.registry import Registry

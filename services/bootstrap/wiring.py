@@ -11,6 +11,10 @@ from typing import Final
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
+from baton.api.app import create_app, create_pages
+from baton.api.served_model import ServedModel, load_served_model
+from baton.api.settings import ApiSettings
+from baton.api.text.tokenizer import keep_torch_out
 from baton.bootstrap.attempts import RoomBackend
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
@@ -24,10 +28,6 @@ from baton.bootstrap.settings import BootstrapSettings
 from baton.bootstrap.story.routes import page_router, story_router
 from baton.bootstrap.thoughts_key import thoughts_key
 from baton.ids import RoomId
-from baton.openai.api_settings import ApiSettings
-from baton.openai.app import create_app, create_pages
-from baton.openai.model import ServedModel, load_served_model
-from baton.openai.tokenizer import keep_torch_out
 from baton.rooms.errors import Cause, Reason, UnknownRoom
 from baton.rooms.registry import Registry
 from baton.rooms.retry import RetryBounds

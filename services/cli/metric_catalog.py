@@ -10,9 +10,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from baton.api.http.metrics import HttpMetrics
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.decode.metrics import DecodeMetrics
-from baton.openai.metrics import HttpMetrics
 from baton.prefill.metrics import PrefillMetrics
 from baton.rooms.registry import Registry
 from baton.runtime.http_metrics import Connections

@@ -7,8 +7,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from baton.openai.choice import Heard
-from baton.openai.conversation import offered, plain_tools, schemas_of
+from baton.api.generation.choice_assembler import Heard
+from baton.api.requests.chat_messages import offered, plain_tools, schemas_of
+from baton.api.requests.schemas import ChatRequest, NamedTool
+from baton.api.text.tokenizer import Tokenizer
 from baton.openai.dialects import (
     AUTO,
     CALL_FORMS,
@@ -24,9 +26,7 @@ from baton.openai.held_reading import CallShape
 from baton.openai.output_parts import Voice
 from baton.openai.output_regions import Dialect, RegionKind
 from baton.openai.response_template import ResponseTemplate, TemplateVoice, read_template, template_file
-from baton.openai.schemas import ChatRequest, NamedTool
 from baton.openai.speech import Speech
-from baton.openai.tokenizer import Tokenizer
 from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from baton.api.errors import invalid
+from baton.api.requests.chat_messages import offered
+from baton.api.requests.schemas import AllowedTools, ChatRequest, NamedTool, Tool
+from baton.api.text.tokenizer import Tokenizer
 from baton.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
-from baton.openai.conversation import offered
 from baton.openai.dialects import CALL_FORMS, HERMES, Form, named
-from baton.openai.errors import invalid
 from baton.openai.hearing import Forms, Opening, opening
 from baton.openai.held_reading import CallShape
 from baton.openai.schema_text import schema_text
-from baton.openai.schemas import AllowedTools, ChatRequest, NamedTool, Tool
-from baton.openai.tokenizer import Tokenizer
 from baton.rooms.request import Grammar, GrammarKind
 
 NAME: Final = "\0name"

@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from baton.api.errors import invalid
+from baton.api.requests.schemas import OPTIONS
 from baton.grammars.json_schema import resolved, schemas_within
 from baton.openai.closed_schemas import closed
-from baton.openai.errors import invalid
 from baton.openai.schema_alternatives import with_disjoint_alternatives
 from baton.openai.schema_normalization import normalized, without_nulls
 from baton.openai.schema_shapes import SchemaRefused, check_shape
-from baton.openai.schemas import OPTIONS
 from baton.rooms.request import GRAMMAR_BYTES_MAX
 
 

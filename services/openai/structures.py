@@ -13,11 +13,16 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from baton.api.errors import invalid
+from baton.api.http.authentication import caller_in
+from baton.api.http.disconnect import unless_gone
+from baton.api.http.metrics import HttpMetrics, Judged
+from baton.api.requests.request_builder import check_ids
+from baton.api.requests.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
+from baton.api.served_model import ServedModel
+from baton.api.text.tokenizer_pool import TextTurns
 from baton.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
 from baton.openai.dialects import Form
-from baton.openai.door import caller_in
-from baton.openai.errors import invalid
-from baton.openai.hangup import unless_gone
 from baton.openai.held_calls import (
     form_held,
     held_tools,
@@ -28,12 +33,7 @@ from baton.openai.held_calls import (
     whole_grammar,
 )
 from baton.openai.held_reading import CallShape
-from baton.openai.intake import check_ids
-from baton.openai.metrics import HttpMetrics, Judged
-from baton.openai.model import ServedModel
 from baton.openai.schema_text import schema_text
-from baton.openai.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
-from baton.openai.turns import TextTurns
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
 KEPT_MAX: Final = 256

@@ -77,7 +77,7 @@ class Refusing:
 
 
 async def _answer(refusal: HttpRefusal, send: Send) -> None:
-    """As `baton.openai.errors` has it."""
+    """As `baton.api.errors` has it."""
     error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()
     headers = [

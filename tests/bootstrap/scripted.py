@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import grpc
 from prometheus_client import CollectorRegistry
 
+from baton.api.backend import RoomFailed
+from baton.api.requests.schemas import Drawing
 from baton.bootstrap.attempts import RequestStream, RoomBackend
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.follower import RoomStream
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.rooms import Rooms
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import RoomFailed
-from baton.openai.schemas import Drawing
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.registry import Registry

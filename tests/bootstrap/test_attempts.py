@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap import follower
 from baton.bootstrap.asked import QueueFull, Retry
 from baton.bootstrap.canary import Canary
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import Hangup, RoomFailed
 from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from baton.api.backend import Hangup, NoWorker, RoomFailed, TokenBatch
 from baton.bootstrap.attempts import RequestStream
-from baton.openai.backend import Hangup, NoWorker, RoomFailed, TokenBatch
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.placement import Need

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.api.backend import Hangup, NoWorker, Overloaded
 from baton.bootstrap import follower
 from baton.bootstrap.links import Hearer, Open, WorkerStream
 from baton.ids import RoomId
-from baton.openai.backend import Hangup, NoWorker, Overloaded
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
 from baton.rooms.registry_records import RoomPhase, WorkerState

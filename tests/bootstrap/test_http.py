@@ -8,15 +8,15 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from baton.api.app import create_app
 from baton.bootstrap.http import admin_router, probe_router
 from baton.ids import Incarnation, RoomId
-from baton.openai.app import create_app
 from baton.rooms.phases import Side
 from baton.rooms.registry_records import OtherSide
 from baton.rooms.timeline import Moment
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 from tests.bootstrap.scripted import House, house
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
 
 
 @pytest.fixture

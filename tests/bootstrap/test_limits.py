@@ -1,7 +1,7 @@
 """What the stack can hold is told as it is: with each worker that comes, goes, or is in doubt."""
 
+from baton.api.backend import Limits
 from baton.ids import Incarnation
-from baton.openai.backend import Limits
 from tests.bootstrap.scripted import House
 
 CONTEXT_TOKENS = 500

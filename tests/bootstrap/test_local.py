@@ -11,10 +11,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from baton.api.backend import Hangup, NoWorker
 from baton.bootstrap.canary import ALONE_MS, Canary
 from baton.bootstrap.http import probe_router
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import Hangup, NoWorker
 from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, NoneReady, Reason
 from baton.rooms.pairs import BROKEN_AFTER

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.asked import Retry
 from baton.bootstrap.attempts import RequestStream
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import Hangup, RoomFailed
 from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.load import WorkerLoad

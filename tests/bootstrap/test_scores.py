@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.openai.backend import RoomFailed, TokenStream
+from baton.api.backend import RoomFailed, TokenStream
 from baton.rooms.registry_records import RoomEntry
 from baton.rooms.request import Request, Sampling, Score
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, ended, first, house, read, scores, tokens

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.openai.app import create_app
+from baton.api.app import create_app
 from baton.rooms.phases import Side
 from baton.rooms.request import Token
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import token_to_wire
+from tests.api import tiny
 from tests.bootstrap.scripted import STOP, House, Step, accepted, ended, house, tokens
-from tests.openai import tiny
 from tests.support.manual_clock import ManualClock
 
 P, D = Side.PREFILL, Side.DECODE

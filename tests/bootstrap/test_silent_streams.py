@@ -9,13 +9,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.openai.api_settings import ApiSettings
-from baton.openai.app import create_app
+from baton.api.app import create_app
+from baton.api.settings import ApiSettings
 from baton.rooms.errors import Cause, Reason
 from baton.runtime.http_server import serve_http
 from baton.runtime.listen import bind_port
+from tests.api import tiny
 from tests.bootstrap.scripted import LENGTH, D, House, P, Step, accepted, ended, first, house, tokens
-from tests.openai import tiny
 
 SILENCE_S: Final = 0.05
 PATIENCE_S: Final = 20.0

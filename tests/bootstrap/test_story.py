@@ -10,12 +10,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from baton.api.backend import Hangup, NoWorker
 from baton.bootstrap.asked import Retry
 from baton.bootstrap.story import chains
 from baton.bootstrap.story.parts import Doing, State
 from baton.bootstrap.story.routes import FILES, PAGE, page_router, story_router
 from baton.ids import Incarnation, RoomId
-from baton.openai.backend import Hangup, NoWorker
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.load import WorkerLoad
 from baton.rooms.placement import Need

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from baton.api.backend import Hangup
 from baton.bootstrap import follower
-from baton.openai.backend import Hangup
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.runtime.room_spans import RoomSpans

@@ -36,7 +36,7 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
         "engine/unjoined.py",
         lambda: conversion_mapping,
     ),
-    "_compile_jinja_template": ("openai/chat_template.py", lambda: chat_template_utils),
+    "_compile_jinja_template": ("api/text/chat_template.py", lambda: chat_template_utils),
     "_devices": ("runtime/gloo_connections.py", gloo_options),
     "_get_backend_id": ("runtime/arrivals.py", lambda: uvloop.Loop),
     "_get_dtype_plan": ("engine/shards.py", lambda: PreTrainedModel),

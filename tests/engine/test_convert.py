@@ -12,12 +12,12 @@ from gguf.quants import dequantize, quant_shape_to_byte_shape
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 
+from baton.api.text.tokenizer import load_tokenizer
 from baton.engine import gguf_file, splits
 from baton.engine.carried import Header, lost_of_tokenizer, lost_settings
 from baton.engine.convert import main, read_tokenizer, write_tokenizer
 from baton.engine.gguf_file import numbers_of, read
 from baton.engine.model import load_model
-from baton.openai.tokenizer import load_tokenizer
 from baton.runtime.model_facts import read_model
 from tests.engine import tiny
 from tests.engine.gguf_files import TOKENS, Tensors, Write, in_gguf, nothing, write

@@ -22,13 +22,13 @@ from baton.engine.proposer import _output
 from baton.engine.start import start_engine
 from baton.rooms.request import Grammar, Request, Sampling, Token
 from baton.runtime.errors import StartupError
+from tests.api import tiny as tokenizers
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.engine.tiny import SHAPE, save
 from tests.engine.worker import GREEDY, ShuffledEngine, Tenant
 from tests.grammars.answers import NAMED
-from tests.openai import tiny as tokenizers
 
 MAIN, SMALLER = "llama-gqa-untied", "llama-mha-tied"
 TOKENS, AHEAD = 30, 4

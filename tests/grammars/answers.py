@@ -13,7 +13,7 @@ from baton.grammars.compiling import compiled
 from baton.grammars.fold import Fold
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar, GrammarKind, Request
-from tests.openai import tiny
+from tests.api import tiny
 
 PADDING: Final = 13
 """Tokens that the model has, and its tokenizer lacks."""

@@ -15,8 +15,8 @@ from baton.grammars.fold import Fold
 from baton.grammars.judge import judged
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import FinishReason, Grammar
+from tests.api import tiny
 from tests.grammars.answers import drawn, lark, regex, request, schema, tokens_in
-from tests.openai import tiny
 
 END: Final = "<|end|>"
 CALL: Final = "<tool_call>"

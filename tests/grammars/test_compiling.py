@@ -11,8 +11,8 @@ from baton.grammars.fold import GrammarLost
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from baton.runtime.errors import StartupError
+from tests.api import tiny
 from tests.grammars.answers import drawn, fold_of, lark, regex, request, schema, vocabulary
-from tests.openai import tiny
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
     "no such type": ({"type": "strin"}, "strin"),

@@ -6,8 +6,8 @@ import pytest
 
 from baton.grammars.judge import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, Judge
 from baton.rooms.request import Grammar
+from tests.api import tiny
 from tests.grammars.answers import END, lark, regex, schema
-from tests.openai import tiny
 
 CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i + 1} "x"' for i in range(3000)) + '\nr3000: "y"'
 """Overflows the library's stack."""

@@ -14,7 +14,7 @@ from baton.rooms.request import Grammar, GrammarKind
 from baton.runtime import model_cache
 from baton.runtime.child_process import child_environ, module_command
 from baton.runtime.model_cache import converted
-from tests.openai import tiny
+from tests.api import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
 NO_CHILD_OF_THIS_PACKAGE: Final = {

@@ -15,8 +15,8 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
-from baton.openai.app import create_app
-from baton.openai.door import Door
+from baton.api.app import create_app
+from baton.api.http.authentication import Door
 from baton.runtime import http_limits
 from baton.runtime.api_keys import ApiKeys
 from baton.runtime.http_head import PIPELINED_MAX, BoundedHttp
@@ -25,8 +25,8 @@ from baton.runtime.http_metrics import LIMIT, Connections
 from baton.runtime.http_server import HttpServer, serve_http
 from baton.runtime.listen import bind_port
 from baton.runtime.tls_files import TlsFiles
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 from tests.safety.certificates import made
 
 KEY: Final = "sk-one-0123456789"

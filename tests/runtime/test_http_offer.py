@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from fastapi import FastAPI, Request
 
-from baton.openai.errors import ApiError
+from baton.api.errors import ApiError
 from baton.runtime.http_server import serve_http
 from baton.runtime.listen import bind_port
 

@@ -17,7 +17,7 @@ import pytest
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
 
-from baton.openai.app import create_app
+from baton.api.app import create_app
 from baton.runtime.host_names import HostNames
 from baton.runtime.http_head import HEAD_BYTES_MAX, HEADERS_MAX, BoundedHttp
 from baton.runtime.http_metrics import Connections
@@ -25,8 +25,8 @@ from baton.runtime.http_server import serve_http
 from baton.runtime.listen import bind_port
 from baton.runtime.metrics_http import serve_metrics
 from baton.runtime.tls_files import TlsFiles
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 from tests.safety.certificates import made
 
 PATIENCE_S: Final = 20.0

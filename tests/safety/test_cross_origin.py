@@ -7,17 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from baton.api.app import create_app
+from baton.api.http.authentication import Door
+from baton.api.http.cors import open_to
+from baton.api.http.rate_limit import RateLimit
+from baton.api.settings import ApiSettings
 from baton.bootstrap.settings import BootstrapSettings
-from baton.openai.api_settings import ApiSettings
-from baton.openai.app import create_app
-from baton.openai.cross_origin import open_to
-from baton.openai.door import Door
-from baton.openai.rate_limit import RateLimit
 from baton.runtime.api_keys import ApiKeys
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 
 KEY: Final = "sk-of-a-page-0123456789"
 HERE, OTHER = "https://app.example", "https://other.example"

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton.openai.app import create_app, create_pages
-from baton.openai.door import Door, operators_only
-from baton.openai.rate_limit import CALLERS_MAX, RateLimit
+from baton.api.app import create_app, create_pages
+from baton.api.http.authentication import Door, operators_only
+from baton.api.http.rate_limit import CALLERS_MAX, RateLimit
 from baton.runtime.api_keys import ApiKeys
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 CHAT = "/v1/chat/completions"

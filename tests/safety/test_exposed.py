@@ -7,19 +7,19 @@ import pytest
 from fastapi import APIRouter, Depends
 from prometheus_client import CollectorRegistry
 
+from baton.api.app import create_app, create_pages
+from baton.api.http.authentication import operators_only
 from baton.bootstrap.doors import open_doors
 from baton.bootstrap.settings import BootstrapSettings
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
-from baton.openai.app import create_app, create_pages
-from baton.openai.door import operators_only
 from baton.runtime.exposed import beyond_this_machine
 from baton.runtime.http_metrics import Connections
 from baton.runtime.settings import load
 from baton.wire.credential import draw
 from baton.worker.leader_host import WorkerHost
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 
 KEYS = {"BATON_API_KEYS": "sk-one-0123456789"}
 

@@ -7,15 +7,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.api.app import create_app, create_pages
+from baton.api.http.authentication import Door
+from baton.api.http.middleware import Edge
 from baton.bootstrap.http import probe_router
 from baton.bootstrap.wiring import operator_routers
-from baton.openai.app import create_app, create_pages
-from baton.openai.door import Door
-from baton.openai.edge import Edge
 from baton.runtime.api_keys import ApiKeys
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 from tests.bootstrap.scripted import House, house
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
 
 KEY, OTHER, ADMIN = "sk-one-0123456789", "sk-two-0123456789", "sk-admin-0123456789"
 CALLERS: Final[Mapping[str, str | None]] = {"no key": None, "a key": KEY, "another": OTHER, "admin": ADMIN}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from baton.openai.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
+from baton.api.backend import Hangup, NoWorker, Overloaded, RoomFailed, TokenBatch
 from baton.rooms.choice_pages import longest_of
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request, Sampling

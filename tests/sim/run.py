@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from baton.openai.backend import Hangup, RoomFailed
+from baton.api.backend import Hangup, RoomFailed
 from baton.rooms.phases import Side
 from baton.rooms.placement import Need
 from baton.rooms.registry_records import Worker

@@ -12,14 +12,14 @@ import yaml
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from baton.api.app import create_app
+from baton.api.http.metrics import OTHER, STATUSES
 from baton.cli.metric_catalog import QUESTIONS, exported
 from baton.cli.metric_page import metric_page
-from baton.openai.app import create_app
-from baton.openai.metrics import OTHER, STATUSES
 from deploy.grafana import generate
 from deploy.grafana.rows import GENERATING, REQUESTS, ROWS
-from tests.openai import tiny
-from tests.openai.scripted import ScriptedBackend
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
 from tests.watch.prometheus import RULES, promtool
 
 ROOT: Final = Path(__file__).parents[2]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from baton.api.errors import CLIENT_GONE
 from baton.bootstrap.notebook import NO_STATUS, LostWorker, RefusedRequest
 from baton.bootstrap.rooms import Rooms
 from baton.bootstrap.story.chains import Chain, RetryChains
 from baton.bootstrap.story.parts import OVER, State
 from baton.bootstrap.story.picture import last_word
 from baton.bootstrap.story.tell import cause_of, state_of
-from baton.openai.errors import CLIENT_GONE
 from baton.rooms.phases import Side
 from baton.rooms.queues import RoomQueue
 from baton.rooms.registry_records import RoomPhase, Worker

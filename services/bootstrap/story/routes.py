@@ -17,13 +17,13 @@ from typing import Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
+from baton.api.http.authentication import known_callers_only, operators_only
+from baton.api.model_routes import root_answer
 from baton.bootstrap.rooms import Rooms
 from baton.bootstrap.story import live
 from baton.bootstrap.story.chains import PREFIX, RetryChains
 from baton.bootstrap.story.parts import Story
 from baton.bootstrap.story.tell import of_queued, of_refused, tell
-from baton.openai.door import known_callers_only, operators_only
-from baton.openai.model_routes import root_answer
 from baton.rooms.room_index import is_of
 from baton.rooms.timeline import Moment
 from baton.runtime.process_metrics import release

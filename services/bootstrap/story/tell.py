@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from baton.api.errors import CLIENT_GONE
 from baton.bootstrap.notebook import NO_STATUS, RefusedRequest
 from baton.bootstrap.story.chains import Chain, is_paused, was_retracted
 from baton.bootstrap.story.clocks import OneClock
@@ -12,7 +13,6 @@ from baton.bootstrap.story.pauses import pauses_of
 from baton.bootstrap.story.picture import bars_of, client_bars, last_word, links_of
 from baton.bootstrap.story.stages import stages_of
 from baton.bootstrap.story.words import headline, told_ms, why
-from baton.openai.errors import CLIENT_GONE
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Side
 from baton.rooms.registry_records import RoomEntry, RoomPhase

@@ -35,9 +35,9 @@ def perplexity(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
     """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
+    from baton.api.text.tokenizer import load_tokenizer
     from baton.engine.coded import coding_of
     from baton.engine.engine import load_engine
-    from baton.openai.tokenizer import load_tokenizer
     from baton.runtime.model_facts import read_model
     from baton.runtime.model_files import prepare, resolve
 

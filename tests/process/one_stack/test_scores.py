@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from baton.openai.tokenizer import Tokenizer, load_tokenizer
+from baton.api.text.tokenizer import Tokenizer, load_tokenizer
 from tests.oracle import reference_scores
 
 CLOSE = 1e-4

@@ -1,0 +1,152 @@
+"""The HTTP APIs as one application: what is served where?
+
+    POST /v1/chat/completions   /v1/completions   /v1/responses
+    POST /v1/messages           /v1/messages/count_tokens
+    GET  /v1/models             /v1/models/{id}
+    POST /tokenize              /detokenize                 also below /v1
+    GET  /tokenizer_info
+    GET  /version               /
+    POST /invocations           as a chat or a completion, by what the body has
+
+Everything it needs is injected. The process that runs it adds its own routes (`routers`): they get
+request ids, error shapes and counting like the ones here. No middleware that wraps `receive` may be put
+around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang up.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.api.backend import Backend, BackendError
+from baton.api.errors import ApiError
+from baton.api.generation.generation_service import Generating
+from baton.api.generation.prompt_encoder import Prompts
+from baton.api.generation_routes import generate_routes
+from baton.api.http.authentication import Door
+from baton.api.http.metrics import HttpMetrics
+from baton.api.http.middleware import Edge, api_error, backend_error, bug, exchange_of, routing_error
+from baton.api.http.openapi_document import document
+from baton.api.http.request_bodies import Bodies
+from baton.api.messages.anthropic_errors import manners_of
+from baton.api.messages.routes import messages_routes
+from baton.api.model_routes import model_routes, root_route
+from baton.api.requests.validation_errors import first_fault
+from baton.api.responses.response_store import KeptResponses
+from baton.api.responses.routes import kept_routes, response_routes
+from baton.api.responses.signed_reasoning import KEY_BYTES, Carrier
+from baton.api.served_model import ServedModel
+from baton.api.settings import ApiSettings
+from baton.api.token_routes import token_routes
+from baton.grammars.judge import Ask, Judge
+from baton.runtime.clock import Clock, SystemClock
+from baton.runtime.process_metrics import release
+from baton.runtime.tracing import OFF, Tracer
+
+
+def create_app(
+    backend: Backend,
+    model: ServedModel,
+    registry: CollectorRegistry,
+    settings: ApiSettings | None = None,
+    clock: Clock | None = None,
+    routers: Sequence[APIRouter] = (),
+    door: Door | None = None,
+    tracer: Tracer = OFF,
+    ask: Ask | None = None,
+) -> Edge:
+    """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
+    Everybody comes in where there is no `door`. `ask`: whether answers can be held to a grammar; where it is
+    not given, a process of its own, which is started when it is asked first."""
+    settings = settings or ApiSettings()
+    clock = clock or SystemClock()
+    metrics = HttpMetrics(registry)
+    prompts, bodies = (
+        Prompts(model, backend, takes_templates=settings.trust_request_chat_template),
+        Bodies(settings, backend),
+    )
+    version = release()
+    ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
+    generating = Generating(backend, model, prompts, metrics, settings, ask)
+    kept = KeptResponses(settings.responses_kept, settings.responses_kept_bytes)
+    carrier = Carrier(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
+    answered = [
+        generate_routes(generating, model, bodies, clock),
+        messages_routes(generating, bodies),
+        response_routes(generating, model, bodies, clock, kept, carrier),
+    ]
+    direct = {
+        ("POST", route.path): route
+        for router in answered
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    }
+    own = [
+        *answered,
+        model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
+        token_routes(backend, model, prompts, bodies),
+        kept_routes(kept),
+    ]
+    return _application([*own, *routers, root_route(version)], metrics, direct, door, tracer)
+
+
+def create_pages(api: Edge, routers: Sequence[APIRouter], door: Door | None = None) -> Edge:
+    """What is served apart from `api`, on another port: with request ids and error shapes like its, and
+    counted with it."""
+    return _application(routers, api.metrics, {}, door)
+
+
+def _application(
+    routers: Sequence[APIRouter],
+    metrics: HttpMetrics,
+    direct: Mapping[tuple[str, str], APIRoute],
+    door: Door | None,
+    tracer: Tracer = OFF,
+) -> Edge:
+    """The edge is around the framework, not one of its middlewares: what is direct does not enter it."""
+    app = FastAPI(
+        title="Baton",
+        version=release(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is the edge's
+        exception_handlers={
+            ApiError: api_error,
+            BackendError: backend_error,
+            HTTPException: routing_error,
+            RequestValidationError: _validation_error,
+            Exception: bug,
+        },
+    )
+    app.openapi = lambda: _documented(app)  # type: ignore[method-assign]
+    for router in routers:
+        app.include_router(router)
+        # The application itself does not list their routes: it keeps the routers.
+        metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
+    return Edge(app, metrics, direct, door or Door(), tracer, manners_of)
+
+
+def _documented(app: FastAPI) -> dict[str, Any]:
+    """Made when it is asked for first."""
+    if app.openapi_schema is None:
+        app.openapi_schema = document(app)
+    return app.openapi_schema
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """Handler for routes that let FastAPI parse: its 422 is OpenAI's 400."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    given = {**request.query_params, **request.path_params}
+    faults = [cast(ErrorDetails, {**each, "loc": tuple(each["loc"][1:])}) for each in error.errors()]
+    return exchange_of(request).answer(first_fault(faults, given, {}))

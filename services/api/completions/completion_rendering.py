@@ -1,0 +1,108 @@
+"""What does an answer look like in the completions API?"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from baton.api.errors import ApiError
+from baton.api.generation.answer_stream import Usage
+from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
+from baton.api.generation.logprobs import completion_logprobs, token_text
+from baton.api.generation.prompt_echo import ALL, asked_top, prompt_tokens, shown_scores
+from baton.api.generation.rendering import Collected, UsageShown
+from baton.api.http.event_stream import PLAIN
+from baton.api.requests.schemas import CompletionRequest
+from baton.api.served_model import ServedModel
+from baton.rooms.request import FinishReason, Token
+
+
+class CompletionRendering:
+    """`text_completion` objects, whole and as chunks. One choice per prompt, in the prompts' order."""
+
+    framing = PLAIN
+
+    def __init__(self, body: CompletionRequest, model: ServedModel, request_id: str, created_s: int) -> None:
+        self._token_text = partial(
+            token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
+        )
+        self._logprobs = body.logprobs is not None
+        self._top = model.vocabulary if body.logprobs == ALL else body.logprobs or 0
+        self._prompt_top = asked_top(body, model.vocabulary)
+        self._token_ids = body.return_token_ids
+        self._usage = UsageShown.of(body.stream_options)
+        self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
+        self._head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": created_s,
+            "model": body.model or model.name,
+            "system_fingerprint": None,
+        }
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not self._logprobs:
+            return None
+        tokens, offsets, beginning = delta.tokens, delta.offsets, delta.beginning
+        if beginning is not None:
+            tokens = [*prompt_tokens(beginning, self._top), *tokens]
+            offsets = [*beginning.offsets, *offsets]
+        return completion_logprobs(tokens, offsets, self._token_text)
+
+    def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
+        if not self._token_ids:
+            return []
+        piece = self._piece(choice, "", [], self.logprobs(Delta()), None)
+        return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)}, 0)]
+
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
+        shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
+        if not shown and delta.finish is None:
+            return []
+        piece = self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)
+        return [self._chunk(choice, piece, choice.output_tokens)]
+
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+        return [{**self._head, "choices": [], "usage": usage.rendered()}] if self._usage.at_end else []
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error.body]
+
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": [self._choice(part) for part in parts],
+            "usage": usage.rendered(),
+        }
+
+    def _choice(self, part: Collected) -> dict[str, Any]:
+        piece: dict[str, Any] = {
+            "token_ids": None,
+            "prompt_token_ids": list(part.choice.request.prompt) if self._token_ids else None,
+            "prompt_logprobs": None,
+            **self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish),
+        }
+        if self._prompt_top is not None and part.choice.beginning is not None:
+            piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
+        return piece
+
+    def _chunk(self, choice: ChoiceAssembler, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
+        return {**self._head, "choices": [piece], **self._usage.beside(choice, tokens)}
+
+    def _piece(
+        self,
+        choice: ChoiceAssembler,
+        text: str,
+        tokens: Sequence[Token],
+        logprobs: dict[str, Any] | None,
+        finish: FinishReason | None,
+    ) -> dict[str, Any]:
+        piece: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": None if finish is None else finish.value,
+            **choice.ended_by,
+        }
+        if self._token_ids:
+            piece["token_ids"] = [token.id for token in tokens]
+        return piece

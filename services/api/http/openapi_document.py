@@ -1,0 +1,140 @@
+"""What does `/openapi.json` say of each route?
+
+A route says in its decorator what it takes and answers: `**told(Body, Answer, of=GENERATING)`. Bodies are the
+shapes that judge them, so what is told is what is taken. What holds for every route is added here.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from baton.api.answers import ErrorAnswer
+from baton.api.requests.schemas import Shape
+
+REFERENCE: Final = "#/components/schemas/{model}"
+REFERRED: Final = re.compile(r"#/components/schemas/(\w+)")
+STATUSES: Final[Mapping[int, str]] = {
+    400: "A field is wrong, missing, unknown or not served, or what is asked for does not fit.",
+    401: "There are API keys, and none of them was sent.",
+    404: "Another model than the one that is served, or nothing of that name.",
+    408: "The body did not arrive in time.",
+    413: "The body is larger than `--max-body-bytes`.",
+    415: "The body is not JSON by its `Content-Type`, or is compressed.",
+    421: "It is for another host than this one.",
+    429: "Too much is asked for now; `Retry-After` says when to ask again.",
+    500: "A mistake of Baton's, which its log has, or of the model's chat template.",
+    503: "A side has no worker, or the request failed on all the pairs that it was given.",
+}
+ANY: Final = (400, 401, 421, 429, 500)
+"""Of every route."""
+NAMING: Final = (404,)
+"""Of one that is asked for something by its name."""
+TAKING: Final = (404, 408, 413, 415)
+"""Of one that takes a body."""
+GENERATING: Final = (*TAKING, 503)
+KEY: Final = "key"
+BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+_shapes: dict[str, type[BaseModel]] = {}
+"""That routes name, by their names."""
+
+
+def told(
+    takes: type[Shape] | None = None,
+    answers: type[BaseModel] | None = None,
+    *,
+    events: type[BaseModel] | None = None,
+    of: Sequence[int] = (),
+    errors: type[BaseModel] = ErrorAnswer,
+) -> dict[str, Any]:
+    """For a route's decorator. `takes`: its body. `answers`: what comes with a 200. `events`: the data of
+    each event, where that can be streamed. `of`: statuses beside those of every route. `errors`: their
+    shape."""
+    error = {"application/json": {"schema": _referred(errors)}}
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"description": STATUSES[status], "content": error} for status in sorted({*ANY, *of})
+    }
+    good: dict[str, Any] = {"description": "The answer."}
+    if answers is not None:
+        good["content"] = {"application/json": {"schema": _referred(answers)}}
+    if events is not None:
+        good["description"] = "The answer; with `stream`, the data of each event (`[DONE]` beside)."
+        good["content"]["text/event-stream"] = {"schema": _referred(events)}
+    more: dict[str, Any] = {}
+    if takes is not None:
+        body = {"application/json": {"schema": _referred(takes)}}
+        more["requestBody"] = {"required": True, "content": body}
+    return {"responses": {200: good, **responses}, "openapi_extra": more}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Of an application whose routes are all there."""
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    error = _referred(ErrorAnswer)
+    for methods in made["paths"].values():
+        for operation in methods.values():
+            _complete(operation, error)
+    shapes: dict[str, Any] = {}
+    for name in sorted(set(REFERRED.findall(json.dumps(made["paths"]))) & set(_shapes)):
+        _add(_schema_of(_shapes[name]), shapes)
+    made["components"] = {
+        "schemas": shapes,
+        "securitySchemes": {KEY: {"type": "http", "scheme": "bearer"}},
+    }
+    made["security"] = [{KEY: []}, {}]
+    return made
+
+
+def _referred(shape: type[BaseModel]) -> dict[str, Any]:
+    """What stands for `shape` in a route. Two that routes name have two names."""
+    if _shapes.setdefault(shape.__name__, shape) is not shape:
+        raise AssertionError(f"two shapes are called {shape.__name__}")
+    return {"$ref": REFERENCE.format(model=shape.__name__)}
+
+
+def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)  # the framework's: here it is a 400
+    for status in ANY:
+        content = {"application/json": {"schema": error}}
+        responses.setdefault(str(status), {"description": STATUSES[status], "content": content})
+
+
+def _add(schema: dict[str, Any], shapes: dict[str, Any]) -> None:
+    """`schema` by its name, and the shapes that it brings by theirs: no two have the same."""
+    shapes |= schema.get("$defs", {})
+    shapes[schema["title"]] = {name: value for name, value in schema.items() if name != "$defs"}
+
+
+@cache
+def _schema_of(shape: type[BaseModel]) -> dict[str, Any]:
+    """A body as it is taken, with what changes nothing; an answer as it is sent."""
+    if not issubclass(shape, Shape):
+        return shape.model_json_schema(ref_template=REFERENCE, mode="serialization")
+    schema: dict[str, Any] = _bounded(shape.model_json_schema(ref_template=REFERENCE))
+    fields = schema["properties"]
+    for name in sorted(shape.unserved.ignored):
+        fields.setdefault(name, {"description": "Taken without effect."})
+    for name, values in sorted(shape.unserved.harmless.items()):
+        fields.setdefault(name, {"enum": [None, *values], "description": "Nothing else is served."})
+    return schema
+
+
+def _bounded(schema: Any) -> Any:
+    """With bounds in JSON Schema's words: the library keeps its own where a number is converted first."""
+    match schema:
+        case dict():
+            return {
+                BOUNDS[name] if name in BOUNDS and isinstance(each, int | float) else name: _bounded(each)
+                for name, each in schema.items()
+            }
+        case list():
+            return [_bounded(each) for each in schema]
+        case _:
+            return schema

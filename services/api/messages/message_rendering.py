@@ -1,0 +1,207 @@
+"""What does an answer look like in Anthropic's API?
+
+A message of blocks, one after the other: thoughts, texts and calls, in the order in which they came. A stream
+opens a block, adds to it, and closes it before the next one. Of the tokens of a prompt those that were found
+cached are counted apart, as there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from baton.api.errors import ApiError
+from baton.api.generation.answer_stream import Usage
+from baton.api.generation.choice_assembler import (
+    Begun,
+    Called,
+    ChoiceAssembler,
+    Delta,
+    Grown,
+    Told,
+    whole_calls,
+)
+from baton.api.generation.rendering import Collected
+from baton.api.http.event_stream import Framing
+from baton.api.messages.anthropic_errors import told
+from baton.api.messages.message_request import MessagesRequest
+from baton.api.requests.call_arguments import complete_part
+from baton.openai.output_parts import Said, Thought
+from baton.rooms.request import FinishReason
+
+FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
+"""Anthropic's own keep-alive is an event, which its clients skip wherever it stands."""
+UNSIGNED: Final = "unsigned"
+"""The signature of each thought. Anthropic's tells that a thought was not tampered with; here whoever sends a
+conversation may write into it what it likes. Clients drop thoughts without any."""
+
+Chunks = list[dict[str, Any]]
+
+
+class MessagesRendering:
+    """`message` objects, and the events that make one."""
+
+    framing = FRAMING
+
+    def __init__(self, body: MessagesRequest, request_id: str) -> None:
+        self._body = body
+        self._request_id = request_id
+        self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": body.model}
+        self._hides = body.thinking is not None and body.thinking.display == "omitted"
+        self._place = -1
+        """Of the last block, among all."""
+        self._open: type[Said] | type[Thought] | type[Begun] | None = None
+        """What the last block is, if it goes on."""
+        self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
+
+    @property
+    def text_alone(self) -> bool:
+        return self._open is Said
+
+    def opening(self, choice: ChoiceAssembler) -> Chunks:
+        usage = _usage(len(choice.request.prompt), 0, 0)
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """There are none."""
+
+    def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Chunks:
+        chunks: Chunks = []
+        for part in _parts(delta.text, delta.parts):
+            match part:
+                case Called(_, id_, name, arguments):
+                    chunks += [*self._closed(), self._call(id_, name), self._argued(arguments)]
+                    self._open = Begun
+                case Begun(_, id_, name):
+                    chunks += [*self._closed(), self._call(id_, name)]
+                    self._open = Begun
+                case Grown(_, arguments):
+                    chunks.append(self._argued(arguments))
+                case Said(text):
+                    if self._open is not Said and self._place >= 0:
+                        text = text.lstrip()  # of a block behind another
+                    chunks += [*self._ready(Said), self._added({"type": "text_delta", "text": text})]
+                case Thought(text):
+                    chunks += self._ready(Thought)
+                    if not self._hides:
+                        chunks.append(self._added({"type": "thinking_delta", "thinking": text}))
+        if delta.finish is not None:
+            chunks += self._closed()
+            self._ended = choice, delta.finish
+        return chunks
+
+    def closing(self, usage: Usage) -> Chunks:
+        assert self._ended is not None
+        return [
+            {"type": "message_delta", "delta": self._why(*self._ended), "usage": _counted(usage)},
+            {"type": "message_stop"},
+        ]
+
+    def failure(self, error: ApiError) -> Chunks:
+        return [told(error, self._request_id)]
+
+    def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
+        (part,) = parts
+        return {
+            **self._head,
+            "content": self._blocks(part),
+            **self._why(part.choice, part.finish),
+            "usage": _counted(usage),
+        }
+
+    def _opened(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        self._place += 1
+        return {"type": "content_block_start", "index": self._place, "content_block": block}
+
+    def _added(self, delta: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._place, "delta": delta}
+
+    def _closed(self) -> Chunks:
+        """The block that is open ends."""
+        was, self._open = self._open, None
+        if was is None:
+            return []
+        signed = [self._added({"type": "signature_delta", "signature": UNSIGNED})] if was is Thought else []
+        return [*signed, self._stopped()]
+
+    def _stopped(self) -> dict[str, Any]:
+        return {"type": "content_block_stop", "index": self._place}
+
+    def _ready(self, kind: type[Said] | type[Thought]) -> Chunks:
+        """A block of that kind is open."""
+        if self._open is kind:
+            return []
+        chunks = [*self._closed(), self._opened(_EMPTY[kind])]
+        self._open = kind
+        return chunks
+
+    def _call(self, id_: str, name: str) -> dict[str, Any]:
+        return self._opened({"type": "tool_use", "id": id_, "name": name, "input": {}})
+
+    def _argued(self, arguments: str) -> dict[str, Any]:
+        return self._added({"type": "input_json_delta", "partial_json": arguments})
+
+    def _blocks(self, part: Collected) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        for each in whole_calls(_parts(part.text, part.parts)):
+            last: dict[str, Any] = blocks[-1] if blocks else {"type": ""}
+            match each:
+                case Called(_, id_, name, arguments):
+                    given = complete_part(arguments)
+                    blocks.append({"type": "tool_use", "id": id_, "name": name, "input": given})
+                case Said(text) if last["type"] == "text":
+                    last["text"] += text
+                case Said(text):
+                    blocks.append({"type": "text", "text": text.lstrip() if blocks else text})
+                case Thought(text):
+                    thought = "" if self._hides else text
+                    if last["type"] == "thinking":
+                        last["thinking"] += thought
+                    else:
+                        blocks.append({"type": "thinking", "thinking": thought, "signature": UNSIGNED})
+        return blocks
+
+    def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> dict[str, Any]:
+        """It ended."""
+        stopped = choice.stop_reason if choice.stopped else None
+        if finish is FinishReason.LENGTH:
+            clipped = choice.request.max_tokens < self._body.max_tokens
+            reason = "model_context_window_exceeded" if clipped else "max_tokens"
+        elif stopped is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if choice.calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": stopped}
+
+
+_EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
+    Said: {"type": "text", "text": ""},
+    Thought: {"type": "thinking", "thinking": "", "signature": ""},
+}
+
+
+def _parts(text: str, parts: Sequence[Told] | None) -> Sequence[Told]:
+    if parts is not None:
+        return parts
+    return [Said(text)] if text else []
+
+
+def _counted(usage: Usage) -> dict[str, Any]:
+    counts = _usage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
+    if usage.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
+
+
+def _usage(fresh: int, cached: int, output: int) -> dict[str, Any]:
+    return {
+        "input_tokens": fresh,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }

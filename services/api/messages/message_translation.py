@@ -1,0 +1,269 @@
+"""Which chat request says what a body of Anthropic's says?
+
+    system                      a system message
+    text                        a part of what a message says
+    thinking                    the message's thoughts; what only Anthropic can read is left out
+    tool_use                    a call
+    tool_result                 a message of the role tool, before what the user says beside it
+    system among the messages   told by the user, where the conversation has begun: behind what the user says,
+                                or else behind the last result, since a user's word ends what a model thinks
+
+Messages of one role that follow each other are one turn, as there. Which path of the body each part of the
+chat request came from is kept in `Terms`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from baton.api.errors import ApiError, invalid
+from baton.api.messages.message_request import (
+    Block,
+    CountRequest,
+    HiddenThought,
+    MessagesRequest,
+    OutputConfig,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ToolResult,
+    ToolUse,
+)
+from baton.api.requests.field_paths import Terms, made
+from baton.api.requests.schemas import ChatRequest, Sampled
+
+BETWEEN: Final = "\n\n"
+"""Two messages that are one turn."""
+BILLING: Final = "x-anthropic-billing-header:"
+"""How Claude Code begins a text that tells Anthropic who pays. It is another in each request, and would come
+first, so that no prompt began as another did."""
+WRONG: Final = "Error: "
+"""Before what a tool said that failed."""
+UNTHREADED: Final = (
+    "'thread' is not supported: no conversation is kept; send the whole of it without 'thread'."
+)
+"""Its code tells the client library to go on like that by itself."""
+SHARED: Final = frozenset(Sampled.model_fields)
+OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, HiddenThought)
+
+
+@dataclass(slots=True)
+class _ChatTurn:
+    """One message of a chat request, and the results before it."""
+
+    role: str
+    here: str
+    """Where its first message stands."""
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    """This and the others: with the path of each, which of a text is that of what it says."""
+    thoughts: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[ToolUse, str]] = field(default_factory=list)
+    results: list[tuple[ToolResult, str]] = field(default_factory=list)
+    said: bool = False
+    """Whether one of its texts is its own, and not the system's."""
+
+
+def translated(body: CountRequest) -> tuple[ChatRequest, Terms]:
+    """Raises ApiError, in the terms of `body`."""
+    if body.thread is not None:
+        raise ApiError(400, UNTHREADED, param="thread", code="thread_unsupported_request")
+    terms = Terms({"tool_calls": "tool_use"})
+    messages = [each for turn in _turns(body) for each in _told(turn)]
+    for place, message in enumerate(messages):
+        for name, path in message.pop("paths").items():
+            terms.paths[f"messages[{place}]{name}"] = path
+    asked: dict[str, Any] = {"model": body.model, "messages": messages, **_thinking(body)}
+    asked |= _tools(body, terms)
+    asked |= _held(body, terms)
+    if messages[-1]["role"] == "assistant":
+        _check_continued(messages[-1], terms.own(f"messages[{len(messages) - 1}]"))
+        asked["continue_final_message"] = True
+    if isinstance(body, MessagesRequest):
+        asked |= {name: getattr(body, name) for name in SHARED & body.model_fields_set}
+        asked |= {"max_tokens": body.max_tokens, "stream": body.stream}
+        if body.stop_sequences and body.stop:
+            raise invalid("stop", "Give 'stop_sequences' or 'stop', not both.")
+        if body.stop_sequences:
+            asked["stop"] = body.stop_sequences
+            terms.paths["stop"] = "stop_sequences"
+    return made(ChatRequest, asked, terms), terms
+
+
+def thinks(body: CountRequest) -> bool:
+    """Whether it asks for thoughts: who does not ask gets none to read, as there."""
+    return body.thinking is not None and body.thinking.type != "disabled"
+
+
+def _turns(body: CountRequest) -> Iterator[_ChatTurn]:
+    turn = _ChatTurn("system", "system")
+    _add(turn, body.system, "system")
+    for place, message in enumerate(body.messages):
+        here = f"messages[{place}]"
+        role = message.role
+        if role == "system" and turn.role != "system":
+            role = "user"
+        if role != turn.role:
+            if turn.texts or turn.role != "system":
+                yield turn
+            turn = _ChatTurn(role, here)
+        _check_role(message.role, message.content, here)
+        _add(turn, message.content, f"{here}.content", said=message.role == role)
+    yield turn
+
+
+def _check_role(role: str, content: str | Sequence[Block], here: str) -> None:
+    for place, block in enumerate(content):
+        if isinstance(block, ToolResult) and role != "user":
+            raise _misplaced(f"{here}.content[{place}]", "a tool_result belongs to a user's message")
+        if isinstance(block, OF_THE_ASSISTANT) and role != "assistant":
+            raise _misplaced(f"{here}.content[{place}]", f"a {block.type} belongs to an assistant's message")
+
+
+def _misplaced(path: str, why: str) -> ApiError:
+    return invalid(path, f"Invalid value for '{path}': {why}.")
+
+
+def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
+    """`said`: by whoever's turn it is."""
+    first = len(turn.texts)
+    if isinstance(content, str):
+        _say(turn, content, here)
+    else:
+        for place, block in enumerate(content):
+            _add_block(turn, block, f"{here}[{place}]")
+    if first < len(turn.texts):
+        turn.said = turn.said or said
+        if first:
+            text, path = turn.texts[first]
+            turn.texts[first] = BETWEEN + text, path
+
+
+def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
+    match block:
+        case TextBlockParam(text=text):
+            _say(turn, text, f"{path}.text")
+        case ThinkingBlockParam(thinking=text):
+            turn.thoughts.append((text, path))
+        case ToolUse():
+            turn.calls.append((block, path))
+        case ToolResult():
+            turn.results.append((block, path))
+        case HiddenThought():
+            pass
+
+
+def _say(turn: _ChatTurn, text: str, path: str) -> None:
+    if text and not (turn.role == "system" and text.startswith(BILLING)):
+        turn.texts.append((text, path))
+
+
+def _told(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
+    """The messages of a turn, each with its `paths`."""
+    if turn.results:
+        *results, (last, path) = turn.results
+        yield from (_result(result, path) for result, path in results)
+        yield _result(last, path, () if turn.said else turn.texts)
+        if not turn.said:
+            return
+    texts = [text for text, _ in turn.texts]
+    said: dict[str, Any] = {"role": turn.role, "content": _parts(texts)}
+    content = turn.here if turn.here == "system" else f"{turn.here}.content"
+    paths = {"": turn.here, ".content": turn.texts[0][1] if len(texts) == 1 else content}
+    if len(texts) > 1:
+        paths |= _paths(turn.texts)
+    if turn.thoughts:
+        said["reasoning_content"] = BETWEEN.join(text for text, _ in turn.thoughts)
+        paths[".reasoning_content"] = f"{turn.thoughts[0][1]}.thinking"
+    if turn.calls:
+        said["tool_calls"] = [_call(call) for call, _ in turn.calls]
+        said["content"] = said["content"] or None
+    for place, (_, path) in enumerate(turn.calls):
+        here = f".tool_calls[{place}]"
+        paths |= {here: path, f"{here}.function": path, f"{here}.function.arguments": f"{path}.input"}
+    yield {**said, "paths": paths}
+
+
+def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    """`behind`: texts that follow it, with their paths."""
+    content = result.content
+    texts = [content] if isinstance(content, str) else [block.text for block in content]
+    if result.is_error:
+        texts = [WRONG + "".join(texts[:1]), *texts[1:]]
+    paths = {"": path, ".tool_call_id": f"{path}.tool_use_id"} | _paths(behind, len(texts))
+    if behind and isinstance(content, str):
+        paths[".content[0].text"] = f"{path}.content"
+    between = BETWEEN if any(texts) else ""
+    texts += [(between if place == 0 else "") + text for place, (text, _) in enumerate(behind)]
+    told = {"role": "tool", "tool_call_id": result.tool_use_id, "content": _parts(texts)}
+    return {**told, "paths": paths}
+
+
+def _paths(texts: Sequence[tuple[str, str]], first: int = 0) -> dict[str, str]:
+    """Of the parts of a message."""
+    return {f".content[{place}].text": path for place, (_, path) in enumerate(texts, first)}
+
+
+def _parts(texts: Sequence[str]) -> Any:
+    return "".join(texts) if len(texts) < 2 else [{"type": "text", "text": text} for text in texts]
+
+
+def _call(call: ToolUse) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+
+
+def _check_continued(message: Mapping[str, Any], path: str) -> None:
+    if message.get("tool_calls"):
+        raise invalid(path, f"'{path}': behind a tool_use comes its tool_result, and no answer that goes on.")
+
+
+def _thinking(body: CountRequest) -> dict[str, Any]:
+    """As templates know it, under its two names."""
+    on = thinks(body)
+    words = {"enable_thinking": on, "thinking": on} | body.chat_template_kwargs
+    return {"chat_template_kwargs": words, "include_reasoning": on}
+
+
+def _tools(body: CountRequest, terms: Terms) -> dict[str, Any]:
+    tools = []
+    for place, tool in enumerate(body.tools):
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        tools.append({"type": "function", "function": function})
+        here = f"tools[{place}]"
+        terms.paths |= {f"{here}.function": here, f"{here}.function.parameters": f"{here}.input_schema"}
+    asked: dict[str, Any] = {"tools": tools}
+    choice = body.tool_choice
+    if choice is None:
+        return asked
+    match choice.type:
+        case "tool" if choice.name is None:
+            raise _missing("tool_choice.name")
+        case "tool":
+            asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            terms.paths["tool_choice"] = "tool_choice.name"
+        case "any":
+            asked["tool_choice"] = "required"
+        case _:
+            asked["tool_choice"] = choice.type
+    return {**asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _held(body: CountRequest, terms: Terms) -> dict[str, Any]:
+    """What the answer is held to, and with how much effort it is made."""
+    config = body.output_config or OutputConfig()
+    asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
+    if config.format is not None and body.output_format is not None:
+        raise invalid("output_format", "Give 'output_config.format' or 'output_format', not both.")
+    form = config.format or body.output_format
+    if form is None:
+        return asked
+    param = "output_format" if config.format is None else "output_config.format"
+    terms.paths |= {"response_format": param, "response_format.json_schema.schema": f"{param}.schema"}
+    schema = {"name": "answer", "schema": form.schema_, "strict": True}
+    return {**asked, "response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _missing(param: str) -> ApiError:
+    return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")

@@ -1,0 +1,45 @@
+"""Where is Anthropic's API served?"""
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
+from baton.api.generation.generation_service import Generating
+from baton.api.generation.rendering import Rendering
+from baton.api.http.middleware import exchange_of
+from baton.api.http.openapi_document import GENERATING, TAKING, told
+from baton.api.http.request_bodies import Bodies
+from baton.api.messages.anthropic_errors import ROUTE
+from baton.api.messages.message_rendering import MessagesRendering
+from baton.api.messages.message_request import CountRequest, MessagesRequest
+from baton.api.messages.message_translation import translated
+
+
+def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:
+    """`/v1/messages` and `/v1/messages/count_tokens`."""
+    router = APIRouter()
+
+    @router.post(
+        ROUTE,
+        **told(MessagesRequest, MessagesAnswer, events=MessagesEvent, of=GENERATING, errors=MessagesError),
+    )
+    async def messages(request: Request) -> Response:
+        async with bodies.of(request, MessagesRequest) as body:
+            chat, terms = translated(body)
+            with terms.spoken():
+                return await generating.chat(request, chat, partial(rendering, request, body), clips=True)
+
+    @router.post(f"{ROUTE}/count_tokens", **told(CountRequest, TokenCount, of=TAKING, errors=MessagesError))
+    async def count_tokens(request: Request) -> Response:
+        async with bodies.of(request, CountRequest) as body:
+            chat, terms = translated(body)
+            with terms.spoken():
+                return JSONResponse({"input_tokens": await generating.count(request, chat)})
+
+    def rendering(request: Request, body: MessagesRequest) -> Rendering:
+        return MessagesRendering(body, exchange_of(request).request_id)
+
+    return router

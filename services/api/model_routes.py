@@ -1,0 +1,78 @@
+"""What is served here, and by which release?
+
+A model is told as OpenAI tells it and as Anthropic does, at once: each client reads what it knows.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+
+from baton.api.answers import ModelCard, ModelCards, Release
+from baton.api.backend import Backend
+from baton.api.http.openapi_document import NAMING, told
+from baton.api.requests.request_builder import check_model
+from baton.api.requests.sampling_defaults import differing
+from baton.api.served_model import ServedModel
+
+
+def root_answer(release: str) -> dict[str, str]:
+    """What is served here, and where."""
+    return {"name": "Baton", "version": release, "api": "/v1", "documents": "/openapi.json"}
+
+
+def model_routes(backend: Backend, model: ServedModel, release: str, created_s: int) -> APIRouter:
+    """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info`, `/version` and `/`."""
+    router = APIRouter()
+    created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created_s,
+            "owned_by": "baton",
+            "root": name,
+            "parent": None,
+            "max_model_len": backend.limits().context_tokens,
+            "default_sampling_params": differing(model.drawing),
+            "quantize": backend.limits().quantize,
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "max_input_tokens": backend.limits().context_tokens,
+            "max_tokens": backend.limits().context_tokens,
+            "lifecycle": "active",
+        }
+
+    @router.get("/v1/models", **told(answers=ModelCards))
+    async def models() -> dict[str, Any]:
+        names = model.names
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return {"object": "list", "data": [card(name) for name in names], **page}
+
+    @router.get("/v1/models/{name:path}", **told(answers=ModelCard, of=NAMING))
+    async def one_model(name: str) -> dict[str, Any]:
+        check_model(name, model)
+        return card(name)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return model.tokenizer.info
+
+    @router.get("/version", **told(answers=Release))
+    async def version() -> dict[str, str]:
+        return {"version": release}
+
+    return router
+
+
+def root_route(release: str) -> APIRouter:
+    """`/`, which agents and load balancers ask to see whether a server is there."""
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def root() -> dict[str, str]:
+        return root_answer(release)
+
+    return router

@@ -1,0 +1,210 @@
+"""Chat messages for what any API answers, so that each API takes it back as history (`given-is-taken`).
+
+    Responses   items: message, reasoning, function_call, function_call_output
+    Anthropic   a message of blocks: text, thinking, redacted_thinking, tool_use
+    chats       a message, also as other servers and client libraries write it
+
+Each element of a conversation becomes one chat message, so that its place in the caller's list is the same.
+
+Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from baton.api.requests.tool_names import namespaced_name
+
+TEXT_PARTS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Content parts that are texts, by the field that has the text."""
+REASONING_PARTS: Final[Mapping[str, str]] = {
+    "thinking": "thinking",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "reasoning.text": "text",
+    "reasoning.summary": "summary",
+    "reasoning": "text",
+}
+"""Parts that are reasoning; of several servers."""
+HIDDEN_PARTS: Final = frozenset({"redacted_thinking", "reasoning.encrypted"})
+"""Reasoning that nobody but its author can read. It is left out."""
+CALL_PART: Final = "tool_use"
+OTHER_PARTS: Final = REASONING_PARTS.keys() | HIDDEN_PARTS | {CALL_PART}
+ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning"})
+"""Items of the Responses API without a role."""
+ENVELOPE: Final = frozenset(
+    {"id", "type", "status", "phase", "object", "created", "model", "usage", "index", "logprobs"}
+    | {"finish_reason", "stop_reason", "stop_sequence", "stop_details", "container", "context_management"}
+)
+"""What an answer says of itself, and not to its reader."""
+PASSED_OVER: Final = frozenset(
+    {"annotations", "citations", "extra_content", "provider_specific_fields", "cache_control"}
+    | {"additional_kwargs", "response_metadata", "token_ids", "stop_reason"}
+)
+"""What clients copy from answers beside what was said: sources, signatures, and data of other platforms."""
+REASONING_LISTS: Final = ("reasoning_details", "thinking_blocks")
+"""Reasoning in parts, as OpenRouter and LiteLLM have it."""
+REASONING: Final = ("reasoning_content", "reasoning", "thinking")
+CALL_EXTRAS: Final = frozenset({"extra_content", "provider_specific_fields", "thought_signature", "caller"})
+ASSISTANT: Final = "assistant"
+
+
+def chat_message(value: Any, known: frozenset[str]) -> Any:
+    """One element of a conversation as a chat message. What is no answer of any API stays as it is.
+
+    known: the fields of a chat message. An empty field of another name is left out.
+    """
+    if not isinstance(value, dict):
+        return value
+    match value.get("type"):
+        case "function_call":
+            return _call_item(value)
+        case "function_call_output":
+            result = {"tool_call_id": value.get("call_id"), "content": value.get("output")}
+            return {"role": "tool", **result}
+        case "reasoning" if value.get("role") is None:
+            parts = value.get("content") or value.get("summary")
+            return {"role": ASSISTANT, "reasoning_content": _joined(parts, REASONING_PARTS)}
+    if value.get("role") != ASSISTANT:
+        return _own_fields(value, known)
+    message = {
+        name: each
+        for name, each in value.items()
+        if name not in PASSED_OVER and not (name in ENVELOPE and name not in known)
+    }
+    _take_parts(message)
+    _take_reasoning(message)
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_without(call, CALL_EXTRAS) for call in calls]
+    if isinstance(message.get("refusal"), str) and (refusal := message.pop("refusal")):
+        message["content"] = message.get("content") or refusal
+    return {name: each for name, each in message.items() if name in known or not _is_empty(each)}
+
+
+def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
+    """Whether an element of Anthropic's API or of the Responses API is written as another API has it.
+
+    kinds: the content parts that the API itself takes.
+    """
+    if value.get("role") is None:
+        return _kind(value) in ITEMS
+    if value["role"] == "tool":
+        return True
+    if value["role"] != ASSISTANT:
+        return False
+    content = value.get("content")
+    parts = content if isinstance(content, list) else ()
+    return (
+        content is None
+        or any(value.get(name) is not None for name in ("tool_calls", *REASONING, *REASONING_LISTS))
+        or bool(value.get("refusal"))
+        or any(_kind(part) in OTHER_PARTS - kinds for part in parts)
+    )
+
+
+def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """An assistant's message of an API without what an answer says of itself."""
+    return {
+        name: each
+        for name, each in value.items()
+        if name in known
+        or not (name in ENVELOPE or name in PASSED_OVER or name in REASONING_LISTS or _is_empty(each))
+    }
+
+
+def text_part(part: Mapping[str, Any]) -> Any:
+    """The text of a content part; None if it is none."""
+    kind = _kind(part)
+    return None if kind not in TEXT_PARTS else part.get(TEXT_PARTS[kind])
+
+
+def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """A message that is no answer: an item's envelope is left out, and what clients add and is empty."""
+    item = value.get("type") == "message"
+    empty = ENVELOPE | PASSED_OVER | set(REASONING_LISTS) | set(REASONING)
+    return {
+        name: each
+        for name, each in value.items()
+        if name in known
+        or not (
+            name in ("cache_control", "provider_specific_fields")
+            or (item and name in ("id", "type", "status"))
+            or (name in empty and _is_empty(each))
+        )
+    }
+
+
+def _take_parts(message: dict[str, Any]) -> None:
+    """Reasoning and calls among the parts of a content become the message's own."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return
+    kinds = [*map(_kind, content)]
+    if not any(kind in OTHER_PARTS for kind in kinds):
+        return
+    paired = [*zip(kinds, content, strict=True)]
+    message["content"] = [part for kind, part in paired if kind not in OTHER_PARTS] or None
+    thoughts = [part for kind, part in paired if kind in REASONING_PARTS]
+    if thoughts and not any(message.get(name) for name in REASONING):
+        message["reasoning_content"] = _joined(thoughts, REASONING_PARTS)
+    uses = [part for kind, part in paired if kind == CALL_PART]
+    if uses and not message.get("tool_calls"):
+        message["tool_calls"] = [_used(part) for part in uses]
+
+
+def _take_reasoning(message: dict[str, Any]) -> None:
+    """Reasoning by any of its names and in any of its lists becomes `reasoning_content`."""
+    lists = [message.pop(name, None) for name in REASONING_LISTS]
+    other = message.pop("thinking", None)
+    if message.get("reasoning_content") or message.get("reasoning"):
+        return
+    parts = next((each for each in lists if isinstance(each, list) and each), ())
+    text = other or _joined(parts, REASONING_PARTS)
+    if text:
+        message.pop("reasoning", None)
+        message["reasoning_content"] = text
+
+
+def _used(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A block of Anthropic's as a call."""
+    function = {"name": part.get("name"), "arguments": part.get("input")}
+    return {"id": part.get("id"), "type": "function", "function": function}
+
+
+def _call_item(value: Mapping[str, Any]) -> dict[str, Any]:
+    name, namespace = value.get("name"), value.get("namespace")
+    if isinstance(name, str) and isinstance(namespace, str):
+        name = namespaced_name(name, namespace)
+    function = {"name": name, "arguments": value.get("arguments")}
+    call = {"id": value.get("call_id"), "type": "function", "function": function}
+    return {"role": ASSISTANT, "tool_calls": [call]}
+
+
+def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
+    """The texts of those parts that are of these kinds."""
+    texts = (
+        part.get(kinds[part["type"]])
+        for part in (parts if isinstance(parts, Sequence) and not isinstance(parts, str) else ())
+        if _kind(part) in kinds
+    )
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _kind(value: Any) -> str:
+    """The type of an item, a block or a part; "" where it has none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _without(value: Any, names: frozenset[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: each for name, each in value.items() if name not in names}
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})

@@ -1,0 +1,134 @@
+"""What is wrong with a field, and which one is it, in words and by a path that its sender would write?
+
+The library that validates speaks of its own types and steps. None of its words leaves this module.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic_core import ErrorDetails
+
+from baton.api.errors import ApiError, invalid, shown
+from baton.api.requests.unsupported_fields import OF_OPENAI, Unserved
+
+Words = Callable[[Mapping[str, Any]], str]
+
+TYPES: Final[Mapping[str, str]] = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a text",
+}
+"""What it has to be, by what the library says of a value of another type."""
+VALUES: Final[Mapping[str, Words]] = {
+    "finite_number": lambda _: "it has to be a finite number",
+    "greater_than": lambda told: f"it has to be above {_number(told['gt'])}",
+    "greater_than_equal": lambda told: f"it has to be at least {_number(told['ge'])}",
+    "int_parsing_size": lambda _: "it has too many digits",
+    "less_than": lambda told: f"it has to be below {_number(told['lt'])}",
+    "less_than_equal": lambda told: f"it has to be at most {_number(told['le'])}",
+    "literal_error": lambda told: f"it has to be {told['expected']}",
+    "string_too_long": lambda told: f"it is longer than {told['max_length']} characters",
+    "string_too_short": lambda _: "it is empty",
+    "too_long": lambda told: f"it holds more than {told['max_length']} elements",
+    "too_short": lambda _: "it is empty",
+}
+OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
+"""Of the faults that our own schemas find: those of a value of another type."""
+QUOTE: Final = "'"
+NEIGHBOUR_CUTOFF: Final = 0.75
+
+
+def first_fault(
+    details: Sequence[ErrorDetails],
+    body: Any,
+    known: Mapping[str, Sequence[str]],
+    unserved: Unserved = OF_OPENAI,
+) -> ApiError:
+    """The error to tell of all that is wrong with `body`: what is not served first, what nobody knows last.
+
+    `known` names the fields of each shape, by the path of the object ("" is the body; an index reads `[]`).
+    """
+    error = min(details, key=_rank)
+    kind = error["type"]
+    param = shown(path(error["loc"], body, missing=kind == "missing"))
+    told = error.get("ctx", {})
+    match kind:
+        case "missing":
+            return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+        case "union_tag_not_found":
+            where = f"{param}.{told['discriminator'].strip(QUOTE)}"
+            return invalid(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
+        case "union_tag_invalid":
+            where = f"{param}.{told['discriminator'].strip(QUOTE)}"
+            why = f"'{shown(told['tag'])}' is not served; it has to be one of {told['expected_tags']}"
+            return invalid(where, f"Invalid value for '{where}': {why}.")
+        case "unsupported":
+            return unserved.not_supported(param)
+        case "extra_forbidden":
+            return _unknown(param, own_steps(error["loc"], body), known, unserved)
+        case _ if kind in TYPES:
+            return _wrong_type(param, f"it has to be {TYPES[kind]}")
+        case _ if kind in OWN_TYPES:
+            return _wrong_type(param, error["msg"])
+        case _ if kind in VALUES:
+            return invalid(param, f"Invalid value for '{param}': {VALUES[kind](told)}.")
+        case _:
+            return invalid(param, f"Invalid value for '{param}': {error['msg']}.")
+
+
+def _rank(error: ErrorDetails) -> int:
+    return {"unsupported": 0, "extra_forbidden": 2}.get(error["type"], 1)
+
+
+def _wrong_type(param: str, why: str) -> ApiError:
+    return invalid(param, f"Invalid type for '{param}': {why}.", "invalid_type")
+
+
+def _unknown(
+    param: str, steps: Sequence[Any], known: Mapping[str, Sequence[str]], unserved: Unserved
+) -> ApiError:
+    name = str(steps[-1])
+    shape = ".".join("[]" if isinstance(step, int) else str(step) for step in steps[:-1])
+    if name in unserved.known.get(shape, ()):
+        return unserved.not_supported(param)
+    # A long name is nobody's misspelling, and comparing it takes long.
+    near = difflib.get_close_matches(name[:64], known.get(shape, ()), n=1, cutoff=NEIGHBOUR_CUTOFF)
+    meant = f"; did you mean '{near[0]}'?" if near else "."
+    return invalid(param, f"Unrecognized request argument supplied: {param}{meant}", "unknown_parameter")
+
+
+def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
+    """`("messages", 0, "role")` → `messages[0].role`."""
+    text = ""
+    for step in own_steps(loc, body, missing=missing):
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list[Any]:
+    """Of a path those that the body has: the others are the library's own, except for the last of what is
+    `missing`."""
+    steps, value, last = [], body, len(loc) - 1
+    for place, step in enumerate(loc):
+        named = isinstance(value, dict) and step in value
+        if named or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
+            value = value[step]
+        elif not (missing and place == last):
+            continue
+        steps.append(step)
+    return steps
+
+
+def _number(bound: float) -> str:
+    """A whole one with all its digits."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"

@@ -1,0 +1,174 @@
+"""Which messages of a chat are the items of a conversation?
+
+Thoughts, a text and calls that follow each other are one turn of the assistant's, in this order: what a chat
+template can show. Where they come in another one, or somebody else is between, another turn begins.
+
+Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, assert_never
+
+from baton.api.errors import ApiError, invalid
+from baton.api.requests.field_paths import Terms
+from baton.api.requests.tool_names import namespaced_name
+from baton.api.responses.input_items import CallItem, MessageItem, ReasoningItem, ResultItem, Told
+from baton.api.responses.signed_reasoning import Carrier, NotOurs
+
+ABOVE: Final = ("system", "developer")
+BETWEEN: Final = "\n\n"
+"""Two texts of whoever is above the user, as one."""
+
+
+class Placed(NamedTuple):
+    """An item, and by which path its caller wrote it."""
+
+    item: Told
+    path: str
+    content: str = ""
+    """The path of what a message says, where that is not a field of it."""
+
+
+@dataclass(slots=True)
+class _AssistantTurn:
+    """Of the assistant's, which is not over."""
+
+    place: int
+    """Of its message."""
+    thoughts: list[str] = field(default_factory=list)
+    said: list[str] | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant"}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.said is not None:
+            message["content"] = "".join(self.said)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class ResponseTurns:
+    """Of one conversation."""
+
+    def __init__(self, carrier: Carrier, terms: Terms) -> None:
+        """`terms`: told by which paths the messages were written."""
+        self._carrier = carrier
+        self._paths = terms.paths
+        self._messages: list[dict[str, Any]] = []
+        self._open: _AssistantTurn | None = None
+
+    def of(self, instructions: str | None, items: Sequence[Placed]) -> list[dict[str, Any]]:
+        """The messages. What comes above all is one message, because many chat templates take no second one.
+        Raises ApiError."""
+        rest: Iterable[Placed] = items
+        if instructions is not None:
+            texts, above = [instructions], 0
+            for item, *_ in items:
+                if not (isinstance(item, MessageItem) and item.role in ABOVE):
+                    break
+                texts.append(joined(item.content))
+                above += 1
+            self._say("system", BETWEEN.join(texts), "instructions", "instructions")
+            rest = items[above:]
+        for placed in rest:
+            self._take(placed)
+        self._close()
+        return self._messages
+
+    def _take(self, placed: Placed) -> None:
+        item, path, content = placed
+        match item:
+            case MessageItem(role="assistant"):
+                self._said(joined(item.content), path)
+            case MessageItem():
+                self._say(item.role, item.content, path, content or f"{path}.content")
+            case ReasoningItem():
+                self._thought(item, path)
+            case CallItem():
+                self._called(item, path)
+            case ResultItem():
+                self._close()
+                here = f"messages[{len(self._messages)}]"
+                self._paths[here] = path
+                self._paths[f"{here}.content"] = f"{path}.output"
+                self._paths[f"{here}.tool_call_id"] = f"{path}.call_id"
+                told = {"role": "tool", "content": _parts(item.output), "tool_call_id": item.call_id}
+                self._messages.append(told)
+            case _:
+                assert_never(item)
+
+    def _say(self, role: str, content: str | list[str], path: str, texts: str) -> None:
+        self._close()
+        here = f"messages[{len(self._messages)}]"
+        self._paths[here], self._paths[f"{here}.content"] = path, texts
+        self._messages.append({"role": role, "content": _parts(content)})
+
+    def _said(self, text: str, path: str) -> None:
+        turn = self._turn(path)
+        if turn.calls:
+            turn = self._next(path)
+        if turn.said is None:
+            turn.said = []
+            self._paths[f"messages[{turn.place}].content"] = f"{path}.content"
+        turn.said.append(text)
+
+    def _thought(self, item: ReasoningItem, path: str) -> None:
+        thoughts = self._thoughts_of(item, path)
+        if not thoughts:
+            return
+        turn = self._turn(path)
+        if turn.said is not None or turn.calls:
+            turn = self._next(path)
+        self._paths.setdefault(f"messages[{turn.place}].reasoning_content", path)
+        turn.thoughts.append(thoughts)
+
+    def _thoughts_of(self, item: ReasoningItem, path: str) -> str:
+        """What is signed, else what is told whole, else its summary. Raises ApiError."""
+        if item.encrypted_content is not None:
+            try:
+                return self._carrier.unwrap(item.encrypted_content)
+            except NotOurs:
+                raise _not_ours(f"{path}.encrypted_content") from None
+        return "".join(each.text for each in item.content or item.summary)
+
+    def _called(self, item: CallItem, path: str) -> None:
+        turn = self._turn(path)
+        self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}]"] = path
+        self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}].id"] = f"{path}.call_id"
+        self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}].function"] = path
+        function = {"name": namespaced_name(item.name, item.namespace), "arguments": item.arguments}
+        turn.calls.append({"id": item.call_id, "type": "function", "function": function})
+
+    def _turn(self, path: str) -> _AssistantTurn:
+        if self._open is None:
+            self._open = _AssistantTurn(len(self._messages))
+            self._paths[f"messages[{self._open.place}]"] = path
+        return self._open
+
+    def _next(self, path: str) -> _AssistantTurn:
+        self._close()
+        return self._turn(path)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._messages.append(self._open.message)
+            self._open = None
+
+
+def joined(texts: str | Sequence[str]) -> str:
+    return texts if isinstance(texts, str) else "".join(texts)
+
+
+def _parts(content: str | list[str]) -> str | list[dict[str, str]]:
+    """As a chat has them."""
+    return content if isinstance(content, str) else [{"type": "text", "text": each} for each in content]
+
+
+def _not_ours(param: str) -> ApiError:
+    why = f"'{param}' was not signed by this server, or was changed since; leave the item out."
+    return invalid(param, why)

@@ -1,0 +1,50 @@
+"""Which fields of the Responses API are taken and change nothing, and which are refused by name?"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from baton.api.requests.schemas import ChatRequest
+from baton.api.requests.unsupported_fields import OF_OPENAI, Unserved
+
+IGNORED: Final = frozenset(
+    ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
+)
+"""They concern the platform around a model, and not the answer."""
+HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "extra_body": ({},),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+}
+"""The values that ask for nothing else than what is served."""
+_OF_A_BODY: Final = {
+    *("access_programs", "background_options", "enable_response_messages", "image"),
+    *("previous_input_messages", *ChatRequest.model_fields, *OF_OPENAI.harmless),
+}
+KNOWN: Final[Mapping[str, frozenset[str]]] = {
+    "": OF_OPENAI.known[""] | _OF_A_BODY,
+    "input.[]": frozenset({"async", "caller", "cache_control", "tool_calls", "tool_call_id"}),
+    "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
+    "tools.[].tools.[]": frozenset({"async", "function", "format"}),
+}
+"""What this and other APIs have, and nobody misspelt, by the object that it stands in."""
+INSTEAD: Final[Mapping[str, str]] = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_new_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "min_new_tokens": "min_tokens",
+    "random_seed": "seed",
+    "reasoning_effort": "reasoning.effort",
+    "repeat_penalty": "repetition_penalty",
+    "response_format": "text.format",
+    "sampling_seed": "seed",
+    "stop_sequences": "stop",
+    "system": "instructions",
+    "verbosity": "text.verbosity",
+}
+"""The field that means the same here."""
+OF_RESPONSES: Final = Unserved(IGNORED, HARMLESS, KNOWN, INSTEAD)

@@ -1,0 +1,168 @@
+"""Where is OpenAI's Responses API served?
+
+POST   /v1/responses
+GET    /v1/responses/{id}   /v1/responses/{id}/input_items   of an answer that is kept
+DELETE /v1/responses/{id}
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.answers import TokenCount
+from baton.api.errors import ApiError, invalid, shown
+from baton.api.generation.generation_service import Generating
+from baton.api.http.authentication import owner_in
+from baton.api.http.middleware import exchange_of
+from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, told
+from baton.api.http.request_bodies import Bodies
+from baton.api.http.request_headers import is_codex
+from baton.api.requests.field_paths import Terms
+from baton.api.requests.sampling_defaults import drawing_of
+from baton.api.responses.echoed_fields import head_of
+from baton.api.responses.input_items import plain
+from baton.api.responses.input_messages import Placed
+from baton.api.responses.response_builder import ResponseBuilder
+from baton.api.responses.response_ids import Names
+from baton.api.responses.response_rendering import ResponsesRendering
+from baton.api.responses.response_request import LOGPROBS, THOUGHTS, ResponsesRequest
+from baton.api.responses.response_store import KeptResponse, KeptResponses
+from baton.api.responses.response_translation import (
+    chat_of,
+    dropped_tools,
+    functions_of,
+    looked_up,
+    nothing_dropped,
+)
+from baton.api.responses.signed_reasoning import Carrier
+from baton.api.served_model import ServedModel
+from baton.runtime.clock import Clock
+
+NUMBER_BYTES: Final = 16
+LIST_DEFAULT: Final = 20
+LIST_MAX: Final = 100
+"""OpenAI's two."""
+
+
+def response_routes(
+    generating: Generating,
+    model: ServedModel,
+    bodies: Bodies,
+    clock: Clock,
+    kept: KeptResponses,
+    carrier: Carrier,
+) -> APIRouter:
+    """What is computed. `carrier`: of the thoughts that clients carry."""
+    router = APIRouter()
+
+    @router.post("/v1/responses", **told(ResponsesRequest, of=GENERATING))
+    async def responses(request: Request) -> Response:
+        terms = Terms()
+        async with bodies.of(request, ResponsesRequest) as body:
+            with nothing_dropped(body), terms.spoken():
+                note_dropped(request, body)
+                items = looked_up(body, kept, owner_in(request.scope))
+                chat = chat_of(body, items, carrier, terms)
+                return await generating.chat(request, chat, partial(rendering, request, body, items))
+
+    @router.post("/v1/responses/input_tokens", **told(ResponsesRequest, TokenCount, of=TAKING))
+    async def input_tokens(request: Request) -> Response:
+        terms = Terms()
+        async with bodies.of(request, ResponsesRequest) as body:
+            with terms.spoken():
+                note_dropped(request, body)
+                items = looked_up(body, kept, owner_in(request.scope))
+                count = await generating.count(request, chat_of(body, items, carrier, terms))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    def note_dropped(request: Request, body: ResponsesRequest) -> None:
+        exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(request.scope)))
+
+    def rendering(request: Request, body: ResponsesRequest, items: Sequence[Placed]) -> ResponsesRendering:
+        exchange, owner = exchange_of(request), owner_in(request.scope)
+        number = secrets.token_hex(NUMBER_BYTES) if exchange.named else exchange.request_id
+        names, keeps = Names(number), body.store and kept.takes
+        read = (
+            [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
+        )
+
+        def keep(answer: Mapping[str, Any]) -> bool:
+            return keeps and kept.keep(answer, read, owner)
+
+        head = head_of(
+            body,
+            names.answer,
+            body.model or model.name,
+            drawing_of(body, model.drawing),
+            clock.wall_ms() // 1000,
+            kept=keeps,
+        )
+        making = ResponseBuilder(
+            names,
+            functions_of(body),
+            carrier if THOUGHTS in body.include else None,
+            summarised=body.summary is not None,
+        )
+        return ResponsesRendering(
+            head, making, model, keep, lambda: clock.wall_ms() // 1000, logprobs=LOGPROBS in body.include
+        )
+
+    return router
+
+
+def kept_routes(kept: KeptResponses) -> APIRouter:
+    """What is kept."""
+    router = APIRouter()
+
+    @router.get("/v1/responses/{id}", **told(of=NAMING))
+    async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
+        if stream:
+            raise invalid("stream", "'stream' is not supported of an answer that is kept.")
+        return JSONResponse(found(request, id).whole())
+
+    @router.delete("/v1/responses/{id}", **told(of=NAMING))
+    async def forget(request: Request, id: str) -> Response:  # noqa: A002
+        if not kept.forget(id, owner_in(request.scope)):
+            raise not_kept(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    @router.get("/v1/responses/{id}/input_items", **told(of=NAMING))
+    async def input_items(
+        request: Request,
+        id: str,  # noqa: A002
+        limit: Annotated[int, Query(ge=1, le=LIST_MAX)] = LIST_DEFAULT,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        items = found(request, id).read()
+        if order == "desc":
+            items.reverse()
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise invalid("after", f"'after': the answer has no item '{shown(after)}'.")
+            items = items[places[0] + 1 :]
+        page = items[:limit]
+        body: dict[str, Any] = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > len(page),
+        }
+        return JSONResponse(body)
+
+    def found(request: Request, id_: str) -> KeptResponse:
+        if (one := kept.find(id_, owner_in(request.scope))) is None:
+            raise not_kept(id_)
+        return one
+
+    def not_kept(id_: str) -> ApiError:
+        return ApiError(404, f"The answer '{shown(id_)}' is not kept.", param="id", code="response_not_found")
+
+    return router

@@ -1,0 +1,123 @@
+"""Which model is served, under which name, and what does intake have to know of it?"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from baton.api.requests.sampling_defaults import differing, recommended
+from baton.api.requests.schemas import Drawing
+from baton.api.text.chat_template import ChatTemplateFailed
+from baton.api.text.token_bound import TokenFloor
+from baton.api.text.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
+from baton.openai.dialects import AUTO
+from baton.openai.hearing import Forms, forms_of
+from baton.runtime.logging import Log
+from baton.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
+from baton.runtime.model_options import GenerationConfig
+from baton.runtime.tokenizer_files import TokenizerUnusable
+
+log = Log(__name__)
+
+TEMPLATE: Final = "chat_template.jinja"
+TOOLS_KNOWN: Final = "the chat template knows tools"
+TOOLS_TOLD: Final = "the chat template knows no tools: they are told in the system message"
+TOOLS_REFUSED: Final = "the chat template knows no tools: requests with some are refused"
+LENGTH_KNOWN: Final = "texts too long for the context are refused by their length, before tokenising"
+LENGTH_UNKNOWN: Final = "texts too long for the context are refused by their tokens: their length bounds none"
+AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
+"""Files in which a chat template may be beside other words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model as clients see it."""
+
+    name: str
+    """What clients write into `model`, and answers name where a request names none."""
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a sequence unless `ignore_eos`."""
+    vocabulary: int
+    """Token ids are below this: the rows of the model's embedding."""
+    drawing: Drawing = field(default_factory=Drawing)
+    """Of what a request does not say."""
+    forms: Forms = field(default_factory=Forms)
+    """In which it writes calls and thoughts."""
+    aliases: tuple[str, ...] = ()
+    """Its other names."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+def load_served_model(
+    model_dir: Path,
+    facts: ModelFacts,
+    generation_config: GenerationConfig = GenerationConfig.AUTO,
+    calls: str = AUTO,
+    thoughts: str = AUTO,
+    *,
+    tells_tools: bool = True,
+    aliases: tuple[str, ...] = (),
+) -> ServedModel:
+    """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
+    whose sampling counts where a request has none; `calls` and `thoughts`: by which names of `dialects` they
+    are read.
+
+    Says which tokens of it the model lacks: a text with one of them is refused; how tokens are drawn, if the
+    model recommends it; how it is told of tools, and how its calls and thoughts are read. Raises
+    TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
+    """
+    drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else Drawing()
+    tokenizer = load_tokenizer(model_dir)
+    try:
+        tokenizer.check_chat()
+    except ChatTemplateFailed as error:
+        raise TokenizerUnusable(
+            f"{_template_file(model_dir)}: the chat template does not compile: {error}"
+        ) from error
+    lacking = tokenizer.beyond(facts.vocab_size)
+    if lacking:
+        log.warning(
+            "the tokenizer has tokens that the model lacks: a text with one of them is refused",
+            tokens=len(lacking),
+            first=lacking[0],
+            vocabulary=facts.vocab_size,
+        )
+    log_floor(tokenizer.floor)
+    if differing(drawing):
+        log.info(
+            "tokens are drawn as the model recommends where a request does not say it; "
+            "--generation-config none changes that",
+            **differing(drawing),
+        )
+    model_type = str(json_object(model_dir / CONFIG_FILE).get("model_type", ""))
+    forms = forms_of(tokenizer, model_type, calls, thoughts, tells_tools=tells_tools)
+    untold = TOOLS_TOLD if tells_tools else TOOLS_REFUSED
+    log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else untold, **forms.names)
+    return ServedModel(
+        name=facts.name,
+        tokenizer=tokenizer,
+        eos_token_ids=facts.eos_token_ids,
+        vocabulary=facts.vocab_size,
+        drawing=drawing,
+        forms=forms,
+        aliases=aliases,
+    )
+
+
+def log_floor(floor: TokenFloor) -> None:
+    """Log whether a text that cannot fit is refused before it is tokenised."""
+    if floor.unknown_because:
+        log.info(LENGTH_UNKNOWN, because=floor.unknown_because)
+    else:
+        log.info(LENGTH_KNOWN, bytes_per_token=floor.bytes_per_token)
+
+
+def _template_file(model_dir: Path) -> Path:
+    """Where the chat template is."""
+    if (model_dir / TEMPLATE).is_file():
+        return model_dir / TEMPLATE
+    files = map(model_dir.joinpath, AMONG_OTHERS)
+    return next((each for each in files if "chat_template" in json_object(each)), model_dir)

@@ -1,0 +1,258 @@
+"""How does text become tokens, and tokens text, in a process that never loads torch?
+
+The reference library's own tokenizer and chat template do the work. Importing that library beside an
+installed torch imports torch as well: seconds and hundreds of megabytes for a process that holds no
+tensor. `keep_torch_out` is the one place that prevents it; the bootstrap calls it first of all.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from baton.api.text.byte_alphabet import byte_letters
+from baton.api.text.chat_template import ChatTemplate
+from baton.api.text.token_bound import TokenFloor
+from baton.runtime.model_facts import json_object
+from baton.runtime.tokenizer_files import reference_tokenizer
+
+WHOLE_BYTES_MAX: Final = 128 * 2**10
+"""A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""
+PIECE_CHARS: Final = 32 * 2**10
+"""Length of the pieces in which the tokens of a longer text are counted first."""
+WHOLE_TOKEN_BYTES: Final = 6
+"""Bytes of a text for each token that may be, up to which it is not counted in pieces first: prompts that fit
+are tokenized once."""
+COUNT_MARGIN: Final = 2
+"""A text is refused by the count of its pieces from this many times the bound on. Cutting it changes the
+count near the cuts alone."""
+BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+class Codec(Protocol):
+    """What is used of `tokenizers.Tokenizer`. Safe to call from several threads at once."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def to_str(self) -> str: ...
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than are wanted."""
+
+    def __init__(self, tokens: int, *, counted_all: bool = True) -> None:
+        """`counted_all`: the text has `tokens`; else it has more."""
+        super().__init__(f"it has {tokens} tokens" if counted_all else f"it has more than {tokens} tokens")
+        self.tokens = tokens
+        self.counted_all = counted_all
+
+
+def keep_torch_out() -> None:
+    """Make every later `import torch` of this process fail, so that transformers goes without it.
+
+    For the bootstrap's process, before anything imports transformers; never in a process that also runs
+    a worker. Raises RuntimeError if torch is loaded already.
+    """
+    if sys.modules.get("torch") is not None:
+        raise RuntimeError("torch is loaded already: keep_torch_out has to come before every other import")
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ.setdefault(ADVISORY_SWITCH, "1")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Immutable after construction, safe in threads."""
+
+    def __init__(self, reference: Any) -> None:
+        """`reference` is a transformers tokenizer with a `tokenizers` backend."""
+        self._chat = ChatTemplate(reference)
+        self._backend = reference.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._floor = TokenFloor(self._backend)
+        self._added: dict[int, str] = {
+            id_: token.content for id_, token in reference.added_tokens_decoder.items()
+        }
+        self._longest_added = max([0, *(len(each.encode()) for each in self._added.values())])
+        self._added_ids = {text: id_ for id_, text in self._added.items()}
+        self._special = {
+            id_: token.content for id_, token in reference.added_tokens_decoder.items() if token.special
+        }
+        self._info = _info(reference)
+        self._response_template = getattr(reference, "response_template", None)
+        self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
+        self._bytes: dict[int, bytes] = {}
+        self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
+        """A text is its tokens' bytes, one after the other, and nothing else."""
+        self._alone: dict[int, str | None] = {}
+
+    @property
+    def codec(self) -> Codec:
+        """The engine below, for incremental decoding."""
+        codec: Codec = self._backend
+        return codec
+
+    def least_tokens(self, text: str) -> int:
+        """That `encode` makes of a text; by its length, which costs nearly nothing."""
+        return self._floor.least(text)
+
+    @property
+    def floor(self) -> TokenFloor:
+        """What the length of a text says about its tokens."""
+        return self._floor
+
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """The token ids of `text`; markup of special tokens in it becomes those tokens.
+
+        Raises TooManyTokens where there are more than `most`.
+        """
+        if most is not None:
+            self._count_in_pieces(text, most)
+        # The fast form leaves out where in the text each token came from, a quarter of the work.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        count = len(encoded)
+        if most is not None and count > most:
+            del encoded  # an error keeps what its frames hold, and this is hundreds of bytes a token
+            raise TooManyTokens(count)
+        ids: list[int] = encoded.ids
+        return ids
+
+    def _count_in_pieces(self, text: str, most: int) -> None:
+        """Raise TooManyTokens for a long text that has far more tokens than `most`, in one piece's memory.
+
+        Tokenising takes hundreds of bytes of memory a token, or some 70 a byte where there are few tokens.
+        """
+        limit = COUNT_MARGIN * most
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size <= max(WHOLE_BYTES_MAX, WHOLE_TOKEN_BYTES * most):
+            return
+        cut = 2 * self._longest_added  # an added token that a cut divides is spelled by others, at both ends
+        step, count = max(PIECE_CHARS, 8 * cut), 0
+        for start in range(0, len(text), step):
+            piece = text[start : start + step]
+            (encoded,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
+            count += max(0, len(encoded) - cut)
+            if count > limit:
+                raise TooManyTokens(most, counted_all=False)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of `ids`, exactly as the model wrote it (no clean-up of spaces)."""
+        return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def chat(self) -> ChatTemplate:
+        """By which a conversation becomes a prompt."""
+        return self._chat
+
+    @property
+    def response_template(self) -> Any:
+        """By which answers are told apart, if the model's makers say it."""
+        return self._response_template
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What its configuration says, as JSON, without its files' names."""
+        return self._info
+
+    @property
+    def added(self) -> Mapping[str, int]:
+        """The tokens that stand beside the vocabulary that was trained, by their texts."""
+        return self._added_ids
+
+    @property
+    def special(self) -> Mapping[int, str]:
+        """The tokens that are no text but on demand."""
+        return self._special
+
+    def check_chat(self) -> None:
+        """Raises ChatTemplateFailed for a chat template that is none."""
+        self._chat.check()
+
+    def beyond(self, vocabulary: int) -> list[str]:
+        """The tokens, by their ids, that a model of so many does not have."""
+        ids = {*range(vocabulary, self._backend.get_vocab_size()), *(id_ for id_ in self._added)}
+        pieces = (self._added.get(id_) or self.piece(id_) for id_ in sorted(ids) if id_ >= vocabulary)
+        return [piece for piece in pieces if piece]
+
+    def token_bytes(self, id_: int) -> bytes:
+        """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""
+        known = self._bytes.get(id_)
+        if known is None:
+            known = self._bytes[id_] = self._bytes_of(id_)  # at most one entry per vocabulary entry
+        return known
+
+    def alone(self, id_: int) -> str | None:
+        """A token's text, if it is whole characters that no token beside it can change; else None."""
+        try:
+            return self._alone[id_]
+        except KeyError:
+            text = self._alone[id_] = self._text_alone(id_)  # as many entries at most as above
+            return text
+
+    def piece(self, id_: int) -> str:
+        """The token as the vocabulary spells it; "" for an unknown id."""
+        return self._backend.id_to_token(id_) or ""
+
+    def _text_alone(self, id_: int) -> str | None:
+        if not self._by_bytes_alone or self._byte_of is None or id_ in self._added:
+            return None
+        if any(char not in self._byte_of for char in self.piece(id_)):
+            return None
+        try:
+            text = self.token_bytes(id_).decode()
+        except UnicodeDecodeError:
+            return None
+        return text if text and "\ufffd" not in text else None
+
+    def _bytes_of(self, id_: int) -> bytes:
+        if (added := self._added.get(id_)) is not None:
+            return added.encode()
+        piece = self.piece(id_)
+        if self._byte_of is not None:
+            return bytes(self._byte_of[char] for char in piece if char in self._byte_of)
+        if fallback := BYTE_PIECE.fullmatch(piece):
+            return bytes((int(fallback[1], 16),))
+        return piece.replace("▁", " ").encode()
+
+
+OF_PROCESSOR: Final = "chat_template.json"
+"""In which models that read images too may have their chat template."""
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Load the tokenizer and chat template of a safetensors model directory.
+
+    Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable and
+    ModelUnreadable.
+    """
+    reference = reference_tokenizer(model_dir)
+    beside = json_object(model_dir / OF_PROCESSOR).get("chat_template")
+    if reference.chat_template is None and isinstance(beside, str):
+        reference.chat_template = beside
+    return Tokenizer(reference)
+
+
+def _info(reference: Any) -> dict[str, Any]:
+    told = {name: value for name, value in reference.init_kwargs.items() if not _is_a_path(name)}
+    told |= reference.special_tokens_map
+    told |= {"tokenizer_class": type(reference).__name__, "chat_template": reference.chat_template}
+    info: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    return info
+
+
+def _is_a_path(name: str) -> bool:
+    return name.endswith(("_file", "_files", "name_or_path", "_path")) or name == "tokenizer_object"
+
+
+def _is_byte_level(backend: Any) -> bool:
+    return "ByteLevel" in _decoders(backend)
+
+
+def _decoders(backend: Any) -> list[str]:
+    """The steps by which token texts become text."""
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    return [step["type"] for step in state.get("decoders", [state])]

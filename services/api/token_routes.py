@@ -1,0 +1,78 @@
+"""Which tokens is a text, and which text are tokens? In vLLM's shapes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.api.answers import TextOfTokens, TokensOfText
+from baton.api.backend import Backend
+from baton.api.errors import invalid, too_long
+from baton.api.generation.prompt_encoder import Prompts
+from baton.api.http.openapi_document import TAKING, told
+from baton.api.http.request_bodies import Bodies
+from baton.api.requests.chat_messages import check_tools
+from baton.api.requests.request_builder import check_ids, check_model
+from baton.api.requests.schemas import DetokenizeRequest, TokenizeRequest
+from baton.api.served_model import ServedModel
+
+
+def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies: Bodies) -> APIRouter:
+    """`/tokenize` and `/detokenize`, also below `/v1`."""
+    router = APIRouter()
+
+    @router.post("/v1/tokenize", include_in_schema=False)
+    @router.post("/tokenize", **told(TokenizeRequest, TokensOfText, of=TAKING))
+    async def tokenize(request: Request) -> Response:
+        async with bodies.of(request, TokenizeRequest) as body:
+            check_model(body.model, model)
+            tokens = await _tokens(request, body, prompts)
+        if body.return_token_strs:
+            _check_count(tokens, "return_token_strs", backend.limits().context_tokens)
+        spellings = await prompts.spellings_of(request, tokens) if body.return_token_strs else None
+        return _json(
+            {
+                "count": len(tokens),
+                "max_model_len": backend.limits().context_tokens,
+                "tokens": tokens,
+                "token_strs": spellings,
+            }
+        )
+
+    @router.post("/v1/detokenize", include_in_schema=False)
+    @router.post("/detokenize", **told(DetokenizeRequest, TextOfTokens, of=TAKING))
+    async def detokenize(request: Request) -> Response:
+        async with bodies.of(request, DetokenizeRequest) as body:
+            check_model(body.model, model)
+            _check_count(body.tokens, "tokens", backend.limits().context_tokens)
+            check_ids(body.tokens, "tokens", model.vocabulary)
+        return _json({"prompt": await prompts.text_of(request, body.tokens)})
+
+    return router
+
+
+def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
+    """Raise ApiError for more tokens than any request has: what is done with each holds up all others."""
+    if len(tokens) > most:
+        raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
+
+
+def _json(body: dict[str, Any]) -> Response:
+    """Not by the framework, which looks at each of a hundred thousand numbers."""
+    return Response(to_json(body), media_type="application/json")
+
+
+async def _tokens(request: Request, body: TokenizeRequest, prompts: Prompts) -> list[int]:
+    if body.prompt is not None and body.messages:
+        raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
+    if body.messages:
+        check_tools(body.tools)
+        return await prompts.of_messages(request, body, body.tools, fit=False)
+    if body.prompt is None:
+        raise invalid("prompt", "Give 'prompt' or 'messages'.", "missing_required_parameter")
+    add = body.add_special_tokens is not False
+    (tokens,) = await prompts.of_texts(request, [body.prompt], "prompt", add_special_tokens=add, fit=False)
+    return tokens

@@ -1,0 +1,81 @@
+"""What the HTTP API's tests share."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.api.app import create_app
+from baton.api.http.middleware import Edge
+from baton.grammars.judge import Spelled, judged
+from baton.grammars.vocabulary import vocabulary_of
+from baton.rooms.request import Grammar
+from baton.runtime.errors import StartupError
+from baton.runtime.http_server import serve_http
+from baton.runtime.listen import bind_port
+from tests.api import tiny
+from tests.api.scripted import ScriptedBackend
+from tests.support.manual_clock import ManualClock
+
+CREATED_S = 1_700_000_000
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_model_dir: Path) -> Any:
+    """The demo model's tokenizer, as the reference library has it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(demo_model_dir), local_files_only=True)
+
+
+class JudgeHere:
+    """As the process judges, in this one."""
+
+    def __init__(self, tokenizer: Spelled, tokens: int, ends: Sequence[int]) -> None:
+        self._told = tokenizer, tokens, ends
+
+    def ask(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+        try:
+            return judged(grammar, any_bnf, vocabulary_of(*self._told))
+        except StartupError as error:
+            return str(error)
+
+
+@pytest.fixture(autouse=True)
+def judges_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No application starts a process that compiles its grammars (`tests/grammars/test_judge.py` does)."""
+    monkeypatch.setattr("baton.api.app.Judge", JudgeHere)
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def app(backend: ScriptedBackend, registry: CollectorRegistry) -> Edge:
+    return create_app(backend, tiny.model(), registry, clock=ManualClock(wall_ms=CREATED_S * 1000))
+
+
+@pytest.fixture
+async def http(app: Edge) -> AsyncIterator[httpx.AsyncClient]:
+    """Straight into the application, no socket."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+async def url(app: Edge) -> AsyncIterator[str]:
+    """The application on a real socket."""
+    server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
+    yield f"http://127.0.0.1:{server.port}"
+    await server.stop()

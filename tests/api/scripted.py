@@ -1,0 +1,144 @@
+"""A backend that plays a script: what the HTTP API is tested against."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from baton.api.backend import Hangup, Limits, TokenBatch, client_gone
+from baton.rooms.request import FinishReason, Request, Score, Token
+from tests.api import tiny
+
+Step = TokenBatch | BaseException | asyncio.Event
+"""Tokens to deliver, something to raise, or something to wait for."""
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+LIMITS = Limits(context_tokens=512, prompt_tokens=400, sequence_tokens=450)
+
+
+def batch(ids: Sequence[int], finish: FinishReason | None = None, top: int | None = None) -> TokenBatch:
+    """Tokens with made-up log-probabilities; `top` alternatives each, if asked for."""
+    if top is None:
+        return TokenBatch(tuple(Token(id_) for id_ in ids), finish)
+    others = tuple((10 + place, -2.0 - place) for place in range(top))
+    return TokenBatch(tuple(Token(id_, -0.5, others) for id_ in ids), finish)
+
+
+def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) -> list[Step]:
+    """A token a batch; a STOP is the end-of-sequence token."""
+    output = tiny.ids(text)
+    if finish is STOP:
+        output.append(tiny.END_ID)
+    last = len(output) - 1
+    return [batch([id_], finish if place == last else None, top) for place, id_ in enumerate(output)]
+
+
+def in_turn(*scripts: Sequence[Step]) -> list[Step]:
+    """Several choices: a step of each, from the first on, until all are over."""
+    told = [
+        [each._replace(choice=place) if isinstance(each, TokenBatch) else each for each in script]
+        for place, script in enumerate(scripts)
+    ]
+    return [step for steps in zip_longest(*told) for step in steps if step is not None]
+
+
+def scores_of(request: Request) -> tuple[Score, ...]:
+    """Of its prompt, where it is scored: token t is t % 7 / 8 unlikely, and every third the likeliest in its
+    place."""
+    if request.prompt_logprobs is None:
+        return ()
+    told = []
+    for place, token in enumerate(request.prompt[1:]):
+        own = -(token % 7) / 8 - 0.125
+        first = (token, own) if place % 3 == 0 else (token + 1, own / 2)
+        top = (first, *((each, -9.0) for each in range(3, 9)))[: request.prompt_logprobs]
+        told.append(Score(own, 1 if place % 3 == 0 else 2, top))
+    return tuple(told)
+
+
+@dataclass
+class Stream:
+    request: Request
+    script: Sequence[Step]
+    cached_tokens: int = 0
+    hangups: list[Hangup] = field(default_factory=list)
+    ended: bool = False
+    """Read to its finish, or failed by itself."""
+    over: set[int] = field(default_factory=set)
+    """Choices that finished."""
+    enough: list[int] = field(default_factory=list)
+    """Choices that the reader ended."""
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    read: int = 0
+
+    played: int = 0
+    """Steps of the script."""
+
+    async def next(self) -> TokenBatch:
+        while True:
+            await asyncio.sleep(0)
+            step = self.script[self.played]
+            self.played += 1
+            match step:
+                case asyncio.Event():
+                    await step.wait()
+                case TokenBatch() if step.choice in self.enough:
+                    pass
+                case TokenBatch():
+                    self.cached_tokens = 3
+                    self.read += 1
+                    if self.read == 1:
+                        step = step._replace(scores=step.scores or scores_of(self.request))
+                    if step.finish is not None:
+                        self.over.add(step.choice)
+                        self.ended = len(self.over.union(self.enough)) == self.request.choices
+                    return step
+                case _:
+                    self.ended = True
+                    raise step
+
+    def end_choice(self, choice: int) -> None:
+        self.enough.append(choice)
+
+    async def hang_up(self, why: Hangup) -> None:
+        self.hangups.append(why)
+        self.hung_up.set()
+
+
+Script = Callable[[Request], Sequence[Step] | BaseException]
+
+
+@dataclass
+class ScriptedBackend:
+    """`script` says for each request what comes, or what `generate` raises."""
+
+    script: Script = field(default=lambda _: saying("Hello world"))
+    known_limits: Limits = LIMITS
+    streams: list[Stream] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+    waits: tuple[int, ...] | None = None
+    """The prompt that gets no room, however long it waits."""
+    given_up: list[Hangup] = field(default_factory=list)
+    """Why those that waited were cancelled."""
+
+    def limits(self) -> Limits:
+        return self.known_limits
+
+    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> Stream:
+        self.asked.append(request)
+        if request.prompt == self.waits:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.given_up.append(why())
+                raise
+        script = self.script(request)
+        if isinstance(script, BaseException):
+            raise script
+        stream = Stream(request, script)
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def left_open(self) -> list[Stream]:
+        return [stream for stream in self.streams if not stream.ended and not stream.hangups]
