@@ -1,0 +1,1 @@
+"""Tests of the HTTP API, one folder for each of its packages."""

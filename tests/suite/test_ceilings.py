@@ -11,15 +11,15 @@ SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
     ceilings.fragments: 619,
-    ceilings.forbidden_names: 153,
+    ceilings.forbidden_names: 152,
     ceilings.long_sentences_of_docs: 196,
     ceilings.long_sentences_of_docstrings: 73,
-    ceilings.equal_file_names: 81,
-    ceilings.empty_packages: 19,
+    ceilings.equal_file_names: 61,
+    ceilings.empty_packages: 17,
     ceilings.long_files: 15,
     ceilings.long_functions: 15,
     ceilings.private_reads: 354,
-    ceilings.crowded_folders: 179,
+    ceilings.crowded_folders: 124,
 }
 
 

@@ -1,0 +1,1 @@
+"""OpenAI's text completions: the shape of answers and of stream chunks."""

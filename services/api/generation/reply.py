@@ -45,7 +45,7 @@ class Answering:
     """Of each request's choices the best so many are; None: all."""
 
     async def answer(self, emit: Emit) -> Usage:
-        """Run every choice to its end (see `baton.api.generation.answer_stream`); whatever comes of it is noted."""
+        """Run every choice to its end, and note in the exchange and the metrics what came of it."""
         exchange = self.exchange
         heard = emit if self.transcript is None else self.transcript.hearing(emit)
         try:

@@ -1,0 +1,7 @@
+"""OpenAI's Responses API, translated into chat requests and back, and the store of its responses.
+
+`routes` validates a body by `response_request`, adds stored items (`response_store`), translates it
+into a chat request (`response_translation`, `input_messages`) and has it answered by `generation`.
+`response_builder` and `response_rendering` write the response. These files may import all of the API
+but other APIs' packages.
+"""

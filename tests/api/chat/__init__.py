@@ -1,0 +1,1 @@
+"""Tests of chat completions, through their route."""

@@ -1,0 +1,1 @@
+"""Tests of choices, answer streams and prompt echoes."""

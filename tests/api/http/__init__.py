@@ -1,0 +1,1 @@
+"""Tests of exchanges: bodies, events, disconnects, logs, metrics."""

@@ -1,0 +1,1 @@
+"""Tests of fields, their checks, and what requests mean."""

@@ -1,0 +1,1 @@
+"""Tests of output formats, parsers and constraints."""
