@@ -123,10 +123,10 @@ verify-kernels: $(STAMP) programs ## the compiled step for other CPUs, and with 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.emulated
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
-	@$(BIN)/baton bench transfer
-	@$(BIN)/baton bench step
-	@$(BIN)/baton bench step --batch 8
-	@$(BIN)/baton bench agree --json
+	@$(BIN)/python -m bench transfer
+	@$(BIN)/python -m bench step
+	@$(BIN)/python -m bench step --batch 8
+	@$(BIN)/python -m bench agree --json
 
 gpu: $(STAMP) ## check and measure all of it on a GPU, in nine minutes (docs/gpu.md)
 	@$(BIN)/python -m tests.gpu $(ARGS)
@@ -145,7 +145,7 @@ proto: $(STAMP) ## generate the gRPC code from proto/
 clean: ## remove caches and build results (not .venv)
 	@echo "clean: caches and build results"
 	@rm -rf build dist .durations .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
-	@find services tests proto -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find services tests bench proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 SHOW := show() { printf '%s\n' "$$1"; shift; for each; do sed -nE "s/^$$each:.*\#\# (.*)/  make $$each\t\1/p" Makefile | expand -t 24; done; }
 

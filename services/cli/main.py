@@ -14,7 +14,7 @@ import typer
 from baton.bootstrap.settings import BootstrapSettings
 from baton.both.settings import BothSettings
 from baton.cli.admin_commands import add_admin_commands
-from baton.cli.bench.app import bench
+from baton.cli.bench import bench
 from baton.cli.certs import certs
 from baton.cli.chat_settings import ChatSettings
 from baton.cli.model_check import check_models, check_worker_models

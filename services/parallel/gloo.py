@@ -1,9 +1,9 @@
 """How do the processes of one worker agree, over gloo?
 
 Followers send to the leader and it answers all of them: two steps for any number of ranks, and no rank waits
-for another that the leader does not wait for. Gloo's own all-reduce goes around the ring twice; `baton bench
-agree` prints both. The group is its own, not torch's default one, so that the engine's group and its time-out
-stay apart. Nobody spins: a group in which nobody calls costs nothing.
+for another that the leader does not wait for. Gloo's own all-reduce goes around the ring twice. The
+benchmark `agree` prints both. The group is not torch's default one, so that the engine's group and its
+time-out stay apart. Nobody spins: a group in which nobody calls costs nothing.
 
 `gloo_exchange` carries the bytes, `rendezvous` brings the ranks together, and `failure_detector` says why a
 group breaks.

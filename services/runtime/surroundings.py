@@ -51,8 +51,8 @@ FAMILIES: Final = (
             *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         ),
         VariableVerdict.IGNORED,
-        "between the parts, by `baton bench`, and by what asks a loopback address; `baton chat`, `top` and"
-        " `explain` that ask another host, and traces for one, go through them",
+        "between the parts, by `baton bench serve`, and by what asks a loopback address; `baton chat`, `top`"
+        " and `explain` that ask another host, and traces for one, go through them",
     ),
     Family(
         ("GRPC_ADDRESS_HTTP_PROXY", "GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES"),

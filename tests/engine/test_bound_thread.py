@@ -14,7 +14,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from baton.cli.bench.rooms_worker import ToyEngine
 from baton.decode.settings import DecodeSettings
 from baton.engine.device import bind_thread
 from baton.ids import Incarnation
@@ -22,6 +21,7 @@ from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.settings import PrefillSettings
 from baton.worker import wiring
 from baton.worker.stepper import Stepper
+from bench.workers.rooms_worker import ToyEngine
 from tests.engine.conftest import MakeEngine
 
 

@@ -38,7 +38,7 @@ TESTING: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", 
 NIXL: Final = "nixl-cu"
 LEFT_OUT: Final = re.compile(r"nixl_ep(_cu\d+)?/|[^/]+\.data/headers/|[^/]+\.libs/ucx/libucx_perftest")
 """Of NIXL's wheel."""
-TREES: Final = ("baton", "services", "tests", "proto", "requirements")
+TREES: Final = ("baton", "services", "bench", "tests", "proto", "requirements")
 CARRIED: Final = (*TREES, "pyproject.toml", "LICENSE", "README.md")
 """Files and folders of the source that a bundle carries."""
 GLIBCS: Final = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)

@@ -54,8 +54,8 @@ class Kit:
             raise AssertionError(f"it has not ended after {late.timeout:.0f} s: {said}") from late
 
     def bench(self, *words: str, most_s: float) -> dict[str, Any]:
-        """The object that `baton bench WORDS` prints. Raises AssertionError with its last words else."""
-        ran = self.command("-m", "baton.cli.main", "bench", *words, most_s=most_s)
+        """Run `python -m bench WORDS` and return its object. Raises AssertionError with its last line."""
+        ran = self.command("-m", "bench", *words, most_s=most_s)
         assert ran.returncode == 0, last_line(ran.stderr or ran.stdout)
         body: dict[str, Any] = json.loads(ran.stdout)
         return body

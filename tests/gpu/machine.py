@@ -206,11 +206,11 @@ def _check_kernel(kit: Kit) -> None:
 
 
 def _check_registration(kit: Kit, found: Finding) -> None:
-    from baton.cli.bench.device_memory import take
     from baton.ids import Incarnation
     from baton.transfer.interface import Region
     from baton.transfer.nixl import NixlTransfer
     from baton.transfer.start import offering
+    from bench.pages.device_memory import take
 
     memory = take(MIB, kit.device)
     transfer = NixlTransfer(Incarnation(1))

@@ -15,9 +15,9 @@ from typing import Final
 
 import torch
 
-from baton.cli.bench.transfer_pair import MIB
 from baton.engine.arrivals import OWNER, flush_for, writes_to
 from baton.transfer.interface import PutState, TransferError
+from bench.pages.transfer_pair import MIB
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
 from tests.process.late_writes import ON_GPU, POINTS, Tally, trials

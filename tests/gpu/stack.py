@@ -20,9 +20,8 @@ from typing import Final
 
 import httpx
 
-from baton.cli.bench.comparison import SystemSpec
-from baton.cli.bench.systems import System
 from baton.runtime.listen import port_of, reserve_port
+from bench.serving.system import System, SystemSpec
 from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit
 from tests.gpu.models import served

@@ -17,7 +17,6 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from baton.cli.bench.device_memory import DeviceMemory, bytes_of, take
 from baton.decode.handover_client import LeaderPeers
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.rpc import DecodeService
@@ -46,6 +45,7 @@ from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.stepper import Stepper
 from baton.worker.turns import TurnProgress, run_turns
+from bench.pages.device_memory import DeviceMemory, bytes_of, take
 from tests.layouts import group_of
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine

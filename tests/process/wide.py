@@ -11,10 +11,10 @@ from typing import Final
 
 import torch
 
-from baton.cli.bench.device_memory import Memory, bytes_of
 from baton.engine.interface import Row, SumPart, Taken
 from baton.rooms.request import Token
 from baton.wire.model_bounds import ModelBounds
+from bench.pages.device_memory import Memory, bytes_of
 from tests.layouts import group_of, one_group
 from tests.prefill import toy
 

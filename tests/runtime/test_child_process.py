@@ -18,9 +18,6 @@ from tests.api import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
 NO_CHILD_OF_THIS_PACKAGE: Final = {
-    "cli/bench/bursts.py",  # a process that spins
-    "cli/bench/compare.py",  # the folder of its programs
-    "cli/bench/systems.py",  # other systems' commands, tied by a file that imports nothing of this package
     "cli/serve.py",  # a command that a person is shown
     "runtime/child_process.py",
 }

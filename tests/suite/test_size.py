@@ -29,7 +29,6 @@ MORE_PARTS: Final = {
 """Classes that are made of more, and why."""
 
 PROGRAMS: Final = {
-    "baton.cli.bench.router_echo": "a process of a benchmark",
     "baton.engine.convert": "a process of its own, for its memory",
 }
 """Modules that no other imports, and what they are for. What tests alone need is in `baton.testing`."""

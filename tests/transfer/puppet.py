@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from baton.cli.bench.device_memory import DeviceMemory
 from baton.ids import Incarnation
 from baton.runtime.host_memory import HostMemory
 from baton.transfer.exposure import Exposure
 from baton.transfer.interface import Endpoint
+from bench.pages.device_memory import DeviceMemory
 from tests.transfer.child import Child
 
 IDLE_S: Final = 0.0005

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.typed import bench
+from tests.bench.commands import bench
 from tests.process.stack import Stack
 
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.bench.app import bench
+from bench.__main__ import app
 from tests.http import web
 from tests.process.load import any_prompts
 from tests.process.stack import Stack
@@ -125,7 +125,7 @@ def test_the_pages_of_a_prompt_are_sent_once_for_eight_answers(idle_stack: Stack
 
 def test_the_benchmark_of_several_answers_sees_the_prompt_sent_once(idle_stack: Stack) -> None:
     lengths = ["--prompt-tokens", "150", "--output-tokens", "2", "--n", "4"]
-    ran = CliRunner().invoke(bench, ["choices", "--runs", "3", *lengths, "--url", idle_stack.url])
+    ran = CliRunner().invoke(app, ["choices", "--runs", "3", *lengths, "--url", idle_stack.url])
     assert ran.exit_code == 0, ran.output
     body = json.loads(ran.stdout)
     assert body["bytes"]["1"] == body["bytes"]["4"]

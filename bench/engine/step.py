@@ -1,0 +1,342 @@
+"""How far is a step of the model from what the machine can do?
+
+Decode has to read every weight and the sequences' keys and values once: its limit is the time to read as many
+bytes. Prefill has to multiply: its limit is the time of the model's products alone, of the same shapes over
+weights in a library's layout: of all tokens in all layers, although a compiled step leaves out what the last
+layer adds to tokens that nobody asks for (3 % of a model of thirty layers).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from baton.rooms.request import Grammar, GrammarKind, Request, Sampling
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import LoadFormat, Quantize
+from bench.report import Runs, seconds_of, tell
+
+if TYPE_CHECKING:
+    from baton.engine.engine import TorchEngine
+    from baton.engine.interface import Row
+    from baton.grammars.fold import Fold
+
+PROFILE_LINES: Final = 16
+GRAPHED_ROWS: Final = 64
+"""Of --cuda-graphs."""
+STEPS_MAX: Final = 64
+"""From here on the last step is repeated."""
+ANY_JSON: Final = "json"
+GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
+"""DRAWN: where --grammar is asked for, of the rows that are held and of those that are not."""
+SIDE, SIDE_ON_GPU = 2048, 8192
+"""Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
+
+
+class StepPhase(StrEnum):
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+def step(
+    runs: Runs = 15,
+    model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
+    phase: Annotated[
+        StepPhase, typer.Option(help="One token of each sequence, or all of them.")
+    ] = StepPhase.DECODE,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:N].")] = "cpu",
+    load_format: Annotated[
+        LoadFormat, typer.Option(help="The model's weights, or any numbers in their shapes.")
+    ] = LoadFormat.AUTO,
+    quantize: Annotated[
+        Quantize,
+        typer.Option(help="Weights as codes (--quantize); a prompt's, as the numbers they stand for."),
+    ] = Quantize.NONE,
+    graphs: Annotated[bool, typer.Option(help="On a GPU, replay decode steps (--cuda-graphs).")] = True,
+    compiled: Annotated[bool, typer.Option(help="On a CPU, one call a step (--compiled-steps).")] = True,
+    flash: Annotated[bool, typer.Option(help="On a GPU, by its kernels (--flash-attention).")] = True,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Sequences in the step.")] = 1,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 512,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    kv_cache_memory: Annotated[
+        int, typer.Option(min=2**20, help="Bytes for the sequences' keys and values.")
+    ] = 2**30,
+    grammar: Annotated[
+        str,
+        typer.Option(
+            help="Also the step with rows held to the JSON schema in this file, or to any JSON: json."
+        ),
+    ] = "",
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=STEPS_MAX - 1, help="Also the step with so many drafts a row, all of them taken."
+        ),
+    ] = 0,
+    profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
+) -> None:
+    """One step, beside reading what it has to read or multiplying what it has to multiply."""
+    from baton.decode.settings import DecodeSettings
+    from baton.engine.coded import coding_of
+    from baton.engine.engine import load_engine
+    from baton.runtime.model_files import prepare, resolve
+
+    source = resolve(model, load_format)
+    directory = prepare(source, lambda _: None)
+    engine = load_engine(
+        directory,
+        dtype=dtype,
+        load_format=load_format,
+        coding=coding_of(quantize, source, multiplied=phase is StepPhase.DECODE),
+        device=device,
+        kv_cache_memory=kv_cache_memory,
+        threads=threads,
+        batch_memory=DecodeSettings.batch_memory if phase is StepPhase.DECODE else 0,
+        cuda_graphs=GRAPHED_ROWS if phase is StepPhase.DECODE and graphs else 0,
+        compiled=compiled,
+        flash_attention=flash,
+    )
+    if engine.recorded is not None:
+        engine.warm_up()
+    if drafts and phase is not StepPhase.DECODE:
+        raise StartupError("--drafts: a prompt is known; take --phase decode")
+    held = _grammar(grammar, phase)
+    rows = _rows(engine, phase, batch, context, DRAWN if held else GREEDY)
+    facts: dict[str, object] = {
+        "phase": phase.value,
+        "batch": batch,
+        "context": context,
+        "dtype": engine.cache.group.dtype,
+        "quantize": quantize.value,
+        "device": engine.cache.device,
+        "compiled": engine.compiled is not None,
+        "flash_attention": engine.kernel is not None,
+        "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
+    }
+    works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
+    if held is not None:
+        holding = _rows(engine, phase, batch, context, DRAWN, held)
+        works["held"] = _stepping(engine, phase, holding)
+    if drafts:
+        drafting = _drafting(engine, _rows(engine, phase, batch, context, GREEDY), drafts)
+        works["drafts"] = partial(engine.step, drafting)
+    if phase is StepPhase.DECODE:
+        limit = "read"
+        size = engine.model.weight_bytes + batch * (context + 1) * engine.cache.group.token_bytes
+        works[limit] = _reading(engine, size)
+        facts |= {"weight_bytes": engine.model.weight_bytes, "read_bytes": size}
+    else:
+        limit = "products"
+        works[limit] = _multiplying(engine, batch, batch * context)
+        works["large_product"] = _large_product(engine)
+        gflop = _gflop(engine, batch, batch * context)
+        facts |= {"gflop": round(gflop, 3), "large_product_gflop": round(2 * _side(engine) ** 3 / 1e9, 3)}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for run in range(1 + runs):
+        for name, work in works.items():
+            taken = seconds_of(_to_its_end(engine, work))
+            if run:  # the first finds nothing ready
+                seconds[name].append(taken)
+    least = {name: min(values) for name, values in seconds.items()}
+    facts["least_ms"] = {name: round(value * 1000, 3) for name, value in least.items()}
+    facts["ratio_of_least"] = round(least["step"] / least[limit], 3)
+    for name in ("held", "drafts"):
+        if name in works:
+            facts[f"{name}_ratio"] = round(median(seconds[name]) / median(seconds["step"]), 3)
+            facts[f"{name}_ratio_of_least"] = round(least[name] / least["step"], 3)
+    if profile:
+        facts["profile_ms"] = _profile(engine, works["step"])
+    tell("step", seconds, limit, facts)
+
+
+def _grammar(told: str, phase: StepPhase) -> Grammar | None:
+    """What rows are held to, if to anything. Raises StartupError."""
+    if not told:
+        return None
+    if phase is not StepPhase.DECODE:
+        raise StartupError("--grammar: a prompt is held to nothing but at its end; take --phase decode")
+    if told == ANY_JSON:
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "array", "minItems": STEPS_MAX}))
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, Path(told).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--grammar {told}: {error}") from error
+
+
+def _rows(
+    engine: "TorchEngine",
+    phase: StepPhase,
+    batch: int,
+    context: int,
+    sampling: Sampling,
+    grammar: Grammar | None = None,
+) -> "list[Row]":
+    """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
+    from baton.engine.interface import Row, Sequence, Undrawn
+
+    pages = engine.cache.group.pages_for(context + STEPS_MAX)
+    if batch * pages > engine.cache.pages:
+        needed = batch * pages * engine.cache.group.page_bytes
+        raise StartupError(f"--kv-cache-memory {engine.cache.length}: the sequences take {needed} bytes")
+    rows = []
+    for index in range(batch):
+        # Every other page, so that a sequence's pages are not one run of memory.
+        table = [place for start in (0, 1) for place in range(start, batch * pages, 2)]
+        table = table[index * pages : (index + 1) * pages]
+        prompt = tuple(range(7, 7 + context))
+        request = Request(
+            f"bench-{index}",
+            prompt,
+            max_tokens=STEPS_MAX,
+            eos_token_ids=engine.model.facts.eos_token_ids,
+            sampling=replace(sampling, seed=index),
+            grammar=grammar,
+        )
+        if phase is StepPhase.PREFILL:
+            rows.append(Row(Sequence(request, []), 0, context, (table,), sample=True))
+            continue
+        sequence = Sequence(request, [7] if grammar is None else [])
+        if grammar is not None:
+            sequence.fold = _fold(engine, grammar)
+        first = Row(sequence, 0, context, (table,), sample=grammar is not None)
+        for taken in engine.step([first]):
+            if not isinstance(taken, Undrawn):
+                sequence.output += [token.id for token in taken]
+        rows.append(Row(sequence, context, context + 1, (table,), sample=True))
+    return rows
+
+
+def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Row]":
+    """The same rows, with so many drafts that are what comes next."""
+    from baton.engine.interface import Undrawn
+
+    for _ in range(drafts):
+        told = engine.step(rows)
+        rows = [
+            replace(row, drafts=[token.id for token in taken])
+            for row, taken in zip(rows, told, strict=True)
+            if not isinstance(taken, Undrawn)
+        ]
+    return rows
+
+
+def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
+    """Raises StartupError."""
+    from baton.grammars.compiling import GrammarRefused
+
+    if engine.grammars is None:
+        raise StartupError("--grammar: this rank draws nothing")
+    try:
+        [fold] = engine.grammars.folds(grammar, [], 1).result()
+    except GrammarRefused as error:
+        raise StartupError(f"--grammar: {error}") from error
+    return fold
+
+
+def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
+    """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
+    from baton.engine.interface import Row, Undrawn
+
+    def step() -> None:
+        for place, (row, taken) in enumerate(zip(rows, engine.step(rows), strict=True)):
+            request = row.sequence.request
+            more = row.stop < request.tokens_max - 1
+            if phase is not StepPhase.DECODE or isinstance(taken, Undrawn) or not more:
+                continue
+            [token] = taken
+            if request.grammar is None or token.id not in request.ending_token_ids:
+                row.sequence.output.append(token.id)
+                rows[place] = Row(row.sequence, row.stop, row.stop + 1, row.tables, sample=True)
+
+    return step
+
+
+def _to_its_end(engine: "TorchEngine", work: Callable[[], object]) -> Callable[[], object]:
+    """A GPU is only asked for what it computes: wait until it has."""
+    import torch
+
+    place = engine.model.device
+    if place.type != "cuda":
+        return work
+
+    def wait() -> None:
+        work()
+        torch.cuda.synchronize(place)
+
+    return wait
+
+
+def _reading(engine: "TorchEngine", size: int) -> Callable[[], object]:
+    import torch
+
+    memory = torch.ones(size // 4, device=engine.model.device)
+    return memory.sum
+
+
+def _multiplying(engine: "TorchEngine", batch: int, tokens: int) -> Callable[[], object]:
+    import torch
+
+    from baton.engine.linears import linear_of
+
+    products = []
+    with torch.inference_mode():
+        for (outs, ins), count in engine.model.products.items():
+            weight = engine.cache.tensor.new_empty(outs, ins).normal_(std=0.02)
+            linear = torch.nn.Linear(ins, outs, bias=False, device="meta")
+            linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+            rows = weight.new_empty(_rows_of(engine, outs, batch, tokens), ins).normal_()
+            products.append((linear_of([linear]), rows, count))
+
+    def multiply() -> None:
+        with torch.inference_mode():
+            for product, rows, count in products:
+                for _ in range(count):
+                    product(rows)
+
+    return multiply
+
+
+def _gflop(engine: "TorchEngine", batch: int, tokens: int) -> float:
+    shapes = engine.model.products.items()
+    return sum(
+        2e-9 * _rows_of(engine, outs, batch, tokens) * outs * ins * count for (outs, ins), count in shapes
+    )
+
+
+def _rows_of(engine: "TorchEngine", outs: int, batch: int, tokens: int) -> int:
+    """The head sees the last token of each sequence."""
+    return batch if outs == engine.model.vocab_size else tokens
+
+
+def _large_product(engine: "TorchEngine") -> Callable[[], object]:
+    # Numbers at random: a GPU multiplies zeros and ones at a rate that no model sees.
+    matrix = engine.cache.tensor.new_empty(_side(engine), _side(engine)).normal_()
+    return lambda: matrix @ matrix
+
+
+def _side(engine: "TorchEngine") -> int:
+    return SIDE_ON_GPU if engine.model.device.type == "cuda" else SIDE
+
+
+def _profile(engine: "TorchEngine", work: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them. On a
+    GPU they are the GPU's own, by kernel."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiling
+
+    on_gpu = engine.model.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profiling(activities=activities) as seen:
+        _to_its_end(engine, work)()
+    micros = attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
+    spent = {event.key: micros(event) / 1000 for event in seen.key_averages()}
+    longest = sorted(spent, key=lambda key: -spent[key])[:PROFILE_LINES]
+    return {key: round(spent[key], 3) for key in longest}

@@ -1,0 +1,136 @@
+"""Which registry does `python -m bench place` measure? The product's own, filled with workers and rooms."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final
+
+from baton.ids import Incarnation, RoomId
+from baton.rooms.affinity import BLOCK_TOKENS, Block, blocks
+from baton.rooms.load import WorkerLoad
+from baton.rooms.phases import Side
+from baton.rooms.placement import Need
+from baton.rooms.registry import Registry
+from baton.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
+from bench.report import seconds_of
+
+LEASE_MS: Final = 3_000
+TOKENS_MAX: Final = 1_000_000
+PROMPT: Final = 16 * BLOCK_TOKENS
+SHARED: Final = 2 * BLOCK_TOKENS
+"""Tokens that all prompts begin with."""
+TURNS: Final = 4
+"""Requests that begin as one another did, each longer than the last."""
+NEED_TOKENS: Final = PROMPT + 256
+ROOM_TOKENS: Final = 16
+"""What a room is told to use: so little that any number of rooms may be open."""
+
+
+class Stack:
+    """A registry with so many ready workers of each side."""
+
+    def __init__(self, workers: int, rooms_max: int) -> None:
+        self.registry = Registry("model", 1, LEASE_MS, 1024, 1024)
+        self._numbers = iter(range(1_000_000_000))
+        self._workers = workers
+        facts = [
+            WorkerFacts(
+                f"{side.value}-{number}",
+                side,
+                Incarnation(2 * number + (side is Side.DECODE) + 1),
+                "127.0.0.1:1",
+                "model",
+                StackFacts(),
+                TOKENS_MAX,
+                rooms_max,
+            )
+            for number in range(workers)
+            for side in Side
+        ]
+        self.register_s = seconds_of(lambda: self._join(facts))
+
+    def _join(self, workers: Sequence[WorkerFacts]) -> None:
+        for facts in workers:
+            self.registry.register(facts, 0)
+            self.registry.proven(facts.incarnation)
+            if facts.side is Side.DECODE:
+                self._tell(facts.incarnation, 0)
+
+    def _tell(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
+        """A decode worker says what so many rooms leave of it, up to the last that it entered."""
+        free, number = TOKENS_MAX - ROOM_TOKENS * rooms, next(self._numbers)
+        self.registry.hear_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number), 0)
+
+    def place(self) -> float:
+        """Seconds of one placement; its room stays open, and its decode worker says so."""
+        need = Need(PROMPT, NEED_TOKENS, _prompt(next(self._numbers)))
+
+        def work() -> None:
+            entries.append(self.registry.open_room("request", self.registry.place(need), need, 0))
+
+        entries: list[RoomEntry] = []
+        taken_s = seconds_of(work)
+        (entry,) = entries
+        self.registry.taken(entry.id, Side)
+        worker = self.registry.worker(entry.decode.incarnation)
+        self._tell(worker.facts.incarnation, len(worker.rooms), entry.id)
+        return taken_s
+
+    def load(self) -> float:
+        """Seconds of what a decode worker says of its load."""
+        number = next(self._numbers)
+        decode = Incarnation(2 * (number % self._workers) + 2)
+        return seconds_of(lambda: self._tell(decode, number % 1_000))
+
+    def look(self) -> float:
+        """Seconds of all that is asked without a request."""
+        registry = self.registry
+
+        def work() -> None:
+            registry.renew(Incarnation(1), 0)
+            registry.expired(0)
+            registry.unended(0)
+            registry.overdue(0)
+            registry.unreachable()
+            sum(registry.phases.values())
+            registry.has_open_rooms(Incarnation(0))
+
+        return seconds_of(work)
+
+
+def measure(runs: int, workers: int, few: int, rooms: int) -> dict[str, Any]:
+    """In turns, so that what disturbs the machine disturbs all."""
+    small, large = Stack(few, runs), Stack(workers, rooms)
+    places = [(small.place(), large.place()) for _ in range(runs)]
+    idle, full = Stack(few, rooms), Stack(few, rooms)
+    for _ in range(rooms):
+        full.place()
+    opened = [(idle.place(), full.place()) for _ in range(runs)]
+    looks = [(idle.look(), full.look()) for _ in range(runs)]
+    loads = [(small.load(), large.load()) for _ in range(runs)]
+    return {
+        "runs": runs,
+        "workers": [few, workers],
+        "rooms": [runs, rooms],
+        "register_s": [round(small.register_s, 4), round(large.register_s, 4)],
+        "place": _beside(places),
+        "place_with_rooms": _beside(opened),
+        "look_with_rooms": _beside(looks),
+        "load": _beside(loads),
+        "ratio": _beside(places)["ratio"],
+        "ratio_of": ["many", "few"],
+    }
+
+
+def _beside(seconds: list[tuple[float, float]]) -> dict[str, Any]:
+    few, many = (statistics.median(each[at] for each in seconds) for at in range(2))
+    told = {"few": round(few * 1_000, 4), "many": round(many * 1_000, 4)}
+    return {"median_ms": told, "ratio": round(many / few, 2)}
+
+
+def _prompt(number: int) -> tuple[Block, ...]:
+    """A beginning that all share, one that a conversation does, and what is new in it."""
+    talk, turn = divmod(number, TURNS)
+    own = range(1_000_000 + PROMPT * talk, 1_000_000 + PROMPT * (talk + 1))
+    old = BLOCK_TOKENS * (turn + 1)
+    new = range(-PROMPT * (number + 1), -PROMPT * number)
+    return blocks((*range(SHARED), *own[:old], *new[: PROMPT - SHARED - old]))

@@ -1,0 +1,113 @@
+"""What does the router itself cost? The real bootstrap on one core, before workers that answer at once.
+
+Requests come from a client on another core, where the workers are, too. What is done in a second depends on
+that core as well; what is done in a second of the bootstrap's own CPU does not.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from bench.report import AsJson, Runs
+
+CONCURRENCIES: Final = (1, 16, 64)
+TICKS_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+Model = Annotated[str, typer.Option(help="Whose tokenizer and template: a directory, a file, or demo.")]
+
+
+def router(
+    runs: Runs = 5,
+    model: Model = "demo",
+    requests: Annotated[int, typer.Option(min=64, help="Whole replies in one measurement.")] = 2000,
+    streams: Annotated[int, typer.Option(min=64, help="Streamed replies in one measurement.")] = 320,
+    tokens: Annotated[int, typer.Option(min=1, max=1024, help="Output tokens of a streamed reply.")] = 64,
+    _: AsJson = True,
+) -> None:
+    """Requests and streamed tokens a second, and the latency that the router adds."""
+    import uvloop
+
+    from baton.runtime.cpus import allowed_cpus
+    from baton.runtime.errors import StartupError
+    from baton.runtime.model_files import prepare, resolve
+    from baton.runtime.serve import tell
+    from bench.router.router_stack import RouterStack
+
+    directory = prepare(resolve(model), lambda _: None)
+    cores = allowed_cpus()
+
+    async def measure() -> dict[str, Any]:
+        async with RouterStack(directory, cores[0]) as stack:
+            os.sched_setaffinity(0, {cores[-1]})
+            rounds = [await one_round(stack, requests, streams, tokens) for _ in range(runs)]
+        return {"benchmark": "router", "runs": runs, "cores": len(cores), **merged(rounds)}
+
+    try:
+        print(json.dumps(uvloop.run(measure())))
+    except StartupError as error:
+        raise typer.Exit(tell(error)) from None
+
+
+async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dict[str, float]:
+    """Every measurement once, by its name."""
+    from bench.router.router_load import body_of, run_load
+
+    found: dict[str, float] = {}
+    prompt = "What is the capital of France, and which river flows through it?"
+    whole = body_of(stack.model, prompt, 16, 16, stream=False)
+    each = body_of(stack.model, prompt, tokens, 1, stream=True)
+    eight = body_of(stack.model, prompt, tokens, 8, stream=True)
+
+    async def load(name: str, body: bytes, concurrency: int, count: int, worth: int) -> None:
+        before = cpu_s(stack.bootstrap_pid)
+        result = await run_load(stack.http_port, body, concurrency, count)
+        spent_s = cpu_s(stack.bootstrap_pid) - before
+        found[f"{name}_per_s"] = worth * count / result.seconds
+        found[f"{name}_per_cpu_s"] = worth * count / max(spent_s, TICKS_S)
+        found[f"{name}_core_share"] = spent_s / result.seconds
+        found[f"{name}_latency_ms"] = 1000 * statistics.median(result.latencies_s)
+
+    for concurrency in CONCURRENCIES:
+        share = max(requests * min(concurrency, 4) // 4, 32)
+        await load(f"requests_c{concurrency}", whole, concurrency, share, 1)
+        share = max(streams * min(concurrency, 4) // 4, 16)
+        await load(f"tokens_c{concurrency}", each, concurrency, share, tokens)
+        await load(f"tokens_by_8_c{concurrency}", eight, concurrency, share, tokens)
+    found["direct_latency_ms"] = 1000 * statistics.median(
+        [await stack.ask_directly(16) for _ in range(max(requests // 8, 32))]
+    )
+    found["added_latency_ms"] = found["requests_c1_latency_ms"] - found["direct_latency_ms"]
+    return found
+
+
+def merged(rounds: list[dict[str, float]]) -> dict[str, object]:
+    """Medians over the rounds, grouped as they are read."""
+    medians = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    kinds: dict[str, Callable[[str], bool]] = {
+        "requests": lambda name: name.startswith("requests_c"),
+        "tokens": lambda name: name.startswith("tokens_c"),
+        "tokens_by_8": lambda name: name.startswith("tokens_by_8_c"),
+    }
+    body: dict[str, object] = {}
+    for kind, belongs in kinds.items():
+        rows: dict[str, dict[str, float]] = {}
+        for name in filter(belongs, medians):
+            concurrency, _, what = name.removeprefix(f"{kind}_c").partition("_")
+            rows.setdefault(concurrency, {})[what] = round(medians[name], 3 if medians[name] < 100 else None)
+        body[kind] = rows
+    for name in ("direct_latency_ms", "added_latency_ms"):
+        body[name] = round(medians[name], 3)
+    body["ratio"] = round(medians["requests_c1_latency_ms"] / medians["direct_latency_ms"], 3)
+    body["ratio_of"] = ["through the router", "directly"]
+    return body
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICKS_S

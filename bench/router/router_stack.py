@@ -1,0 +1,145 @@
+"""The processes of `bench router`: the real bootstrap, and workers that answer at once."""
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from baton.cli.child import Child, start_child
+from baton.rooms.request import Request, Sampling
+from baton.runtime.child_process import module_command
+from baton.runtime.errors import StartupError
+from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.model_facts import read_model
+from baton.runtime.party import Party
+from baton.runtime.settings import PREFIX
+from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
+from baton.wire.channel import Channels
+from baton.wire.conversions import request_to_wire
+
+HOST: Final = "127.0.0.1"
+READY_S: Final = 120.0
+STOP_S: Final = 10.0
+LOOK_S: Final = 0.05
+PROMPT: Final = tuple(range(1, 40))
+
+
+class RouterStack:
+    """The bootstrap on `core`, the echo workers on another where there is one."""
+
+    def __init__(self, model: Path, core: int) -> None:
+        self._model = model
+        self._core = core
+        self._children: list[Child] = []
+        self._channels = Channels()
+        self._reserved = AsyncExitStack()
+        self._workers: dict[str, tuple[str, int]] = {}
+        """By side: address and incarnation."""
+        self.http_port = 0
+        self.model = ""
+
+    @property
+    def bootstrap_pid(self) -> int:
+        return self._children[0].pid
+
+    async def __aenter__(self) -> "RouterStack":
+        facts = read_model(self._model)
+        self.model = facts.name
+        sockets = [self._reserved.enter_context(reserve_port(HOST)) for _ in range(2)]
+        self.http_port, grpc_port = (port_of(each) for each in sockets)
+        flags = {"model": self._model, "host": HOST, "http-port": self.http_port, "grpc-port": grpc_port}
+        told = [part for flag, value in flags.items() for part in (f"--{flag}", str(value))]
+        cores = os.sched_getaffinity(0)
+        try:
+            os.sched_setaffinity(0, {self._core})
+            await self._start("bootstrap", "baton.cli.main", "bootstrap", *told, "--log-level", "warning")
+            os.sched_setaffinity(0, cores - {self._core} or cores)
+            echo = "bench.router.router_echo"
+            asked = (f"{HOST}:{grpc_port}", facts.fingerprint, str(facts.context_length))
+            await self._start("echo", echo, *asked)
+            await self._ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        finally:
+            os.sched_setaffinity(0, cores)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channels.close()
+        for child in reversed(self._children):
+            child.ask_to_stop()
+        for child in self._children:
+            try:
+                await asyncio.wait_for(child.wait(), STOP_S)
+            except TimeoutError:
+                child.kill()
+        await self._reserved.aclose()
+
+    async def ask_directly(self, tokens: int) -> float:
+        """Seconds that the workers take for a request when they are called without a router, both at once."""
+        room = secrets.randbits(60) | 1
+        request = request_to_wire(
+            Request("direct", PROMPT, tokens, sampling=Sampling(temperature=0.0, seed=tokens))
+        )
+        (prefill_at, prefill), (decode_at, decode) = self._workers["prefill"], self._workers["decode"]
+        run = inference_pb2.RunRoomRequest(
+            room=room,
+            incarnation=prefill,
+            decode=rooms_pb2.Peer(name="d", incarnation=decode, address=decode_at),
+            request=request,
+        )
+        stream = inference_pb2.StreamRoomRequest(
+            room=room,
+            incarnation=decode,
+            prefill=rooms_pb2.Peer(name="p", incarnation=prefill, address=prefill_at),
+            request=request,
+        )
+        prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(prefill_at, Party.PREFILL))
+        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at, Party.DECODE))
+        started = time.perf_counter()
+        replies = aiter(prefill_stub.RunRoom(run, timeout=READY_S))
+        answer = decode_stub.StreamRoom(stream, timeout=READY_S)
+        await anext(replies)
+        async for _ in answer:
+            pass
+        seconds = time.perf_counter() - started
+        async for _ in replies:
+            pass
+        return seconds
+
+    async def _start(self, name: str, *command: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        child = await start_child(name, module_command(*command), environ, lambda _: True, self._heard)
+        self._children.append(child)
+
+    def _heard(self, line: str) -> None:
+        name, _, rest = line.partition(": ")
+        words = rest.split()
+        if name == "echo" and len(words) == 3 and words[0] in ("prefill", "decode"):
+            self._workers[words[0]] = (words[1], int(words[2]))
+        else:
+            print(line, file=sys.stderr)
+
+    async def _ready(self) -> None:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{self.http_port}", trust_env=False) as http:
+            try:
+                async with asyncio.timeout(READY_S):
+                    while not await _answers(http):  # noqa: ASYNC110
+                        await asyncio.sleep(LOOK_S)
+            except TimeoutError:
+                text = f"the bootstrap and its echo workers were not ready in {READY_S:g} s"
+                raise StartupError(text) from None
+
+
+async def _answers(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/ready")).is_success
+    except httpx.TransportError:
+        return False

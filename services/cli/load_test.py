@@ -1,0 +1,159 @@
+"""One load test of an OpenAI-compatible server: its prompts, its schedule and its figures."""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import httpx
+
+from baton.cli.load_client import LoadResult, run_load
+from baton.runtime.errors import StartupError
+
+FIRST_ID: Final = 100
+"""Smallest token id drawn. Smaller ones are special tokens in many vocabularies."""
+MAX_IN_FLIGHT: Final = 1024
+"""Most requests at a time of a load with a rate. Later ones wait in the client."""
+WORDS: Final = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "it",
+    "was",
+    "on",
+    "are",
+    "as",
+    "with",
+    "at",
+)
+"""Words of one token each, with the space before, in most vocabularies."""
+TEXT_ONLY: Final = ("HTTP 400", "HTTP 415", "HTTP 422")
+"""Failures of a server that takes no token ids."""
+
+
+class NotMeasurable(StartupError):
+    """The server does not answer the requests of the test. Has the server's message."""
+
+
+class ApiEndpoint(StrEnum):
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self is ApiEndpoint.CHAT else "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of one kind. The same seed makes the same requests."""
+
+    prompt_tokens: int = 512
+    output_tokens: int = 64
+    endpoint: ApiEndpoint = ApiEndpoint.COMPLETIONS
+    shared_prefix: float = 0.0
+    """Share of each prompt that is the same in all of them, 0 to 1."""
+    vocabulary: int = 32_000
+    """Token ids are below this."""
+    ignore_eos: bool = True
+    as_text: bool = False
+    """Whether prompts are words instead of token ids. Chats always are."""
+    seed: int = 0
+
+    def bodies(self, model: str, count: int, run: str) -> list[bytes]:
+        """Return `count` request bodies. Beyond the shared prefix, runs have no prompt in common."""
+        draw = range(FIRST_ID, self.vocabulary)
+        name = f"{self.seed} {self.prompt_tokens}/{self.output_tokens}"
+        shared = round(self.prompt_tokens * self.shared_prefix)
+        prefix = random.Random(f"{name} prefix").choices(draw, k=shared)  # noqa: S311
+        rng = random.Random(f"{name} run {run}")  # noqa: S311
+        prompts = (prefix + rng.choices(draw, k=self.prompt_tokens - shared) for _ in range(count))
+        return [json.dumps(self._body(model, ids)).encode() for ids in prompts]
+
+    def _body(self, model: str, ids: list[int]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": model, "max_tokens": self.output_tokens, "temperature": 0}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        text = " ".join(WORDS[each % len(WORDS)] for each in ids)
+        if self.endpoint is ApiEndpoint.CHAT:
+            return body | {"messages": [{"role": "user", "content": text}]}
+        return body | {"prompt": text if self.as_text else ids}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShape:
+    """How many requests come, and when."""
+
+    requests: int
+    concurrency: int
+    """Most requests at a time."""
+    rate: float | None = None
+    """Requests a second, as independent callers send them. None: as many as the concurrency allows."""
+
+    def arrivals_s(self, seed: int) -> list[float] | None:
+        if self.rate is None:
+            return None
+        rng, at, arrivals = random.Random(f"{seed} arrivals"), 0.0, list[float]()  # noqa: S311
+        for _ in range(self.requests):
+            arrivals.append(at)
+            at += rng.expovariate(self.rate)
+        return arrivals
+
+
+async def find_model(client: httpx.AsyncClient) -> str:
+    """Return the first model that the server lists. Raises NotMeasurable."""
+    try:
+        reply = await client.get("/v1/models")
+        return str(reply.json()["data"][0]["id"])
+    except httpx.HTTPError as error:
+        raise NotMeasurable(f"no server answers at {client.base_url}: {error}") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise NotMeasurable(f"{client.base_url}/v1/models names no model: give one by --model") from None
+
+
+async def measure(
+    client: httpx.AsyncClient,
+    workload: Workload,
+    shape: LoadShape,
+    *,
+    model: str = "",
+    warm_up: int = 4,
+    run: str = "0",
+    timeout_s: float = 600.0,
+) -> tuple[dict[str, Any], LoadResult]:
+    """Return the test's settings, and the result of its requests. Raises NotMeasurable.
+
+    A server that refuses token ids gets words instead, about one token each.
+    """
+    name = model or await find_model(client)
+
+    async def send(bodies: list[bytes], concurrency: int, arrivals: list[float] | None = None) -> LoadResult:
+        return await run_load(client, workload.endpoint.path, bodies, concurrency, timeout_s, arrivals)
+
+    probe = await send(workload.bodies(name, 1, "probe"), 1)
+    if _is_text_only(workload, probe.failures):
+        workload = Workload(**asdict(workload) | {"as_text": True})
+        probe = await send(workload.bodies(name, 1, "probe"), 1)
+    if not probe.answers:
+        raise NotMeasurable(f"the first request was not answered: {probe.failures[0]}")
+    await send(workload.bodies(name, warm_up, "warm-up"), shape.concurrency)
+    bodies = workload.bodies(name, shape.requests, run)
+    result = await send(bodies, shape.concurrency, shape.arrivals_s(workload.seed))
+    if not result.answers:
+        raise NotMeasurable(f"no request was answered: {result.failures[0]}")
+    load = {"concurrency": shape.concurrency} if shape.rate is None else {"rate": shape.rate}
+    return {"url": str(client.base_url), "model": name, "load": asdict(workload) | load}, result
+
+
+def _is_text_only(workload: Workload, failures: Iterable[str]) -> bool:
+    takes_ids = workload.endpoint is ApiEndpoint.COMPLETIONS and not workload.as_text
+    return takes_ids and any(each.startswith(TEXT_ONLY) for each in failures)
