@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.models.model_files import DEMO, prepare, resolve
 
 if TYPE_CHECKING:
     from tests.grammars.answers import Slow

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from baton.cli.preloaded import BEGIN, READY, Order
-from baton.runtime.tether import adopting
+from baton.runtime.parent_watch import adopting
 from tests.preloaded import BOOTSTRAP, CALL, WORKERS
 from tests.suite.tiers import SERVICES, starts
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from baton.runtime.model_facts import read_model
+from baton.models.model_facts import read_model
 from tests.engine.tiny import maker_of
 
 

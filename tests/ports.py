@@ -4,7 +4,7 @@ import socket
 from contextlib import ExitStack
 from typing import Final
 
-from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.listening_ports import port_of, reserve_port
 
 HOST: Final = "127.0.0.1"
 

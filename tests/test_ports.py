@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.listening_ports import port_of, reserve_port
 from tests import ports
 from tests.ports import HOST, free_neighbours
 

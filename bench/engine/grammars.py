@@ -35,14 +35,14 @@ def grammars(
     model: Annotated[str, typer.Option(help="A model directory, a GGUF file, or the word demo.")] = "demo",
 ) -> None:
     """An event loop's longest gap while grammars are compiled, beside its longest at rest."""
-    from baton.runtime.model_files import prepare, resolve
+    from baton.models.model_files import prepare, resolve
 
     directory = prepare(resolve(model, LoadFormat.AUTO), lambda _: None)
     from baton.grammars.judge import Judge
     from baton.grammars.shelf import Shelf
     from baton.grammars.vocabulary import read_vocabulary
-    from baton.runtime.model_facts import read_model
-    from baton.runtime.tokenizer_files import reference_tokenizer
+    from baton.models.model_facts import read_model
+    from baton.models.tokenizer_files import reference_tokenizer
 
     facts = read_model(directory)
     shelf = Shelf(lambda: read_vocabulary(directory, facts))

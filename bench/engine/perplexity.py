@@ -38,8 +38,8 @@ def perplexity(
     from baton.api.text.tokenizer import load_tokenizer
     from baton.engine.coded import coding_of
     from baton.engine.engine import load_engine
-    from baton.runtime.model_facts import read_model
-    from baton.runtime.model_files import prepare, resolve
+    from baton.models.model_facts import read_model
+    from baton.models.model_files import prepare, resolve
 
     source = resolve(model)
     directory = prepare(source, lambda _: None)

@@ -87,7 +87,7 @@ def step(
     from baton.decode.settings import DecodeSettings
     from baton.engine.coded import coding_of
     from baton.engine.engine import load_engine
-    from baton.runtime.model_files import prepare, resolve
+    from baton.models.model_files import prepare, resolve
 
     source = resolve(model, load_format)
     directory = prepare(source, lambda _: None)

@@ -31,10 +31,10 @@ from baton.rooms.registry_records import WorkerState
 from baton.rooms.request import Request, Sampling
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import StartupError
-from baton.runtime.listen import port_of, reserve_port
-from baton.runtime.party import Party
+from baton.runtime.listening_ports import port_of, reserve_port
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
+from baton.wire.service_role import ServiceRole
 from bench.workers.rooms_worker import CONTEXT, MODEL, live
 
 HOST: Final = "127.0.0.1"
@@ -160,7 +160,7 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     workers = {side.value: _spawn(stack, side, f"{HOST}:{port}") for side in Side}
     await _until_ready(registry, patience_s)
     address = next(each.facts.address for each in registry.workers() if each.facts.side is Side.PREFILL)
-    health = health_pb2_grpc.HealthStub(channels.to(address, Party.PREFILL))
+    health = health_pb2_grpc.HealthStub(channels.to(address, ServiceRole.PREFILL))
     client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
     return _Bench(registry, backend, workers, health, client)
 

@@ -32,10 +32,10 @@ def router(
     """Requests and streamed tokens a second, and the latency that the router adds."""
     import uvloop
 
-    from baton.runtime.cpus import allowed_cpus
+    from baton.models.model_files import prepare, resolve
+    from baton.runtime.cpu_affinity import allowed_cpus
     from baton.runtime.errors import StartupError
-    from baton.runtime.model_files import prepare, resolve
-    from baton.runtime.serve import tell
+    from baton.runtime.service_process import tell
     from bench.router.router_stack import RouterStack
 
     directory = prepare(resolve(model), lambda _: None)

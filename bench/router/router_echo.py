@@ -23,7 +23,6 @@ from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Token
 from baton.rooms.timeline import Moment
 from baton.runtime.clock import SystemClock
-from baton.runtime.party import Party
 from baton.wire import credential
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from baton.wire.channel import Channels, Server
@@ -36,6 +35,7 @@ from baton.wire.conversions import (
     token_to_wire,
 )
 from baton.wire.load import load_to_wire
+from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
 from baton.worker.reporter import Reporter
 from baton.worker.shared_stream import ends_some, rooms_reply
@@ -183,7 +183,7 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
     """Both workers, until this process is told to stop. `model`: the stack's fingerprint. `context_length`:
     most tokens of a sequence."""
     channels, stopped = Channels(), asyncio.Event()
-    at_bootstrap = channels.to(bootstrap, Party.BOOTSTRAP)
+    at_bootstrap = channels.to(bootstrap, ServiceRole.BOOTSTRAP)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with contextlib.AsyncExitStack() as stack:

@@ -12,16 +12,16 @@ from typing import Final
 import httpx
 
 from baton.cli.child import Child, start_child
+from baton.models.model_facts import read_model
 from baton.rooms.request import Request, Sampling
 from baton.runtime.child_process import module_command
 from baton.runtime.errors import StartupError
-from baton.runtime.listen import port_of, reserve_port
-from baton.runtime.model_facts import read_model
-from baton.runtime.party import Party
+from baton.runtime.listening_ports import port_of, reserve_port
 from baton.runtime.settings import PREFIX
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.conversions import request_to_wire
+from baton.wire.service_role import ServiceRole
 
 HOST: Final = "127.0.0.1"
 READY_S: Final = 120.0
@@ -101,8 +101,10 @@ class RouterStack:
             prefill=rooms_pb2.Peer(name="p", incarnation=prefill, address=prefill_at),
             request=request,
         )
-        prefill_stub = inference_pb2_grpc.PrefillServiceStub(self._channels.to(prefill_at, Party.PREFILL))
-        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at, Party.DECODE))
+        prefill_stub = inference_pb2_grpc.PrefillServiceStub(
+            self._channels.to(prefill_at, ServiceRole.PREFILL)
+        )
+        decode_stub = inference_pb2_grpc.DecodeServiceStub(self._channels.to(decode_at, ServiceRole.DECODE))
         started = time.perf_counter()
         replies = aiter(prefill_stub.RunRoom(run, timeout=READY_S))
         answer = decode_stub.StreamRoom(stream, timeout=READY_S)

@@ -17,7 +17,7 @@ import httpx
 
 from baton.cli.load_client import LoadResult, connect, run_load
 from baton.cli.load_test import NotMeasurable, Workload, find_model
-from baton.runtime.serve import allow_open_files
+from baton.runtime.service_process import raise_open_file_limit
 from bench.serving.counters import counts, increases
 
 WATCHED: Final = {
@@ -101,7 +101,7 @@ class _Bursts:
 
 async def measure(url: str, plan: BurstPlan) -> dict[str, Any]:
     """Return what `python -m bench burst` prints. Raises NotMeasurable."""
-    allow_open_files()
+    raise_open_file_limit()
     async with connect(url, timeout_s=plan.timeout_s) as client:
         model = await find_model(client)
         with _busy_processes(plan.busy):

@@ -51,9 +51,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.cli.load_client import connect
 from baton.cli.load_test import LoadShape, NotMeasurable, Workload, find_model, measure
+from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.model_files import prepare, resolve
-from baton.runtime.serve import tell
+from baton.runtime.service_process import tell
 from bench.serving.system import System, SystemSpec, ended_systems
 from bench.serving.trace import convert
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import tell
+from baton.runtime.service_process import tell
 from baton.runtime.setting_kinds import SIZE, BadValue
 from bench.report import AsJson
 

@@ -21,7 +21,7 @@ from baton.cli.load_client import RequestFailed, Response, connect, parse_answer
 from baton.cli.load_test import WORDS, ApiEndpoint, NotMeasurable, find_model
 from baton.rooms.phases import Side
 from baton.rooms.queues import RoomQueue
-from baton.runtime.serve import allow_open_files
+from baton.runtime.service_process import raise_open_file_limit
 from bench.serving.counters import counts, increases
 from bench.serving.stack import running
 
@@ -127,7 +127,7 @@ class Watch:
 
 def measure(plan: GrowthPlan, log: Log) -> dict[str, Any]:
     """Return what `python -m bench growth` prints. Raises StartupError."""
-    allow_open_files()
+    raise_open_file_limit()
     reports: dict[str, Any] = {}
     answers: dict[str, list[Chat]] = {}
     sizes = {DEFAULT: plan.cache_bytes, QUARTER: plan.cache_bytes // 4}

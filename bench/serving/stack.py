@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.runtime.child_process import child_environ, module_command
-from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.listening_ports import port_of, reserve_port
 from bench.serving.system import System, SystemSpec
 
 HOST: Final = "127.0.0.1"

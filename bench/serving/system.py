@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 from pydantic import BaseModel, ConfigDict
 
-from baton.runtime import tether
+from baton.runtime import parent_watch
 from baton.runtime.errors import StartupError
 from bench.serving.process_tree import ProcessTree
 
@@ -70,7 +70,7 @@ class System:
         """Start it and wait until it is ready. Raises SystemFailed."""
         if self.spec.start:
             # -P keeps the files beside tether.py from hiding modules of the standard library.
-            tied = (sys.executable, "-P", tether.__file__, str(os.getpid()))
+            tied = (sys.executable, "-P", parent_watch.__file__, str(os.getpid()))
             with self._log.open("ab") as sink:
                 self._process = subprocess.Popen(  # noqa: S603
                     [*tied, "/usr/bin/env", *self.spec.start],

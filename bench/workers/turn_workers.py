@@ -35,7 +35,6 @@ from baton.rooms.phases import Phase
 from baton.rooms.request import Request, Token
 from baton.runtime.clock import SystemClock
 from baton.runtime.host_memory import HostMemory
-from baton.runtime.party import Party
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.transfer.exposure import Exposure
@@ -44,6 +43,7 @@ from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.channel import Channels, open_channel
 from baton.wire.conversions import layout_to_wire, request_to_wire
 from baton.wire.model_bounds import ModelBounds
+from baton.wire.service_role import ServiceRole
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
@@ -175,7 +175,9 @@ class _TurnWorker(ABC):
         self._engine = _Engine()
         self._stepper = Stepper(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
-        self._reporter = Reporter(self._channels.to(NOWHERE, Party.BOOTSTRAP), PREFILL, "bench", self._clock)
+        self._reporter = Reporter(
+            self._channels.to(NOWHERE, ServiceRole.BOOTSTRAP), PREFILL, "bench", self._clock
+        )
         self._places = places
         self._fitting = fitting
         self._fabric = MemoryFabric()

@@ -48,8 +48,8 @@ from baton.api.settings import ApiSettings
 from baton.api.token_routes import token_routes
 from baton.grammars.judge import Ask, Judge
 from baton.runtime.clock import Clock, SystemClock
-from baton.runtime.process_metrics import release
-from baton.runtime.tracing import OFF, Tracer
+from baton.telemetry.process_metrics import release
+from baton.telemetry.tracing import OFF, Tracer
 
 
 def create_app(

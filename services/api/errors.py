@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.api.backend import BackendError, NoWorker, Overloaded, RoomFailed
-from baton.runtime.http_refusal import HttpRefusal
+from baton.web.http_refusals import HttpRefusal
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "service_unavailable_error"

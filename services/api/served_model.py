@@ -9,12 +9,12 @@ from baton.api.requests.schemas import Drawing
 from baton.api.text.chat_template import ChatTemplateFailed
 from baton.api.text.token_bound import TokenFloor
 from baton.api.text.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
+from baton.models.model_facts import CONFIG_FILE, ModelFacts, json_object
+from baton.models.tokenizer_files import TokenizerUnusable
 from baton.openai.dialects import AUTO
 from baton.openai.hearing import Forms, forms_of
 from baton.runtime.logging import Log
-from baton.runtime.model_facts import CONFIG_FILE, ModelFacts, json_object
 from baton.runtime.model_options import GenerationConfig
-from baton.runtime.tokenizer_files import TokenizerUnusable
 
 log = Log(__name__)
 

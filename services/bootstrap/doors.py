@@ -18,14 +18,14 @@ from baton.api.http.cors import open_to
 from baton.api.http.middleware import Edge
 from baton.api.http.rate_limit import RateLimit
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
-from baton.runtime.exposed import beyond_this_machine
-from baton.runtime.host_names import ANY_NAME, HostNames
-from baton.runtime.http_metrics import Connections
-from baton.runtime.http_server import HttpServer, serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
 from baton.runtime.logging import Log
+from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.tls_files import TlsFiles
+from baton.web.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
+from baton.web.closed_connections import ClosedConnections
+from baton.web.host_names import ANY_NAME, HostNames
+from baton.web.http_server import HttpServer, serve_http
 
 log = Log(__name__)
 
@@ -82,7 +82,7 @@ class Doors:
             each.close()
 
     async def serve(
-        self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: Connections
+        self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: ClosedConnections
     ) -> Serving:
         """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
         first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
@@ -90,7 +90,9 @@ class Doors:
             return Serving(first, None)
         return Serving(first, await self._serve(1, pages(), PAGES_S, connections))
 
-    async def _serve(self, which: int, app: ASGIApp, graceful_s: int, connections: Connections) -> HttpServer:
+    async def _serve(
+        self, which: int, app: ASGIApp, graceful_s: int, connections: ClosedConnections
+    ) -> HttpServer:
         return await serve_http(
             app,
             self._sockets[which],
@@ -180,12 +182,12 @@ def _warn(settings: BootstrapSettings, *, keyless: bool, admin_keyless: bool) ->
     if keyless and "*" in settings.cors_origins:
         log.warning("any web page that somebody here opens may ask the API: no API keys are set")
     host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host
-    if beyond_this_machine(host):
+    if is_reachable_from_elsewhere(host):
         if keyless:
             log.warning("the API is open to whoever reaches it: no API keys are set", host=host)
         if settings.http_tls is None:
             log.warning("the API is plain HTTP: --http-tls-cert is not set", host=host)
-    if settings.tls is None and beyond_this_machine(grpc_host):
+    if settings.tls is None and is_reachable_from_elsewhere(grpc_host):
         log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=grpc_host)
-    if settings.admin_port is not None and admin_keyless and beyond_this_machine(admin_host):
+    if settings.admin_port is not None and admin_keyless and is_reachable_from_elsewhere(admin_host):
         log.warning("the pages for operators are open to whoever reaches them", host=admin_host)

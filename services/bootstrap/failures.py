@@ -10,8 +10,8 @@ from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.reasons import REASONS
 from baton.runtime.clock import Clock
+from baton.runtime.log_throttle import LogThrottle
 from baton.runtime.logging import Log
-from baton.runtime.seldom import Seldom
 
 log = Log(__name__)
 
@@ -23,7 +23,7 @@ class Failures:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seldom: dict[Reason, Seldom] = {}
+        self._seldom: dict[Reason, LogThrottle] = {}
 
     def log(self, room: RoomId, cause: Cause) -> None:
         """A room ended early."""
@@ -35,7 +35,7 @@ class Failures:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
             return
         if cause.reason not in self._seldom:
-            self._seldom[cause.reason] = Seldom(EVERY_S, lambda: self._clock.now_ms() / 1000)
+            self._seldom[cause.reason] = LogThrottle(EVERY_S, lambda: self._clock.now_ms() / 1000)
         if rooms := self._seldom[cause.reason].happened():
             more = rooms - 1 or None
             log.warning("room failed", room=room, reason=reason, cause=cause.text, more=more)

@@ -22,13 +22,13 @@ from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Side
 from baton.rooms.registry_records import WorkerFacts
 from baton.runtime.logging import Log
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.channel import REQUEST_BYTES_MAX, Channels
 from baton.wire.conversation import converse
 from baton.wire.conversions import cause_to_wire
 from baton.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
 from baton.wire.load import load_from_wire
+from baton.wire.service_role import ServiceRole
 
 log = Log(__name__)
 
@@ -211,7 +211,9 @@ class WorkerStream:
 
     async def _stream(self) -> None:
         """One stream, to its end."""
-        channel = self._channels.to(self._facts.address, Party.of(self._facts.side), self._facts.incarnation)
+        channel = self._channels.to(
+            self._facts.address, ServiceRole.of(self._facts.side), self._facts.incarnation
+        )
         if self._facts.side is Side.PREFILL:
             call = inference_pb2_grpc.PrefillServiceStub(channel).RunRooms()
         else:

@@ -15,8 +15,8 @@ from baton.rooms.reasons import REASONS
 from baton.rooms.registry import GOODBYE, Registry
 from baton.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
 from baton.rooms.retry import RETRIED
-from baton.runtime.tally import LabelledTally, Tally
-from baton.telemetry.failed_room_counter import FailedRooms
+from baton.telemetry.failed_room_counter import FailedRoomCounter
+from baton.telemetry.histogram import LabelledHistogram, LoopHistogram
 
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -97,8 +97,8 @@ class BootstrapMetrics:
     """Injected registry: tests are isolated."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._failed = FailedRooms("Rooms of clients' requests that failed, by first cause.", registry)
-        self._canaries_failed = FailedRooms(
+        self._failed = FailedRoomCounter("Rooms of clients' requests that failed, by first cause.", registry)
+        self._canaries_failed = FailedRoomCounter(
             "Rooms of our own that try a worker out, and failed, by first cause.",
             registry,
             "baton_canaries_failed",
@@ -126,7 +126,7 @@ class BootstrapMetrics:
         )
         for disbelief in Disbelief:
             self._not_believed.labels(disbelief.value)
-        self._waited = LabelledTally(
+        self._waited = LabelledHistogram(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened, by its class.",
             _WAIT_SECONDS,
@@ -157,7 +157,7 @@ class BootstrapMetrics:
             "Rooms of clients' requests whose decode worker needed their pages: no failures.",
             registry=registry,
         )
-        self._paused = Tally(
+        self._paused = LoopHistogram(
             "baton_retraction_pause_seconds",
             "From a room's being retracted until its request's next token, or its end.",
             _WAIT_SECONDS,

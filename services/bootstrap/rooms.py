@@ -27,12 +27,12 @@ from baton.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFac
 from baton.rooms.timeline import Moment
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
-from baton.runtime.party import Party
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from baton.wire.channel import Channels
 from baton.wire.errors import NotProven
 from baton.wire.presence import PresenceAsker
 from baton.wire.receiver_secret import digest_of
+from baton.wire.service_role import ServiceRole
 
 log = Log(__name__)
 
@@ -136,7 +136,7 @@ class Rooms:
             facts = self.registry.facts_of(silent)
             if facts is None or silent == incarnation:
                 continue
-            if await self._presence.answers(facts.address, Party.of(facts.side), silent):
+            if await self._presence.answers(facts.address, ServiceRole.of(facts.side), silent):
                 log.warning("a name was not given to another worker", worker=name, address=facts.address)
                 raise NameInUse(f"{name} is incarnation {silent}, which answers, though its lease ran out")
 
@@ -154,7 +154,7 @@ class Rooms:
             raise NotProven(f"the exit of {name}, process {pid}, is for its starter to report: wrong secret")
         for incarnation in ended:
             facts = self.registry.facts_of(incarnation)
-            if facts and await self._presence.answers(facts.address, Party.of(facts.side), incarnation):
+            if facts and await self._presence.answers(facts.address, ServiceRole.of(facts.side), incarnation):
                 self._refuse_exit(name, pid, Disbelief.ANSWERS)
                 raise NotGone(f"{name}, process {pid}, is not taken for gone: it answers")
         for incarnation in ended:

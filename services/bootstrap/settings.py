@@ -5,7 +5,6 @@ from typing import ClassVar, Final
 
 from baton.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
 from baton.rooms.request import LOGPROBS_MAX
-from baton.runtime.api_keys import API_KEYS
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import GenerationConfig
 from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings
@@ -27,6 +26,7 @@ from baton.runtime.setting_kinds import (
 )
 from baton.runtime.settings import setting
 from baton.runtime.tls_files import TlsFiles, tls_files
+from baton.web.api_keys import API_KEYS
 
 GENERATION_CONFIG: Final = choices(*(each.value for each in GenerationConfig))
 REASONING_PARSER: Final = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))

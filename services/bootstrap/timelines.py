@@ -12,8 +12,8 @@ from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 from baton.rooms.trace import TraceContext
 from baton.runtime.clock import Clock
-from baton.runtime.room_spans import RoomSpans
-from baton.runtime.tracing import Attribute
+from baton.telemetry.room_spans import RoomSpans
+from baton.telemetry.tracing import Attribute
 
 
 class Timelines:

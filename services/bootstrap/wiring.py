@@ -28,27 +28,27 @@ from baton.bootstrap.settings import BootstrapSettings
 from baton.bootstrap.story.routes import page_router, story_router
 from baton.bootstrap.thoughts_key import thoughts_key
 from baton.ids import RoomId
+from baton.models.model_facts import ModelFacts, read_model
+from baton.models.model_files import prepare, resolve
 from baton.rooms.errors import Cause, Reason, UnknownRoom
 from baton.rooms.registry import Registry
 from baton.rooms.retry import RetryBounds
-from baton.runtime import serve
+from baton.runtime import service_process
 from baton.runtime.clock import SystemClock
-from baton.runtime.exposed import from_this_machine
-from baton.runtime.garbage import spare_what_is_loaded
-from baton.runtime.http_metrics import Connections
-from baton.runtime.listen import cannot_listen, reserve_port
+from baton.runtime.garbage_collection import freeze_loaded_objects
+from baton.runtime.listening_ports import cannot_listen, reserve_port
 from baton.runtime.logging import Log, name_rooms
-from baton.runtime.model_facts import ModelFacts, read_model
-from baton.runtime.model_files import prepare, resolve
 from baton.runtime.model_options import GenerationConfig, LoadFormat
-from baton.runtime.party import Party
-from baton.runtime.process_metrics import describe_process
-from baton.runtime.room_spans import RoomSpans
+from baton.runtime.reachability import local_address_of
 from baton.runtime.setting_kinds import join_address
-from baton.runtime.trace_endpoint import make_tracer
+from baton.telemetry.process_metrics import describe_process
+from baton.telemetry.room_spans import RoomSpans
+from baton.telemetry.trace_endpoint import make_tracer
+from baton.web.closed_connections import ClosedConnections
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 
 log = Log(__name__)
 
@@ -61,7 +61,7 @@ ROOM_ID_BITS: Final = 62
 def run(settings: BootstrapSettings) -> int:
     """Run the bootstrap until it is told to stop. Returns the exit code."""
     keep_torch_out()
-    return serve.run(partial(_main, settings))
+    return service_process.run(partial(_main, settings))
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
@@ -74,7 +74,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         settings.otlp_endpoint, settings.trace_sample, f"baton-{settings.role}", settings.role, os.environ
     )
     loop = asyncio.get_running_loop()
-    facts, model = await serve.unless_stopped(shutdown, loop.run_in_executor(None, _load, settings))
+    facts, model = await service_process.unless_stopped(shutdown, loop.run_in_executor(None, _load, settings))
 
     asked_of_each = canary_request(model, facts.context_length)
     clock, metrics_registry = SystemClock(), CollectorRegistry()
@@ -110,8 +110,8 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         ),
     )
     canary = Canary(rooms, backend, asked_of_each)
-    own_address = join_address(from_this_machine(settings.grpc_host), grpc_port)
-    hearing = Hearing(lambda: channels.to(own_address, Party.BOOTSTRAP), lambda: server.accepted, clock)
+    own_address = join_address(local_address_of(settings.grpc_host), grpc_port)
+    hearing = Hearing(lambda: channels.to(own_address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock)
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
@@ -140,12 +140,12 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         doors.api,
         tracer,
     )
-    spare_what_is_loaded()
+    freeze_loaded_objects()
     http = await doors.serve(
         app,
         lambda: create_pages(app, [probes, *admin], doors.admin),
         settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
-        Connections(metrics_registry),
+        ClosedConnections(metrics_registry),
     )
     log.info(
         "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name

@@ -22,8 +22,8 @@ from baton.decode.wiring import fit as fit_decode
 from baton.engine.interface import Engine, LoadBoth
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.wiring import fit as fit_prefill
-from baton.runtime import serve
-from baton.runtime.cpus import pin
+from baton.runtime import service_process
+from baton.runtime.cpu_affinity import pin
 from baton.transfer.nixl_library import install_memory_hooks
 from baton.wire import credential
 from baton.wire.baton.v1 import workers_pb2
@@ -51,7 +51,7 @@ def run(settings: BothSettings, load: LoadBoth) -> int:
         finally:
             await own_exit.end()
 
-    return serve.run(main)
+    return service_process.run(main)
 
 
 async def serve_both(

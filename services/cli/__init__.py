@@ -1,5 +1,5 @@
 """The commands. What is imported of them first gives the process the standard streams that it lacks."""
 
-from baton.runtime.standard_streams import open_missing
+from baton.cli.standard_streams import open_missing
 
 open_missing()

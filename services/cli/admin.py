@@ -1,7 +1,7 @@
 """How does a command read what the bootstrap shows to operators?
 
 The key is the bootstrap's admin key, if this process is given one, else OPENAI_API_KEY. Certificates are
-those of every client of the API (`services/cli/asking.py`).
+those of every client of the API (`services/web/client_trust.py`).
 """
 
 import os
@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from baton.cli.asking import distrusted, key_headers, trusted
 from baton.cli.chat_settings import DEFAULT_URL, URL, base_of
-from baton.runtime.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
 from baton.runtime.errors import StartupError
-from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.setting_kinds import FILE
 from baton.runtime.settings import load, setting
+from baton.web.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
+from baton.web.client_trust import distrusted, key_headers, trusted
 
 TIMEOUT_S: Final = 10.0
 UNAUTHORIZED: Final = 401
@@ -122,7 +122,7 @@ def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=TIMEOUT_S,
-        trust_env=beyond_this_machine(httpx.URL(settings.url).host),
+        trust_env=is_reachable_from_elsewhere(httpx.URL(settings.url).host),
         verify=trusted(),
         headers=settings.headers,
     ) as http:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import tell
+from baton.runtime.service_process import tell
 
 Url = Annotated[
     str | None,

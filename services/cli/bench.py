@@ -7,7 +7,7 @@ import typer
 
 from baton.cli.chat_settings import DEFAULT_URL
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import allow_open_files, tell
+from baton.runtime.service_process import raise_open_file_limit, tell
 
 CONCURRENCY: Final = 4
 REQUESTS_MIN: Final = 32
@@ -88,7 +88,7 @@ def serve(
             figures |= {**limits, "goodput": result.goodput(ttft_slo_ms, tpot_slo_ms)}
         print(json.dumps({"benchmark": "serve", **settings, **figures}))
 
-    allow_open_files()
+    raise_open_file_limit()
     try:
         uvloop.run(run())
     except StartupError as error:

@@ -12,8 +12,8 @@ import typer
 
 from baton.rooms.phases import Side
 from baton.runtime.errors import StartupError
-from baton.runtime.party import Party
-from baton.runtime.serve import tell
+from baton.runtime.service_process import tell
+from baton.wire.service_role import ServiceRole
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 DAYS: Final = 90
@@ -49,7 +49,9 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
         from baton.cli.authority import Authority, Pair
     except ImportError:
         raise CertsRefused("certificates need what is not installed: pip install cryptography") from None
-    files = [folder / f"{each}.{end}" for each in ("ca", *Party, BOTH, "http") for end in ("crt", "key")]
+    files = [
+        folder / f"{each}.{end}" for each in ("ca", *ServiceRole, BOTH, "http") for end in ("crt", "key")
+    ]
     there = [path.name for path in files if path.exists()]
     if there and not replace:
         raise CertsRefused(
@@ -61,8 +63,8 @@ def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: boo
         pairs["http"] = authority.certify(list(dict.fromkeys(names)), both_ways=False)
     except ValueError as error:
         raise CertsRefused(str(error)) from None
-    pairs |= {party: authority.certify([party.tls_name], both_ways=True) for party in Party}
-    pairs[BOTH] = authority.certify([Party.of(side).tls_name for side in Side], both_ways=True)
+    pairs |= {party: authority.certify([party.tls_name], both_ways=True) for party in ServiceRole}
+    pairs[BOTH] = authority.certify([ServiceRole.of(side).tls_name for side in Side], both_ways=True)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in files:

@@ -9,12 +9,12 @@ from typing import Any, Final, TextIO
 
 import httpx
 
-from baton.cli.asking import distrusted, key_headers, trusted
 from baton.cli.chat_settings import ChatSettings, base_of
 from baton.cli.options import Flags
 from baton.runtime.errors import StartupError
-from baton.runtime.exposed import beyond_this_machine
+from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.settings import load
+from baton.web.client_trust import distrusted, key_headers, trusted
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0
@@ -37,7 +37,7 @@ def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> 
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=timeout,
-        trust_env=beyond_this_machine(httpx.URL(settings.url).host),
+        trust_env=is_reachable_from_elsewhere(httpx.URL(settings.url).host),
         verify=trusted(),
         headers=key_headers(),
     ) as http:

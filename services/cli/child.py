@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from baton.runtime import child_process
 from baton.runtime.child_process import tied_command
-from baton.runtime.serve import TOLD
+from baton.runtime.service_process import TOLD
 
 LINE_BYTES_MAX: Final = 4096
 LINES_KEPT: Final = 20
@@ -86,7 +86,7 @@ class Child:
                 self.held_back.append(line)
 
     def own_words(self) -> str | None:
-        """The line with which it said why it could not start (`baton.runtime.serve.tell`), if it did."""
+        """The line with which it said why it could not start (`baton.runtime.service_process.tell`), if it did."""
         told = [line for line in self.held_back if line.startswith(TOLD)]
         return told[-1].removeprefix(TOLD) if told else None
 

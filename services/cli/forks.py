@@ -20,7 +20,7 @@ from baton.cli.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, 
 from baton.cli.preloaded import BEGIN, READY, Order
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import Clock
-from baton.runtime.tether import adopting
+from baton.runtime.parent_watch import adopting
 
 NAME: Final = "preloaded"
 LOAD_TIMEOUT_S: Final = 120.0

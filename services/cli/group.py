@@ -29,12 +29,12 @@ from baton.cli.rank_ends import Ended, collect, death
 from baton.cli.shape import check_shape
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import Clock, SystemClock
-from baton.runtime.cpus import allowed_cpus
+from baton.runtime.cpu_affinity import allowed_cpus
 from baton.runtime.errors import EXIT_FAILED, StartupError
 from baton.runtime.exit_file import ExitFile, ExitRecord
-from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.listening_ports import port_of, reserve_port
 from baton.runtime.logging import Log
-from baton.runtime.serve import run, unless_stopped
+from baton.runtime.service_process import run, unless_stopped
 from baton.runtime.setting_kinds import join_address
 from baton.runtime.settings import PREFIX, to_environ, to_flags
 from baton.runtime.worker_settings import WILDCARDS, WorkerSettings

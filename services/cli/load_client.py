@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import httpx
 
-from baton.cli.asking import trusted
 from baton.cli.chat_settings import base_of
+from baton.web.client_trust import trusted
 
 ERROR_CHARS: Final = 300
 """Characters of a server's error message that are reported."""

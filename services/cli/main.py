@@ -24,12 +24,12 @@ from baton.cli.serve_settings import ServeSettings, not_taken, panels
 from baton.decode.settings import DecodeSettings
 from baton.prefill.settings import PrefillSettings
 from baton.runtime import logging
-from baton.runtime.cpus import pin
+from baton.runtime.cpu_affinity import pin
+from baton.runtime.environment_check import check_interpreter, settle
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.garbage import importing
-from baton.runtime.serve import tell
+from baton.runtime.garbage_collection import importing
+from baton.runtime.service_process import tell
 from baton.runtime.settings import PREFIX, load, settings_of, variables_of
-from baton.runtime.surroundings import check_interpreter, settle
 
 KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
 """Every `BATON_*` name of the project; others are mistakes, whichever command is run."""

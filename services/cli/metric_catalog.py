@@ -15,8 +15,8 @@ from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.decode.metrics import DecodeMetrics
 from baton.prefill.metrics import PrefillMetrics
 from baton.rooms.registry import Registry
-from baton.runtime.http_metrics import Connections
-from baton.runtime.process_metrics import describe_process
+from baton.telemetry.process_metrics import describe_process
+from baton.web.closed_connections import ClosedConnections
 
 BOOTSTRAP, PREFILL, DECODE = "bootstrap", "prefill", "decode"
 
@@ -161,15 +161,15 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     BootstrapMetrics(bootstrap)
     bootstrap.register(RegistryCollector(Registry("", 1, 1, 1, 1), dict, dict))
     HttpMetrics(bootstrap)
-    Connections(bootstrap)
+    ClosedConnections(bootstrap)
     yield BOOTSTRAP, bootstrap
     describe_process(prefill, PREFILL, PREFILL, rank=0)
     PrefillMetrics(prefill)
-    Connections(prefill)
+    ClosedConnections(prefill)
     yield PREFILL, prefill
     describe_process(decode, DECODE, DECODE, rank=0)
     DecodeMetrics(decode, max_running=1)
-    Connections(decode)
+    ClosedConnections(decode)
     yield DECODE, decode
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 
 from baton.decode.settings import Speculation
+from baton.models.model_files import ModelKind, resolve
+from baton.models.model_refusals import refuse_without_tokenizer
 from baton.runtime.errors import StartupError
-from baton.runtime.model_files import ModelKind, resolve
 from baton.runtime.model_options import LoadFormat
-from baton.runtime.model_refusals import refuse_without_tokenizer
 from baton.runtime.worker_settings import WorkerSettings
 
 

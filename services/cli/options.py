@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import tell
+from baton.runtime.service_process import tell
 from baton.runtime.settings import Setting
 
 EPILOG: Final = "Each can be given as a variable too, such as BATON_LOG_LEVEL for --log-level; a flag wins."

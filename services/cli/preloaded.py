@@ -7,7 +7,7 @@ It says READY on the socket, a descriptor that it inherits, and forks a worker f
 order     three files: what is to be run (`Order`), what that writes to, and a pipe
 answer    the worker's process id; 0 and why, where there is none
 
-The worker becomes a child of whoever asked (`baton.runtime.tether.adopting`), who sees its exit as that of
+The worker becomes a child of whoever asked (`baton.runtime.parent_watch.adopting`), who sees its exit as that of
 a process of its own, and with whom it ends. It begins with the pipe's first byte, and ends where that is
 closed instead: nobody runs who is not known to the asker.
 
@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Final
 
 from baton.runtime.child_process import module_command
+from baton.runtime.environment_check import settle
+from baton.runtime.parent_watch import die_with_parent
 from baton.runtime.shown_command import show_command
-from baton.runtime.surroundings import settle
-from baton.runtime.tether import tie_to_parent
 
 READY: Final = b"ready"
 BEGIN: Final = b"b"
@@ -128,7 +128,7 @@ def split() -> tuple[int, socket.socket] | None:
         theirs.close()
         return (pid, ours) if pid > 0 else None
     ours.close()
-    tie_to_parent(asker)
+    die_with_parent(asker)
     os.setsid()
     show_command(module_command("baton.cli.preloaded", str(theirs.fileno())))
     _serve_and_run(theirs)
@@ -178,7 +178,7 @@ def _become(file: int, output: int, begin: int) -> None:
     if os.read(begin, 1) != BEGIN:
         os._exit(1)
     order = Order.read(file)
-    tie_to_parent(order.asker)
+    die_with_parent(order.asker)
     os.setsid()
     for standard in (1, 2):
         os.dup2(output, standard)

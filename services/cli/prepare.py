@@ -10,9 +10,9 @@ import sys
 from io import TextIOWrapper
 from typing import Final
 
+from baton.runtime.environment_check import settle
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import tell
-from baton.runtime.surroundings import settle
+from baton.runtime.service_process import tell
 
 PROGRESS: Final = "progress: "
 
@@ -20,7 +20,7 @@ PROGRESS: Final = "progress: "
 def main(model: str, load_format: str) -> int:
     """Resolve and prepare `model`. Returns the exit code."""
     settle(os.environ)
-    from baton.runtime.model_files import prepare, resolve
+    from baton.models.model_files import prepare, resolve
     from baton.runtime.model_options import LoadFormat
 
     if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name

@@ -16,7 +16,6 @@ from typing import Any, Final
 import httpx
 from rich.console import Console
 
-from baton.cli.asking import distrusted
 from baton.cli.chat_settings import DEFAULT_URL
 from baton.cli.child import Child, describe_exit, start_child
 from baton.cli.exits import ReportExit, draw_exit_secret, reporter
@@ -39,11 +38,12 @@ from baton.cli.serve_settings import (
 from baton.cli.supervisor import Supervisor
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import SystemClock
-from baton.runtime.cpus import allowed_cpus
+from baton.runtime.cpu_affinity import allowed_cpus
 from baton.runtime.errors import StartupError
-from baton.runtime.listen import bind_port, port_of
-from baton.runtime.serve import StopAsked, run, unless_stopped
+from baton.runtime.listening_ports import bind_port, port_of
+from baton.runtime.service_process import StopRequested, run, unless_stopped
 from baton.runtime.settings import PREFIX
+from baton.web.client_trust import distrusted
 
 Command = Callable[[str, Sequence[str]], Sequence[str]]
 MODULE: Final = "baton.cli.main"
@@ -127,13 +127,13 @@ class ServeStack:
     async def _serve(self, shutdown: asyncio.Event) -> int:
         try:
             await self._prepare_model(shutdown)
-        except StopAsked:
+        except StopRequested:
             return 0
         supervisor = Supervisor(self._start_part, self._report_exit, self._screen.say, SystemClock())
         try:
             await self._start(supervisor, shutdown)
             await supervisor.keep(shutdown)
-        except StopAsked:
+        except StopRequested:
             pass
         except BaseException:
             await self._stop(supervisor, STOP_MARGIN_MS)
@@ -220,7 +220,7 @@ class ServeStack:
             )
             try:
                 code = await unless_stopped(shutdown, child.wait())
-            except StopAsked:
+            except StopRequested:
                 child.kill()
                 await child.wait()
                 raise

@@ -20,7 +20,6 @@ from baton.cli.gpus import VISIBLE, Gpus, deal_gpus
 from baton.cli.options import Flags
 from baton.decode.settings import DecodeSettings
 from baton.prefill.settings import PrefillSettings
-from baton.runtime.api_keys import are_several, first_key
 from baton.runtime.errors import SettingsError
 from baton.runtime.service_settings import LOG_LEVEL
 from baton.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
@@ -36,6 +35,7 @@ from baton.runtime.settings import (
 )
 from baton.runtime.tls_files import TlsFiles
 from baton.runtime.worker_settings import WILDCARDS
+from baton.web.api_keys import are_several, first_key
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
 

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from baton.models.model_files import prepare, resolve
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.ranks import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
-from baton.runtime.model_files import prepare, resolve
 from baton.runtime.model_options import LoadFormat
 from baton.runtime.worker_settings import WorkerSettings
 

@@ -15,7 +15,7 @@ from baton.cli.exits import ReportExit, tell_exit, wait
 from baton.cli.serve_settings import StackCommand
 from baton.runtime.clock import Clock
 from baton.runtime.errors import StartupError
-from baton.runtime.serve import StopAsked
+from baton.runtime.service_process import StopRequested
 
 POLL_S: Final = 0.1
 KILL_TIMEOUT_S: Final = 5.0
@@ -58,7 +58,7 @@ class Supervisor:
     ) -> None:
         """Start `parts` and return when `is_up`.
 
-        Raises PartDied if any part started so far ends or `timeout_ms` has passed, StopAsked when
+        Raises PartDied if any part started so far ends or `timeout_ms` has passed, StopRequested when
         `shutdown` is set.
         """
         for part in parts:
@@ -67,7 +67,7 @@ class Supervisor:
         deadline_ms = self._clock.now_ms() + timeout_ms
         while not await is_up():
             if shutdown.is_set():
-                raise StopAsked
+                raise StopRequested
             if self._died is not None:
                 raise self._died
             if self._clock.now_ms() >= deadline_ms:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from baton.rooms.drafting import DraftSource
 from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from baton.rooms.queues import RoomQueue
-from baton.runtime.tally import Tally
+from baton.telemetry.histogram import LoopHistogram
 from baton.worker.metrics import Counts, WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -39,7 +39,7 @@ class DecodeMetrics(WorkerMetrics):
         )
         self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
         self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
-        self._handover = Tally(
+        self._handover = LoopHistogram(
             "baton_handover_seconds",
             "From the room's arrival here until it was admitted.",
             _SECONDS,

@@ -23,12 +23,12 @@ from baton.pages.plan import plan_hand_over
 from baton.pages.record import SCHEMA_HASH
 from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.runtime.logging import Log
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.conversation import ChannelClosed, converse
 from baton.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
 from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
+from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox
 
 log = Log(__name__)
@@ -355,7 +355,7 @@ class SenderLink:
 
     async def _stream(self) -> RemoteError:
         """One stream, to its end: why it ended."""
-        channel = self._channels.to(self.peer.address, Party.PREFILL, self.incarnation)
+        channel = self._channels.to(self.peer.address, ServiceRole.PREFILL, self.incarnation)
         self._greeted = self._answered = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
         return await converse(call, self._news, self._next, self._receive)

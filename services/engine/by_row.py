@@ -29,7 +29,7 @@ from baton.engine.supported import (
     gap,
     kept_of,
 )
-from baton.runtime.model_facts import ModelFacts, UnsupportedModel
+from baton.models.model_facts import ModelFacts, UnsupportedModel
 
 Store = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(layer, new keys, new values) -> those of all tokens so far. [1, kv heads, tokens, head_dim]"""

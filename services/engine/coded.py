@@ -13,9 +13,9 @@ from typing import Any, Final
 from torch import nn
 
 from baton.engine.codes import Codes, NotCoded, coded
+from baton.models.model_files import ModelKind, ModelSource
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
-from baton.runtime.model_files import ModelKind, ModelSource
 from baton.runtime.model_options import Quantize
 
 log = Log(__name__)

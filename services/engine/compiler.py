@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import torch
 
+from baton.models.conversion_cache import cache_root
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
-from baton.runtime.model_cache import cache_root
 
 log = Log(__name__)
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from baton.engine.attention import NAME
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 
 MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from baton.runtime.errors import StartupError
-from baton.runtime.freed_memory import returning_memory
+from baton.runtime.memory_trimming import returning_memory
 
 if TYPE_CHECKING:
     from baton.engine.carried import Header

@@ -10,11 +10,11 @@ from baton.engine.coded import Coding, coding_of
 from baton.engine.draft_model import DraftModel
 from baton.engine.engine import TorchEngine, load_engine
 from baton.engine.memory import enough
+from baton.models.model_files import ModelKind, ModelSource, prepare, resolve
+from baton.models.tokenizer_files import reference_tokenizer
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
-from baton.runtime.model_files import ModelKind, ModelSource, prepare, resolve
 from baton.runtime.model_options import Quantize
-from baton.runtime.tokenizer_files import reference_tokenizer
 from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
 
 log = Log(__name__)

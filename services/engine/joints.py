@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call
 
 from baton.engine.share import RankLink
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 
 NEAR: Final = 1e-5
 """How far rounding may take a norm from another way of computing it."""

@@ -58,9 +58,8 @@ from baton.engine.supported import (
 )
 from baton.engine.team import Team
 from baton.engine.unjoined import joined_by_the_library
-from baton.runtime.errors import StartupError, in_a_line
-from baton.runtime.logging import Log
-from baton.runtime.model_facts import (
+from baton.models.checkpoint_quantization import Quantisation, quantisation_of
+from baton.models.model_facts import (
     CONFIG_FILE,
     ModelFacts,
     ModelUnreadable,
@@ -71,9 +70,10 @@ from baton.runtime.model_facts import (
     reading,
     weight_files,
 )
-from baton.runtime.model_needs import ALIASES, canonical
+from baton.models.model_requirements import ALIASES, canonical
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
 from baton.runtime.model_options import LoadFormat
-from baton.runtime.quantisation import Quantisation, quantisation_of
 
 log = Log(__name__)
 

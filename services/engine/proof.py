@@ -23,11 +23,11 @@ from baton.engine.kept import DecodeWorkspace
 from baton.engine.kv_cache import DTYPES, PagedKvCache
 from baton.engine.model import Model
 from baton.engine.plan import make_plan
+from baton.models.model_facts import UnsupportedModel
 from baton.pages.layout import KvGroup, KvLayout
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError, in_a_line
 from baton.runtime.logging import Log
-from baton.runtime.model_facts import UnsupportedModel
 
 log = Log(__name__)
 

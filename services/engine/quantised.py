@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from baton.engine.unpacking import WORD, Awq, Experts, Fp4, Gptq, PackedWeight, Scaled, TensorSource, Words
-from baton.runtime.model_facts import ModelUnreadable, stored_types
-from baton.runtime.quantisation import AWQ, MXFP4, Quantisation, Untold
+from baton.models.checkpoint_quantization import AWQ, MXFP4, Quantisation, Untold
+from baton.models.model_facts import ModelUnreadable, stored_types
 
 CODES: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32", "U32"})
 """Types of stored numbers that are no weights by themselves."""

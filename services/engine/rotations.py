@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from baton.engine.container import text_of
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 
 BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
 """Of a longrope model: what counts up to its original positions, and what counts beyond them."""

@@ -21,14 +21,8 @@ from baton.engine.container import attention_of, maker_of
 from baton.engine.quantised import WeightTable
 from baton.engine.sources import Box, Cut, FileWeight, Source, Unlike, Unwalked, Weights, fetch, sources_of
 from baton.engine.unpacking import DoesNotFit, PackedWeight, numbers_of
-from baton.runtime.model_facts import (
-    ModelUnreadable,
-    UnsupportedModel,
-    own_name,
-    stored_types,
-    weight_files,
-)
-from baton.runtime.quantisation import Quantisation
+from baton.models.checkpoint_quantization import Quantisation
+from baton.models.model_facts import ModelUnreadable, UnsupportedModel, own_name, stored_types, weight_files
 
 SPREAD: Final = 0.02
 

@@ -8,11 +8,11 @@ from typing import Any
 from baton.engine.container import text_of
 from baton.engine.supported import Geometry
 from baton.engine.team import Mute, Team
+from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.ranks import rank_layout
 from baton.runtime.errors import StartupError
-from baton.runtime.model_facts import UnsupportedModel
 
 
 class CannotSplit(StartupError):

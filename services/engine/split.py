@@ -33,7 +33,7 @@ from baton.engine.joints import (
 )
 from baton.engine.share import CannotSplit, RankShard
 from baton.engine.sources import Cut
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"

@@ -10,11 +10,11 @@ from baton.engine.interface import TeamBroken
 from baton.engine.memory import enough
 from baton.engine.ranks import join_team
 from baton.engine.team import Team, alone
+from baton.models.model_files import prepare, resolve
 from baton.rooms.registry_records import CANARY_TOKENS
 from baton.runtime.errors import GroupLost
-from baton.runtime.freed_memory import returning_memory
 from baton.runtime.logging import Log
-from baton.runtime.model_files import prepare, resolve
+from baton.runtime.memory_trimming import returning_memory
 from baton.runtime.model_options import LoadFormat, Quantize
 from baton.runtime.setting_kinds import split_address
 from baton.runtime.worker_settings import WorkerSettings

@@ -25,8 +25,8 @@ from transformers import AttentionMaskInterface, DynamicCache
 from baton.engine.attention import MASK, NAME, sight_of
 from baton.engine.container import maker_of, text_of
 from baton.engine.sight import MaskFunction, OtherReach, Sight, reach_of
-from baton.runtime.model_facts import UnsupportedModel
-from baton.runtime.model_needs import (
+from baton.models.model_facts import UnsupportedModel
+from baton.models.model_requirements import (
     BLOCKS,
     DIFFERING,
     DRAWS,

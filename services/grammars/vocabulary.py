@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from llguidance import LLTokenizer
 
+from baton.models.model_facts import ModelFacts
+from baton.models.tokenizer_files import reference_tokenizer
 from baton.runtime.errors import StartupError, in_a_line
-from baton.runtime.model_facts import ModelFacts
-from baton.runtime.tokenizer_files import reference_tokenizer
 
 
 def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from baton.rooms.phases import SENDER_MOVES
 from baton.rooms.queues import RoomQueue
-from baton.runtime.tally import Tally
+from baton.telemetry.histogram import LoopHistogram
 from baton.worker.metrics import WorkerMetrics
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -31,7 +31,7 @@ class PrefillMetrics(WorkerMetrics):
             "Prompt tokens whose log-probability was computed for their caller.",
             registry=registry,
         )
-        self._first_token = Tally(
+        self._first_token = LoopHistogram(
             "baton_prefill_first_token_seconds",
             "From a room's arrival here until its first token was drawn.",
             _SECONDS,
@@ -40,7 +40,7 @@ class PrefillMetrics(WorkerMetrics):
         self._bytes = Counter(
             "baton_kv_transfer_bytes_total", "Bytes of KV pages written to decode workers.", registry=registry
         )
-        self._seconds = Tally(
+        self._seconds = LoopHistogram(
             "baton_kv_transfer_seconds",
             "From the start of a room's computation until its seal was written.",
             _SECONDS,

@@ -12,7 +12,7 @@ from typing import Final
 
 import baton
 
-TETHER: Final = "baton.runtime.tether"
+TETHER: Final = "baton.runtime.parent_watch"
 NOT_INHERITED: Final = ("PYTHONOPTIMIZE", "PYTHONWARNINGS")
 """Variables that change what a library's code does, and that no child gets (see `surroundings`)."""
 

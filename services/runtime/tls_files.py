@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from baton.runtime.changes import Changes
 from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.file_changes import FileChanges
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -88,7 +88,7 @@ def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") 
 def renewing(files: TlsFiles) -> ssl.SSLContext:
     """A server's context that answers with what the files hold now: a connection that begins after a change
     has the new certificate, those that are open go on. Raises StartupError."""
-    changes = Changes(files.paths)
+    changes = FileChanges(files.paths)
     first = latest = files.context()
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

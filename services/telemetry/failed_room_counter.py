@@ -6,7 +6,7 @@ from baton.rooms.errors import Cause
 from baton.rooms.reasons import REASONS
 
 
-class FailedRooms:
+class FailedRoomCounter:
     """Counter `baton_rooms_failed_total`, or another of this form.
 
     Every counted reason has its series from the start, so that none appears late.

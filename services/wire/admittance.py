@@ -6,20 +6,20 @@ from typing import Any, Final
 import grpc
 
 from baton.rooms.phases import Side
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
 from baton.wire.conversions import side_to_wire
 from baton.wire.errors import NotAdmitted, errors_as_status
 from baton.wire.handlers import served_after
+from baton.wire.service_role import ServiceRole
 
 OURS: Final = "/baton.v1."
 SAN: Final = "x509_subject_alternative_name"
 
-BOOTSTRAP: Final = frozenset({Party.BOOTSTRAP})
-WORKERS: Final = frozenset({Party.PREFILL, Party.DECODE})
+BOOTSTRAP: Final = frozenset({ServiceRole.BOOTSTRAP})
+WORKERS: Final = frozenset({ServiceRole.PREFILL, ServiceRole.DECODE})
 ALL: Final = BOOTSTRAP | WORKERS
 
-MAY_CALL: Final[Mapping[str, frozenset[Party]]] = {
+MAY_CALL: Final[Mapping[str, frozenset[ServiceRole]]] = {
     "WorkerRegistry/Register": WORKERS,
     "WorkerRegistry/Renew": WORKERS,
     "WorkerRegistry/Drain": WORKERS,
@@ -37,13 +37,13 @@ MAY_CALL: Final[Mapping[str, frozenset[Party]]] = {
     "PrefillService/RunRooms": BOOTSTRAP,
     "DecodeService/StreamRoom": BOOTSTRAP,
     "DecodeService/StreamRooms": BOOTSTRAP,
-    "HandoverService/HandOver": frozenset({Party.DECODE}),
+    "HandoverService/HandOver": frozenset({ServiceRole.DECODE}),
 }
 """Of our own services. A method that is not here is nobody's. Health and reflection, which say nothing of
 rooms, are for every holder of a certificate."""
 
 
-SIDES: Final = {Party.of(side): side_to_wire(side) for side in Side}
+SIDES: Final = {ServiceRole.of(side): side_to_wire(side) for side in Side}
 
 
 class Admit(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -74,11 +74,11 @@ def shows_certificate(context: grpc.aio.ServicerContext) -> bool:
 
 
 def check_speaks_for(
-    context: grpc.aio.ServicerContext, side: Side, also: frozenset[Party] = frozenset()
+    context: grpc.aio.ServicerContext, side: Side, also: frozenset[ServiceRole] = frozenset()
 ) -> None:
     """A caller that shows a certificate speaks for workers of its own side alone, or is one of `also`. Raises
     NotAdmitted."""
-    allowed = also | {Party.of(side)}
+    allowed = also | {ServiceRole.of(side)}
     if shows_certificate(context):
         _admitted(context, allowed)
 
@@ -88,7 +88,7 @@ def _names(context: grpc.aio.ServicerContext) -> set[str]:
     return {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
 
 
-def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[Party]) -> frozenset[Party]:
+def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]) -> frozenset[ServiceRole]:
     """As whom the caller is let in. Raises NotAdmitted."""
     names = _names(context)
     parties = frozenset(party for party in allowed if party.tls_name in names)
@@ -98,12 +98,12 @@ def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[Party]) -> f
     return parties
 
 
-def _check_own(parties: frozenset[Party], request: object) -> None:
+def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
     """A worker registers for its own side, and tells what it saw, not how a caller's room ended. Raises
     NotAdmitted."""
     who = " and ".join(sorted(parties))
     if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):
         raise NotAdmitted(f"the certificate is a {who} worker's, the registration is not")
     nameless = isinstance(request, rooms_pb2.ReportRoomsRequest) and not request.incarnation
-    if nameless and Party.BOOTSTRAP not in parties:
+    if nameless and ServiceRole.BOOTSTRAP not in parties:
         raise NotAdmitted(f"a {who} worker reports under its own incarnation, not without one")

@@ -12,7 +12,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.runtime.setting_kinds import join_address
 from baton.wire.admittance import Admit
 from baton.wire.decoding import RefuseUndecodable
@@ -20,6 +19,7 @@ from baton.wire.errors import WrongIncarnation
 from baton.wire.identity import Identity
 from baton.wire.limits import TAKEN_BYTES_MAX
 from baton.wire.run_token import AskForToken, Showing
+from baton.wire.service_role import ServiceRole
 from baton.wire.thread_channel import ThreadChannel
 
 UNARY_S: Final = 5.0
@@ -77,7 +77,7 @@ _SERVER: Final = (
 
 
 def open_channel(
-    address: str, party: Party, identity: Identity | None = None, run_token: str = ""
+    address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> grpc.aio.Channel:
     """To `party`, which has to be able to prove that it is that where there is an `identity`. `run_token`:
     shown with each call, if there is one."""
@@ -85,13 +85,13 @@ def open_channel(
 
 
 def open_thread_channel(
-    address: str, party: Party, identity: Identity | None = None, run_token: str = ""
+    address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> ThreadChannel:
     """The same for a thread beside the process's first event loop."""
     return ThreadChannel(_open(grpc, address, party, identity, run_token))
 
 
-def _open(library: Any, address: str, party: Party, identity: Identity | None, run_token: str) -> Any:
+def _open(library: Any, address: str, party: ServiceRole, identity: Identity | None, run_token: str) -> Any:
     if identity is None:
         channel = library.insecure_channel(address, options=_CHANNEL)
     else:
@@ -190,7 +190,7 @@ class Channels:
 
     def __init__(
         self,
-        opener: Callable[[str, Party], grpc.aio.Channel] = open_channel,
+        opener: Callable[[str, ServiceRole], grpc.aio.Channel] = open_channel,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
         """`version`: of what `opener` shows."""
@@ -210,7 +210,9 @@ class Channels:
         way = partial(opener, identity=identity, run_token=run_token)
         return Channels(way) if identity is None else Channels(way, identity.version)
 
-    def to(self, address: str, party: Party, incarnation: Incarnation | None = None) -> grpc.aio.Channel:
+    def to(
+        self, address: str, party: ServiceRole, incarnation: Incarnation | None = None
+    ) -> grpc.aio.Channel:
         """`party`: who is there, as long as anybody is."""
         way, version = _Way(address, incarnation), self._version()
         if self._opened_with.get(way, version) != version and _unconnected(self._open[way]):
@@ -223,7 +225,7 @@ class Channels:
         return self._open[way]
 
     @asynccontextmanager
-    async def once(self, address: str, party: Party) -> AsyncIterator[grpc.aio.Channel]:
+    async def once(self, address: str, party: ServiceRole) -> AsyncIterator[grpc.aio.Channel]:
         """One that is nobody else's, and so dropped by nobody else."""
         channel = self._opener(address, party)
         try:

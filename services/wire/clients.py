@@ -2,12 +2,12 @@
 
 import grpc
 
-from baton.runtime.party import Party
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from baton.wire.channel import UNARY_S, open_channel
 from baton.wire.errors import remote_error
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 
 
 async def report_exit(
@@ -17,7 +17,7 @@ async def report_exit(
 
     `secret`: drawn for that process when it was started. Raises RemoteError when the report is refused.
     """
-    channel = open_channel(bootstrap, Party.BOOTSTRAP, Identity.of(tls), run_token)
+    channel = open_channel(bootstrap, ServiceRole.BOOTSTRAP, Identity.of(tls), run_token)
     try:
         stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         await stub.ReportExit(

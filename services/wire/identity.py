@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from baton.runtime.changes import Changes
 from baton.runtime.errors import StartupError
+from baton.runtime.file_changes import FileChanges
 from baton.runtime.logging import Log
 from baton.runtime.tls_files import UNUSABLE, TlsFiles
 
@@ -24,7 +24,7 @@ class Identity:
     def __init__(self, files: TlsFiles) -> None:
         """Raises StartupError for files that cannot be used."""
         self._files = files
-        self._changes = Changes(files.paths)
+        self._changes = FileChanges(files.paths)
         self._lock = Lock()
         self._version = 0
         self._ca, self._pair = _read(files)

@@ -11,10 +11,10 @@ from typing import Final
 import grpc
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.runtime.setting_kinds import split_address
 from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
+from baton.wire.service_role import ServiceRole
 
 ASK_S: Final = 1.0
 """Longest that a process is asked for. Whoever reports its exit waits for twice as long."""
@@ -41,7 +41,7 @@ class PresenceAsker:
         self._channels = channels
         self._listening = listening
 
-    async def answers(self, address: str, party: Party, incarnation: Incarnation) -> bool:
+    async def answers(self, address: str, party: ServiceRole, incarnation: Incarnation) -> bool:
         """Whether that very process answers at `address` within ASK_S."""
         try:
             async with asyncio.timeout(ASK_S):

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 from baton.ids import Incarnation
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import GroupLost
-from baton.runtime.garbage import spare_what_is_loaded
+from baton.runtime.garbage_collection import freeze_loaded_objects
 from baton.runtime.logging import Log
-from baton.runtime.party import Party
-from baton.runtime.serve import end_now
+from baton.runtime.service_process import end_now
 from baton.runtime.worker_settings import WorkerSettings
 from baton.wire.channel import Channels
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox
 from baton.worker.pages import Progress, WorkerPages
 from baton.worker.reporter import RankReporter
@@ -68,7 +68,7 @@ class FollowerHost:
         """Turn until the group leaves. Returns the exit code. Raises what ended the turns; when that is one
         of `broken` it does not return: the process ends."""
         self._problem = None
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         helpers = [asyncio.create_task(_log_asked(shutdown)), asyncio.create_task(self.reporter.run())]
         try:
             await turns
@@ -85,7 +85,7 @@ class FollowerHost:
 
     def _bootstrap(self) -> grpc.aio.Channel:
         """A channel to it that shows the certificate of now, if it would have to connect anew."""
-        return self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP)
+        return self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP)
 
     async def close(self) -> None:
         await self.channels.close()

@@ -20,23 +20,23 @@ from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import GroupLost, TakenForGone
-from baton.runtime.exposed import beyond_this_machine
-from baton.runtime.garbage import spare_what_is_loaded
-from baton.runtime.listen import cannot_listen
+from baton.runtime.garbage_collection import freeze_loaded_objects
+from baton.runtime.listening_ports import cannot_listen
 from baton.runtime.logging import Log
-from baton.runtime.party import Party
-from baton.runtime.room_spans import RoomSpans
-from baton.runtime.serve import end_now
+from baton.runtime.reachability import is_reachable_from_elsewhere
+from baton.runtime.service_process import end_now
 from baton.runtime.setting_kinds import join_address, split_address
-from baton.runtime.trace_endpoint import make_tracer
-from baton.runtime.tracing import SpanKind
 from baton.runtime.worker_settings import WorkerSettings
+from baton.telemetry.room_spans import RoomSpans
+from baton.telemetry.trace_endpoint import make_tracer
+from baton.telemetry.tracing import SpanKind
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_thread_channel
 from baton.wire.errors import Draining
 from baton.wire.identity import Identity
 from baton.wire.presence import SERVICE as PRESENCE
 from baton.wire.presence import PresenceService
+from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
 from baton.worker.lease_thread import LeaseThread
 from baton.worker.mailbox import Mailbox
@@ -93,13 +93,13 @@ class WorkerHost:
         self._credential = credential
         self.mailbox = Mailbox()
         identity = Identity.of(settings.tls)
-        if identity is None and beyond_this_machine(settings.host):
+        if identity is None and is_reachable_from_elsewhere(settings.host):
             log.warning(
                 "gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=settings.host
             )
-        if beyond_this_machine(split_address(settings.bootstrap)[0]) and not beyond_this_machine(
-            settings.advertise
-        ):
+        if is_reachable_from_elsewhere(
+            split_address(settings.bootstrap)[0]
+        ) and not is_reachable_from_elsewhere(settings.advertise):
             log.warning(
                 "nobody on another machine reaches this worker: set --host or --advertise",
                 advertise=settings.advertise,
@@ -113,7 +113,7 @@ class WorkerHost:
             self.port = self.server.bind(settings.host, settings.grpc_port)
         except OSError as error:
             raise cannot_listen(settings.host, settings.grpc_port, settings.grpc_port_flag) from error
-        bootstrap = self.channels.to(settings.bootstrap, Party.BOOTSTRAP)
+        bootstrap = self.channels.to(settings.bootstrap, ServiceRole.BOOTSTRAP)
         self._tracer = make_tracer(
             settings.otlp_endpoint,
             settings.trace_sample,
@@ -186,7 +186,7 @@ class WorkerHost:
         )
         self._lease = lease
         self.reporter.load = role.load
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         await self.server.start((*role.services, PRESENCE))
         await self.server.set_serving(serving=True)
         turns = asyncio.create_task(role.turns, name="turns")
@@ -254,7 +254,7 @@ class WorkerHost:
     def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
         """To renew the lease. After a failure reports go by a channel that shows the certificate of now."""
         if not holds:
-            self.reporter.reach(self.channels.to(self._settings.bootstrap, Party.BOOTSTRAP))
+            self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
         tell(holds)
 
     def _departed(self, incarnations: Sequence[Incarnation]) -> None:

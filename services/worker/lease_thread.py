@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import workers_pb2
 from baton.wire.channel import Channels
+from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
 
 STOP_S: Final = 1.0
@@ -48,7 +48,7 @@ class LeaseThread:
         """The worker's loop was asked for the next sample."""
         self._on_renewal = on_renewal
         self._keeper = LeaseKeeper(
-            self._channels.to(bootstrap, Party.BOOTSTRAP),
+            self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
             registration,
             lambda gone: self._notify(on_departed, gone),
             self._tried,
@@ -89,7 +89,7 @@ class LeaseThread:
 
     def _tried(self, held: bool) -> None:
         """To renew the lease. The next try goes by a channel that shows the certificate of now."""
-        self._keeper.reach(self._channels.to(self._bootstrap, Party.BOOTSTRAP))
+        self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
         self._notify(self._on_renewal, held)
 
     def _sampled(self) -> workers_pb2.RenewRequest:

@@ -13,8 +13,8 @@ from baton.pages.pool import PageState
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Moves, Phase
 from baton.rooms.queues import RoomQueue
-from baton.runtime.tally import LabelledTally, Tally
-from baton.telemetry.failed_room_counter import FailedRooms
+from baton.telemetry.failed_room_counter import FailedRoomCounter
+from baton.telemetry.histogram import LabelledHistogram, LoopHistogram
 
 _SECONDS: Final = (
     0.0005,
@@ -113,8 +113,8 @@ class WorkerMetrics:
             "Prompt tokens that were looked up in the prefix cache, of rooms that began.",
             registry=registry,
         )
-        self._failed = FailedRooms("Rooms that failed here, by reason.", registry)
-        spent = LabelledTally(
+        self._failed = FailedRoomCounter("Rooms that failed here, by reason.", registry)
+        spent = LabelledHistogram(
             "baton_room_phase_seconds",
             "Time that rooms spent in a phase.",
             _SECONDS,
@@ -137,13 +137,13 @@ class WorkerMetrics:
                 registry=registry,
             )
         )
-        self._step = Tally(
+        self._step = LoopHistogram(
             "baton_step_seconds",
             "From the start of a step of the model until a turn saw its end.",
             _STEP_SECONDS,
             registry,
         )
-        self._agreement = Tally(
+        self._agreement = LoopHistogram(
             "baton_agreement_seconds", "Time of a turn's agreement.", _AGREEMENT_SECONDS, registry
         )
         self._renewals = Counter(

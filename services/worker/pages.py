@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from baton.runtime.http_server import HttpServer
-from baton.runtime.listen import bind_port
-from baton.runtime.metrics_http import serve_metrics
+from baton.runtime.listening_ports import bind_port
 from baton.runtime.worker_settings import WorkerSettings
+from baton.web.http_server import HttpServer
+from baton.web.status_pages import serve_metrics
 from baton.worker.stepper import STEP_MS
 
 STUCK_MS: Final = 60_000

@@ -20,7 +20,7 @@ from baton.rooms.room import Room
 from baton.rooms.timeline import Moment
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from baton.wire.channel import UNARY_S
 from baton.wire.errors import remote_error

@@ -23,8 +23,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from baton.parallel.interface import RankGroup
-from baton.runtime.arrivals import Arrivals
 from baton.runtime.clock import Clock
+from baton.runtime.pending_events import PendingEvents
 
 LULL_PART: Final = 4
 """The handlers are done when nothing has come for a fourth of what they may have: from one event to the next
@@ -73,7 +73,7 @@ class TimedGroup:
 class Share:
     """Times are of `clock`'s host."""
 
-    def __init__(self, clock: Clock, arrivals: Arrivals, group: TimedGroup) -> None:
+    def __init__(self, clock: Clock, arrivals: PendingEvents, group: TimedGroup) -> None:
         """`group`: what the turns call, whose waits are not the turns' time."""
         self._clock = clock
         self._arrivals = arrivals

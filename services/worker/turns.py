@@ -23,9 +23,9 @@ from baton.rooms.errors import Cause, RostersDiverged
 from baton.rooms.evidence import Failed
 from baton.rooms.phases import Effect, ReceiverEffect, Vote
 from baton.rooms.roster import Capacity, Roster
-from baton.runtime.arrivals import Arrivals
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
+from baton.runtime.pending_events import PendingEvents
 from baton.worker.share import Share, TimedGroup
 
 log = Log(__name__)
@@ -139,7 +139,7 @@ async def run_turns(
     group: RankGroup,
     clock: Clock,
     progress: TurnProgress,
-    arrivals: Arrivals,
+    arrivals: PendingEvents,
     behind_s: float = BEHIND_S,
 ) -> None:
     """Turn until all ranks agree to leave. `arrivals`: of the loop that this runs in.

@@ -21,13 +21,13 @@ from baton.parallel.gloo import GlooGroup
 from baton.parallel.interface import GroupBroken, RankGroup
 from baton.rooms.errors import RostersDiverged
 from baton.rooms.phases import Side
-from baton.runtime import serve
-from baton.runtime.arrivals import SystemArrivals
+from baton.runtime import service_process
 from baton.runtime.clock import Clock, SystemClock
-from baton.runtime.cpus import pin
+from baton.runtime.cpu_affinity import pin
 from baton.runtime.logging import name_rooms
-from baton.runtime.process_metrics import describe_process
+from baton.runtime.pending_events import SystemPendingEvents
 from baton.runtime.worker_settings import WorkerSettings
+from baton.telemetry.process_metrics import describe_process
 from baton.transfer.exposure import Exposure
 from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import install_memory_hooks
@@ -123,7 +123,7 @@ def run_worker(
             await own_exit.end()
             await host.close()
 
-    return serve.run(main)
+    return service_process.run(main)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,13 @@ class Start(Generic[Settings]):
     thread: Executor | None = None
     """Of such a one: makes the steps of both. Not given: a thread of its own."""
 
-    async def serve(
+    async def service_process(
         self,
         count: Callable[[CollectorRegistry], Metrics],
         fit: Fit[Settings, Metrics],
         shutdown: asyncio.Event,
     ) -> int:
-        """Meet, load, turn. Returns the exit code. Raises StopAsked when it is told to stop before it turns,
+        """Meet, load, turn. Returns the exit code. Raises StopRequested when it is told to stop before it turns,
         and what ends a start or the turns."""
         settings, host = self.settings, self.host
         clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
@@ -157,14 +157,14 @@ class Start(Generic[Settings]):
         progress = TurnProgress(clock)
         await host.start_pages(registry, progress)
 
-        formed = await serve.unless_stopped(
+        formed = await service_process.unless_stopped(
             shutdown, form_group(settings, GlooGroup.join, self.mine, self.ranks_word.hex())
         )
         group, leader = formed.group, Incarnation(formed.leaders)
         if isinstance(host, FollowerHost):
             host.led_by(leader, bytes.fromhex(formed.leaders_word))
         loading = loop.run_in_executor(None, self.load)
-        engine: Engine = await serve.unless_stopped(shutdown, load_together(group, loading))
+        engine: Engine = await service_process.unless_stopped(shutdown, load_together(group, loading))
         await agree_on(
             group, {"model": engine.layout.model, "pages": added(cache.pages for cache in engine.caches)}
         )
@@ -174,7 +174,7 @@ class Start(Generic[Settings]):
         fitted = fit(rank, metrics)
         work = fitted.work
         name_rooms(work.names_of, also=self.thread is not None)
-        turning = run_turns(work, group, clock, progress, SystemArrivals(loop, clock))
+        turning = run_turns(work, group, clock, progress, SystemPendingEvents(loop, clock))
         turns = explained(turning, group, TeamBroken)
         try:
             if isinstance(host, FollowerHost):

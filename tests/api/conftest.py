@@ -14,8 +14,8 @@ from baton.grammars.judge import Spelled, judged
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar
 from baton.runtime.errors import StartupError
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 from tests.support.manual_clock import ManualClock

@@ -88,8 +88,8 @@ async def _serve() -> None:
 
     from baton.api.app import create_app
     from baton.api.backend import Limits
-    from baton.runtime.http_server import serve_http
-    from baton.runtime.listen import bind_port
+    from baton.runtime.listening_ports import bind_port
+    from baton.web.http_server import serve_http
     from tests.api import tiny
     from tests.api.scripted import ScriptedBackend
 

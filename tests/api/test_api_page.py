@@ -23,7 +23,7 @@ from baton.api.responses.response_unsupported import HARMLESS as HARMLESS_THERE
 from baton.api.responses.response_unsupported import IGNORED as IGNORED_THERE
 from baton.api.settings import ApiSettings
 from baton.openai.dialects import CALL_FORMS, names_of
-from baton.runtime.http_head import BoundedHttp
+from baton.web.bounded_http import BoundedHttp
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 

@@ -16,7 +16,7 @@ from baton.rooms.placement import Need, Pair
 from baton.rooms.registry import EXPECTED_MS, UNTAKEN_MS
 from baton.rooms.registry_records import RoomEntry, RoomPhase
 from baton.rooms.waiting_line import QUANTUM
-from baton.runtime.party import Party
+from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
@@ -587,8 +587,8 @@ async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -
 
 
 async def test_ways_to_workers_that_are_gone_are_closed(at: House) -> None:
-    at.channels.to(at.prefill.address, Party.PREFILL, at.prefill.incarnation)
-    at.channels.to(at.prefill.address, Party.PREFILL, Incarnation(999))
+    at.channels.to(at.prefill.address, ServiceRole.PREFILL, at.prefill.incarnation)
+    at.channels.to(at.prefill.address, ServiceRole.PREFILL, Incarnation(999))
     keeper = asyncio.ensure_future(at.rooms.keep_time())
     await until(lambda: at.channels.incarnations() == {at.prefill.incarnation})
     await at.admission.admit("a", 3, 5)

@@ -12,11 +12,11 @@ import pytest
 
 from baton.bootstrap import hearing as module
 from baton.bootstrap.hearing import DEAF_S, Hearing
-from baton.runtime.exposed import from_this_machine
-from baton.runtime.party import Party
+from baton.runtime.reachability import local_address_of
 from baton.runtime.setting_kinds import join_address
 from baton.wire.channel import Channels, Server
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from tests.safety.certificates import made, of
 from tests.support.manual_clock import ManualClock
 from tests.wire.servers import channel_to, has_ipv6, until
@@ -45,9 +45,9 @@ async def test_it_hears_itself_wherever_it_listens(host: str, certified: bool, t
         pytest.skip("this machine has no IPv6 loopback address (::1)")
     identity = Identity(of(made(tmp_path / "certs"), "bootstrap")) if certified else None
     server, channels, clock = Server(identity), Channels.showing(identity), ManualClock(5)
-    address = join_address(from_this_machine(host), server.bind(host, 0))
+    address = join_address(local_address_of(host), server.bind(host, 0))
     await server.start(())
-    hearing = Hearing(lambda: channels.to(address, Party.BOOTSTRAP), lambda: server.accepted, clock)
+    hearing = Hearing(lambda: channels.to(address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock)
     async with running(hearing):
         clock.advance(100)
         await until(lambda: hearing.heard_ms() == 105)
@@ -97,7 +97,7 @@ async def test_live_is_not_lost_a_call_that_others_were_accepted_beside_says_not
         looks += 1
         return server.accepted + min(looks, others)
 
-    hearing = Hearing(lambda: channels.to(address, Party.BOOTSTRAP), accepted, clock)
+    hearing = Hearing(lambda: channels.to(address, ServiceRole.BOOTSTRAP), accepted, clock)
     async with running(hearing):
         clock.advance(100)
         await until(lambda: looks > others)
@@ -133,7 +133,7 @@ async def test_one_that_does_not_hear_itself_says_so_once_and_goes_by_the_clock(
             await until(lambda: hearing.heard_ms() == clock.now_ms())
             clock.advance(1_000)
             assert hearing.heard_ms() == clock.now_ms()
-            way[0] = open_.to(f"127.0.0.1:{port}", Party.BOOTSTRAP)
+            way[0] = open_.to(f"127.0.0.1:{port}", ServiceRole.BOOTSTRAP)
             clock.advance(7)
             sent_ms = clock.now_ms()
             await until(lambda: not hearing._deaf)

@@ -19,7 +19,7 @@ from baton.rooms.phases import Side
 from baton.rooms.placement import Need
 from baton.rooms.request import Request
 from baton.rooms.retry import MARGIN_TOKENS
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap import test_choices
 from tests.bootstrap.scripted import (
     CANARY,

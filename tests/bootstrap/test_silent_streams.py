@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.settings import ApiSettings
 from baton.rooms.errors import Cause, Reason
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.bootstrap.scripted import LENGTH, D, House, P, Step, accepted, ended, first, house, tokens
 

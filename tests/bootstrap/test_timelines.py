@@ -10,7 +10,7 @@ from baton.rooms.placement import Need
 from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomEntry, Worker
 from baton.rooms.timeline import Moment
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker
 from tests.support.manual_clock import ManualClock
 from tests.trace.notes import PARENT, Notes

@@ -9,7 +9,7 @@ from baton.api.backend import Hangup
 from baton.bootstrap import follower
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
 from tests.bootstrap.test_attempts import decodes, prefills
 from tests.trace.notes import PARENT, TRACE, Notes

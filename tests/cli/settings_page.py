@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from baton.cli.serve_settings import SERVICES, ServeSettings, not_taken
+from baton.runtime.environment_check import FAMILIES, Family
 from baton.runtime.setting_kinds import (
     ADDRESS,
     CPUS,
@@ -16,7 +17,6 @@ from baton.runtime.setting_kinds import (
     SettingKind,
 )
 from baton.runtime.settings import Setting, settings_of
-from baton.runtime.surroundings import FAMILIES, Family
 
 HEAD: Final = """\
 # Settings

@@ -17,7 +17,7 @@ from baton.cli.group import run_group
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import EXIT_FAILED, StartupError
 from baton.runtime.exit_file import ExitFile
-from baton.runtime.listen import bind_port, port_of, reserve_port
+from baton.runtime.listening_ports import bind_port, port_of, reserve_port
 from baton.runtime.logging import TextFormatter
 from baton.runtime.settings import load
 from baton.wire.receiver_secret import digest_of

@@ -15,7 +15,7 @@ from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.listen import bind_port, port_of
+from baton.runtime.listening_ports import bind_port, port_of
 from baton.runtime.settings import load, settings_of
 from baton.wire.credential import draw
 from baton.worker.leader_host import WorkerHost

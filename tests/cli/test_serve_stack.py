@@ -195,7 +195,7 @@ async def test_stopping_while_the_model_is_prepared_ends_cleanly(parts: Parts, u
 SERVES = """
 import sys
 from pathlib import Path
-from baton.runtime.serve import run
+from baton.runtime.service_process import run
 from tests.cli.stand_ins import Parts
 from tests.cli.test_serve_stack import stack
 parts = Parts(Path(sys.argv[1]))

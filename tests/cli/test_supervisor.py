@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli.serve_settings import StackCommand
 from baton.cli.supervisor import PartDied, Supervisor
-from baton.runtime.serve import StopAsked
+from baton.runtime.service_process import StopRequested
 from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.support.manual_clock import ManualClock
 
@@ -75,7 +75,7 @@ async def test_a_part_that_is_never_ready_is_an_error_after_the_time_out(parts: 
 async def test_a_stop_asked_for_while_starting_is_not_an_error(parts: Parts) -> None:
     supervisor, shutdown = parts.supervisor(), asyncio.Event()
     shutdown.set()
-    with pytest.raises(StopAsked):
+    with pytest.raises(StopRequested):
         await supervisor.start(ALL, never, LONG_MS, shutdown)
     await supervisor.stop(GROUPS, LONG_MS)
     assert all(gone(child.pid) for child in parts.children)

@@ -19,7 +19,7 @@ from typing import Final
 
 import httpx
 
-from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.models.model_files import DEMO, prepare, resolve
 from baton.runtime.model_options import LoadFormat
 from tests.clients.long_model import write_long_model
 from tests.clients.page import row

@@ -20,7 +20,6 @@ from baton.pages.checksum import KvChecksum
 from baton.parallel.solo import SoloGroup
 from baton.prefill.rpc import HandoverService, PrefillService
 from baton.rooms.request import Request, Sampling
-from baton.runtime.party import Party
 from baton.testing.memory_fabric import MemoryFabric, Write
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.transfer.interface import Region, Run, kv_region
@@ -28,6 +27,7 @@ from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.conversions import request_to_wire
 from baton.wire.errors import remote_error
+from baton.wire.service_role import ServiceRole
 from baton.worker.turns import TurnProgress, run_turns
 from tests.decode.bench import DecodeBench, Sender
 from tests.decode.links import asking
@@ -87,7 +87,7 @@ class Pair:
 
         async def prefill() -> list[int]:
             stub = inference_pb2_grpc.PrefillServiceStub(
-                self.channels.to(self.prefill_address, Party.PREFILL)
+                self.channels.to(self.prefill_address, ServiceRole.PREFILL)
             )
             peer = decode_peer("decode-0", DECODE, self.decode_address)
             run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=peer, request=wire)
@@ -104,7 +104,9 @@ class Pair:
 
         async def decode() -> list[int]:
             await accepted.wait()
-            stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address, Party.DECODE))
+            stub = inference_pb2_grpc.DecodeServiceStub(
+                self.channels.to(self.decode_address, ServiceRole.DECODE)
+            )
             peer = rooms_pb2.Peer(name="prefill-0", incarnation=PREFILL, address=self.prefill_address)
             run = inference_pb2.StreamRoomRequest(room=room, incarnation=DECODE, prefill=peer, request=wire)
             drawn: list[int] = []
@@ -141,7 +143,7 @@ class Pair:
 
         async def prefill() -> None:
             stub = inference_pb2_grpc.PrefillServiceStub(
-                self.channels.to(self.prefill_address, Party.PREFILL)
+                self.channels.to(self.prefill_address, ServiceRole.PREFILL)
             )
             decode = decode_peer("decode-0", DECODE, self.decode_address)
             run = inference_pb2.RunRoomRequest(room=room, incarnation=PREFILL, decode=decode, request=wire)
@@ -154,7 +156,7 @@ class Pair:
 
         drawn: dict[int, list[int]] = {}
         sending = asyncio.ensure_future(prefill())
-        stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address, Party.DECODE))
+        stub = inference_pb2_grpc.DecodeServiceStub(self.channels.to(self.decode_address, ServiceRole.DECODE))
         async for message in stub.StreamRooms(requests(), timeout=PATIENCE_S):
             for line in message.lines:
                 tokens = line.reply.tokens

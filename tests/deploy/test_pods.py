@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from baton.cli.certs import BOTH, make_certs
-from baton.runtime.party import Party
+from baton.wire.service_role import ServiceRole
 from tests.deploy.chart import pods
 from tests.deploy.packages import bootstrap_packages
 from tests.deploy.running import Running, run
@@ -31,7 +31,7 @@ def secrets(folder: Path) -> dict[str, str]:
     """Directories as pods mount them, by what the chart calls them."""
     certs = folder / "certs"
     make_certs(certs, ["127.0.0.1"])
-    for component, name in (*((each, each) for each in (*Party, "http")), ("both", BOTH)):
+    for component, name in (*((each, each) for each in (*ServiceRole, "http")), ("both", BOTH)):
         mounted = folder / component
         mounted.mkdir()
         for to, of in (("tls.crt", f"{name}.crt"), ("tls.key", f"{name}.key"), ("ca.crt", "ca.crt")):

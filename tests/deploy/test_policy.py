@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry
 
 from baton.bootstrap.http import admin_router, probe_router
 from baton.decode.metrics import DecodeMetrics
+from baton.models.conversion_cache import CONVERSION_DEADLINE_S
 from baton.prefill.metrics import PrefillMetrics
 from baton.rooms.registry import Registry
 from baton.runtime.errors import SettingsError
-from baton.runtime.metrics_http import metrics_app
-from baton.runtime.model_cache import CONVERSION_DEADLINE_S
+from baton.web.status_pages import metrics_app
 from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 

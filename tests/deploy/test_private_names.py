@@ -38,7 +38,7 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     ),
     "_compile_jinja_template": ("api/text/chat_template.py", lambda: chat_template_utils),
     "_devices": ("runtime/gloo_connections.py", gloo_options),
-    "_get_backend_id": ("runtime/arrivals.py", lambda: uvloop.Loop),
+    "_get_backend_id": ("runtime/pending_events.py", lambda: uvloop.Loop),
     "_get_dtype_plan": ("engine/shards.py", lambda: PreTrainedModel),
     "_global_mapping": (
         "engine/supported.py",
@@ -51,10 +51,10 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
     "_linear_pointwise": ("engine/linears.py", lambda: torch.ops.mkldnn),
     "_pp_plan": ("engine/split.py", lambda: PreTrainedModel),
     "_reorder_linear_weight": ("engine/linears.py", lambda: torch.ops.mkldnn),
-    "_start_asgi_task": ("runtime/http_protocol.py", lambda: HttpToolsProtocol),
+    "_start_asgi_task": ("web/refusable_http.py", lambda: HttpToolsProtocol),
     "_timeout": ("runtime/gloo_connections.py", gloo_options),
     "_tp_plan": ("engine/split.py", lambda: PreTrainedModel),
-    "_unset_keepalive_if_required": ("runtime/http_protocol.py", lambda: HttpToolsProtocol),
+    "_unset_keepalive_if_required": ("web/refusable_http.py", lambda: HttpToolsProtocol),
 }
 """The file under `services` that uses each name, and the object of the library that has it."""
 NOT_PRIVATE: Final = frozenset({"_asdict", "_exit", "_replace", "_is_expert_parallel"})

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from baton.bootstrap.story.routes import FILES
-from baton.runtime.model_files import DEMO_PACKAGE
+from baton.models.model_files import DEMO_PACKAGE
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import link_packages
 from tests.http import web

@@ -15,7 +15,7 @@ from transformers.models.bloom.modeling_bloom import BloomMLP
 from baton.engine import model
 from baton.engine.model import load_model
 from baton.engine.supported import COUNTING
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 from tests.engine import tiny
 from tests.engine.test_refusals import BART
 

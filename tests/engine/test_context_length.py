@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.engine import TorchEngine, load_engine
 from baton.engine.model import load_model
-from baton.runtime.model_facts import ContextTooLong, UnsupportedModel
+from baton.models.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine

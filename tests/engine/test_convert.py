@@ -18,7 +18,7 @@ from baton.engine.carried import Header, lost_of_tokenizer, lost_settings
 from baton.engine.convert import main, read_tokenizer, write_tokenizer
 from baton.engine.gguf_file import numbers_of, read
 from baton.engine.model import load_model
-from baton.runtime.model_facts import read_model
+from baton.models.model_facts import read_model
 from tests.engine import tiny
 from tests.engine.gguf_files import TOKENS, Tensors, Write, in_gguf, nothing, write
 

@@ -9,8 +9,8 @@ import torch
 
 from baton.engine.engine import TorchEngine, load_engine
 from baton.engine.shards import Dummies
-from baton.runtime.model_facts import ModelNotFound, read_model
-from baton.runtime.model_files import resolve
+from baton.models.model_facts import ModelNotFound, read_model
+from baton.models.model_files import resolve
 from baton.runtime.model_options import LoadFormat
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.worker import ShuffledEngine

@@ -12,7 +12,7 @@ from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 from baton.engine.joints import Blank, Elsewhere, Head, Later, WideNorm, dispatch, receive_before
 from baton.engine.share import RankLink
 from baton.engine.team import Mute
-from baton.runtime.model_facts import UnsupportedModel
+from baton.models.model_facts import UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny
 

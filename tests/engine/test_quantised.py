@@ -22,8 +22,8 @@ from baton.engine.shards import StoredTensor, weights_in
 from baton.engine.sources import Box
 from baton.engine.team import Mute
 from baton.engine.unpacking import Experts, Scaled, numbers_of
-from baton.runtime.model_facts import ModelUnreadable, UnsupportedModel
-from baton.runtime.quantisation import quantisation_of
+from baton.models.checkpoint_quantization import quantisation_of
+from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny
 from tests.engine.counted import Counted

@@ -18,7 +18,7 @@ from baton.engine.model import load_model
 from baton.engine.shards import Files
 from baton.engine.sources import WALKS, Box, Cut, fetch, sources_of
 from baton.engine.team import Mute
-from baton.runtime.model_facts import ModelUnreadable, UnsupportedModel
+from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny
 from tests.engine.quantisers import FORMATS, MXFP4, PT, write

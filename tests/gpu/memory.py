@@ -20,7 +20,7 @@ from baton.transfer.interface import PutState, TransferError
 from bench.pages.transfer_pair import MIB
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
-from tests.process.late_writes import ON_GPU, POINTS, Tally, trials
+from tests.process.late_writes import ON_GPU, POINTS, LoopHistogram, trials
 from tests.process.pair import GPU, workers
 from tests.transfer.puppet import Puppet
 
@@ -150,7 +150,7 @@ def _killed(kit: Kit, found: Finding) -> None:
 def _late(kit: Kit, found: Finding) -> None:
     """The fence holds what its control shows to be in danger."""
     transport = GPU if kit.on_gpu else "cma"
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, LoopHistogram] = {}
     with workers(transport, device=kit.device) as pair:
         for kind in ON_GPU:
             points = POINTS[transport] if kind == "fenced" else CERTAIN

@@ -20,7 +20,7 @@ from typing import Final
 
 import httpx
 
-from baton.runtime.listen import port_of, reserve_port
+from baton.runtime.listening_ports import port_of, reserve_port
 from bench.serving.system import System, SystemSpec
 from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import MARGIN_S, Kit

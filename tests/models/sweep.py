@@ -15,9 +15,9 @@ import torch
 from transformers.utils import logging as library_logging
 
 from baton.engine.supported import refuse_by_configuration
+from baton.models.model_facts import UnsupportedModel
+from baton.models.model_requirements import ONE_TEXT, needs_of
 from baton.runtime.errors import in_a_line
-from baton.runtime.model_facts import UnsupportedModel
-from baton.runtime.model_needs import ONE_TEXT, needs_of
 from tests.engine.crew import Crew
 from tests.models import recipes
 from tests.models.trial import Outcome, TrialVerdict, try_model, why

@@ -22,9 +22,9 @@ from baton.engine.kv_cache import PagedKvCache
 from baton.engine.model import load_model
 from baton.engine.paged import PagedKernel
 from baton.engine.team import Mute, alone
+from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError
-from baton.runtime.model_facts import WAY_OUT
 from baton.topology import Topology
 from tests.engine import scenes
 from tests.engine.crew import Crew

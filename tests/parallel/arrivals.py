@@ -2,7 +2,7 @@
 
 
 class NoArrivals:
-    """`baton.runtime.arrivals.Arrivals` of a loop to which nothing comes."""
+    """`baton.runtime.pending_events.PendingEvents` of a loop to which nothing comes."""
 
     def waiting(self, lull_us: int) -> bool:
         return False

@@ -13,8 +13,8 @@ import uvloop
 
 from baton.parallel.interface import RankGroup
 from baton.parallel.solo import SoloGroup
-from baton.runtime.arrivals import SystemArrivals
 from baton.runtime.clock import SystemClock
+from baton.runtime.pending_events import SystemPendingEvents
 from baton.worker.share import SHARE_MAX_US, TimedGroup
 from baton.worker.turns import TurnProgress, run_turns
 from tests.parallel.test_dimensions import RoomsOnly
@@ -65,7 +65,7 @@ class Busy(RoomsOnly):
 
 
 class Handlers:
-    """`baton.runtime.arrivals.Arrivals`: what they have to do yet waits."""
+    """`baton.runtime.pending_events.PendingEvents`: what they have to do yet waits."""
 
     def __init__(self, time: Time) -> None:
         self._time = time
@@ -192,7 +192,7 @@ def test_what_has_come_waits_until_the_loop_has_taken_it_and_a_lull_behind_it() 
 
     async def call() -> None:
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
-        arrivals = SystemArrivals(loop, SystemClock())
+        arrivals = SystemPendingEvents(loop, SystemClock())
         here, caller = await _connected(heard)
         assert not arrivals.waiting(10**9)
         caller.write(b"x")

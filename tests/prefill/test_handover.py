@@ -12,13 +12,13 @@ from baton.prefill import early_grants, handover
 from baton.prefill.receivers import NAMED_MAX, Receivers
 from baton.prefill.rpc import HandoverService, PrefillService
 from baton.rooms.errors import PeerFault
-from baton.runtime.party import Party
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.transfer_faults import FaultPlan
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import open_channel
 from baton.wire.conversions import request_to_wire
 from baton.wire.errors import NotAdmitted, RemoteError, UnknownReceiver, remote_error
+from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import TURN_COMMANDS_MAX
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
@@ -123,7 +123,7 @@ async def served() -> AsyncIterator[Served]:
     made = Served()
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(serving(made.add))
-        made.channel = open_channel(address, Party.PREFILL)
+        made.channel = open_channel(address, ServiceRole.PREFILL)
         stack.push_async_callback(made.channel.close)
         yield made
     made.bench.close()

@@ -32,9 +32,9 @@ from baton.prefill.room import PrefillRoom
 from baton.prefill.rpc import HandoverService, PrefillService
 from baton.prefill.turn import PrefillWork
 from baton.rooms.deadlines import Deadlines
-from baton.runtime.arrivals import SystemArrivals
 from baton.runtime.clock import SystemClock
 from baton.runtime.host_memory import HostMemory
+from baton.runtime.pending_events import SystemPendingEvents
 from baton.runtime.tls_files import TlsFiles
 from baton.transfer.exposure import Exposure
 from baton.transfer.interface import PutId, Run, kv_region
@@ -248,7 +248,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
     }
     try:
-        arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
+        arrivals = SystemPendingEvents(asyncio.get_running_loop(), clock)
         turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
         await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:
@@ -313,7 +313,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         "depart": lambda peer: mailbox.put(group_pb2.Command(departed=peer)),
     }
     try:
-        arrivals = SystemArrivals(asyncio.get_running_loop(), clock)
+        arrivals = SystemPendingEvents(asyncio.get_running_loop(), clock)
         turns = run_turns(work, group, clock, TurnProgress(clock), arrivals)
         await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:

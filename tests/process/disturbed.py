@@ -14,7 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final, Protocol
 
-from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.models.model_files import DEMO, prepare, resolve
 from baton.runtime.model_options import LoadFormat
 from tests.http import web
 from tests.process.stack import Stack

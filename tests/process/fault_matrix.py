@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import httpx
 
-from baton.runtime.model_files import DEMO, prepare, resolve
+from baton.models.model_files import DEMO, prepare, resolve
 from baton.runtime.model_options import LoadFormat
 from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads

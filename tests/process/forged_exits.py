@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import workers_pb2
 from baton.wire.receiver_secret import digest_of
+from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import LEASE_MS
 from tests.process.actors import Actor
 from tests.safety.test_speaks_for import NEXT, registration, stack
@@ -42,8 +42,8 @@ async def report_exits(worker: Actor, certificates: Path) -> tuple[set[str], lis
         assert not at.registry.holds_lease(facts.incarnation)
         answers = {
             await bootstrap.ask(party, workers_pb2.ReportExitRequest(name=NAME, pid=PID, secret=secret))
-            for party in (Party.PREFILL, Party.BOOTSTRAP)
+            for party in (ServiceRole.PREFILL, ServiceRole.BOOTSTRAP)
             for secret in FORGED
         }
-        assert await bootstrap.ask(Party.PREFILL, registration(Party.PREFILL, NAME, NEXT)) == "OK"
+        assert await bootstrap.ask(ServiceRole.PREFILL, registration(ServiceRole.PREFILL, NAME, NEXT)) == "OK"
         return answers, at.registry.departed()

@@ -63,7 +63,7 @@ def stop_at(pair: WorkerTrio, point: str, draw: random.Random) -> AskedRoom:
 
 
 @dataclass
-class Tally:
+class LoopHistogram:
     """Of one kind of trial."""
 
     trials: int = 0
@@ -75,7 +75,7 @@ class Tally:
     points: dict[str, int] = field(default_factory=dict)
 
 
-def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: Tally) -> None:
+def trial(pair: WorkerTrio, point: str, draw: random.Random, then: str, tally: LoopHistogram) -> None:
     """Stop a sender at `point` and give the room up. Then: it goes on ("continued"), dies ("killed"), or has
     the memory taken from it before it goes on ("revoked"). Or others report its exit to a bootstrap before it
     goes on ("reported"), and are believed ("believed"). The heir to its pages is checked, byte by byte."""
@@ -166,9 +166,9 @@ KINDS: Final = {
 }
 
 
-def trials(pair: WorkerTrio, kind: str, points: Iterable[str], draw: random.Random) -> Tally:
+def trials(pair: WorkerTrio, kind: str, points: Iterable[str], draw: random.Random) -> LoopHistogram:
     """One trial of that kind at each point."""
-    tally, then = Tally(), KINDS[kind].then
+    tally, then = LoopHistogram(), KINDS[kind].then
     pair.decode.ask("defend", *astuple(KINDS[kind].defence))
     for point in points:
         trial(pair, point, draw, then, tally)
@@ -183,7 +183,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    report: dict[str, dict[str, Tally]] = {}
+    report: dict[str, dict[str, LoopHistogram]] = {}
     for transport in given.transport or sorted(TRANSPORTS):
         report[transport] = {}
         with workers(transport) as pair:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import grpc
 
 from baton.rooms.request import Request
-from baton.runtime.party import Party
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.conversions import request_to_wire, token_from_wire
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from tests.prefill import toy
 from tests.process.actors import PAGES, Actor
 from tests.process.wide import PAGE_TOKENS
@@ -45,7 +45,7 @@ def until(holds: Callable[[], Any], what: str) -> None:
         time.sleep(0.001)
 
 
-def plain_or_secure(address: str, party: Party, tls: TlsFiles | None) -> grpc.Channel:
+def plain_or_secure(address: str, party: ServiceRole, tls: TlsFiles | None) -> grpc.Channel:
     """To `party`, as who holds the certificate `tls`."""
     options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
     if tls is None:
@@ -179,7 +179,7 @@ class WorkerTrio:
 
     def _channel(self, actor: Actor) -> grpc.Channel:
         if actor.address not in self._channels:
-            party = Party.DECODE if actor is self.decode else Party.PREFILL
+            party = ServiceRole.DECODE if actor is self.decode else ServiceRole.PREFILL
             self._channels[actor.address] = plain_or_secure(actor.address, party, self.tls("bootstrap"))
         return self._channels[actor.address]
 

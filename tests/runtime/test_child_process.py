@@ -10,10 +10,10 @@ import pytest
 
 from baton.cli import child
 from baton.grammars.judge import Judge
+from baton.models import conversion_cache
+from baton.models.conversion_cache import converted
 from baton.rooms.request import Grammar, GrammarKind
-from baton.runtime import model_cache
 from baton.runtime.child_process import child_environ, module_command
-from baton.runtime.model_cache import converted
 from tests.api import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
@@ -67,7 +67,7 @@ def test_grammars_are_compiled_by_this_package(other_project: Path) -> None:
 
 def test_a_model_is_converted_by_this_package(other_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(other_project / "cache"))
-    monkeypatch.setattr(model_cache, "CONVERTER", "tests.runtime.converter")
+    monkeypatch.setattr(conversion_cache, "CONVERTER", "tests.models.converter")
     file = other_project / "Some-Model.Q4_K_M.gguf"
     file.write_text("GGUF ok")
     assert (converted(file, "Some-Model", lambda _: None) / "config.json").is_file()

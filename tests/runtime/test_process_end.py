@@ -10,12 +10,12 @@ import pytest
 
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.serve import StopAsked, run, unless_stopped
+from baton.runtime.service_process import StopRequested, run, unless_stopped
 from tests.support.manual_clock import ManualClock
 
 DRAINS = """
 import asyncio, sys
-from baton.runtime.serve import run
+from baton.runtime.service_process import run
 async def main(shutdown):
     print("up", flush=True)
     await shutdown.wait()
@@ -55,7 +55,7 @@ def test_the_second_signal_ends_at_once() -> None:
 
 MANY = """
 import os, resource, sys
-from baton.runtime.serve import run
+from baton.runtime.service_process import run
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
 async def main(shutdown):
@@ -93,13 +93,13 @@ def test_who_cannot_connect_since_too_many_files_are_open_is_told_of_in_the_log(
         [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=30, check=False
     )
     assert process.returncode == 0
-    assert "WARNING baton.runtime.serve who connects is hung up on" in process.stderr
+    assert "WARNING baton.runtime.service_process who connects is hung up on" in process.stderr
     assert process.stderr.splitlines()[0].endswith(" limit=64")
 
 
 LOADS = """
 import asyncio, sys, time
-from baton.runtime.serve import run, unless_stopped
+from baton.runtime.service_process import run, unless_stopped
 def load():
     print("loading", flush=True)
     time.sleep(600)
@@ -134,7 +134,7 @@ async def test_what_is_not_stopped_returns_or_raises_by_itself() -> None:
 async def test_what_is_stopped_is_cancelled() -> None:
     shutdown, waiting = asyncio.Event(), asyncio.get_running_loop().create_future()
     shutdown.set()
-    with pytest.raises(StopAsked):
+    with pytest.raises(StopRequested):
         await unless_stopped(shutdown, waiting)
     assert waiting.cancelled()
 
@@ -164,7 +164,7 @@ def test_a_startup_error_in_a_task_group_is_the_same_line(capsys: pytest.Capture
 ENDS = """
 import sys, threading
 from baton.runtime.errors import *
-from baton.runtime.serve import StopAsked, run
+from baton.runtime.service_process import StopRequested, run
 stuck = threading.Thread(target=threading.Event().wait)
 async def main(shutdown):
     try:
@@ -187,7 +187,7 @@ def ended(by: str) -> tuple[int, str]:
     return process.returncode, process.stderr
 
 
-@pytest.mark.parametrize("by", ["return 0", "raise StopAsked"])
+@pytest.mark.parametrize("by", ["return 0", "raise StopRequested"])
 def test_a_step_that_is_stuck_at_the_end_is_one_line_at_once(by: str) -> None:
     assert ended(by) == (1, STUCK)
 
@@ -218,7 +218,7 @@ def test_a_step_that_is_stuck_ends_the_process_where_nothing_can_be_written(by: 
 CAUSED = """
 import sys
 from baton.runtime.errors import GroupLost
-from baton.runtime.serve import run
+from baton.runtime.service_process import run
 async def main(shutdown):
     try:
         raise ConnectionError("reset")

@@ -7,7 +7,7 @@ from baton.decode.metrics import DecodeMetrics
 from baton.prefill.metrics import PrefillMetrics
 from baton.rooms.phases import RECEIVER_MOVES, Phase
 from baton.rooms.queues import RoomQueue
-from baton.runtime.process_metrics import describe_process
+from baton.telemetry.process_metrics import describe_process
 from baton.worker.metrics import WorkerMetrics
 
 

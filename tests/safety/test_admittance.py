@@ -17,9 +17,8 @@ from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side
 from baton.rooms.timeline import Moment
-from baton.runtime.changes import LOOK_S
 from baton.runtime.errors import StartupError
-from baton.runtime.party import Party
+from baton.runtime.file_changes import LOOK_S
 from baton.runtime.settings import load
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.admittance import MAY_CALL, OURS
@@ -35,6 +34,7 @@ from baton.wire.channel import Channels, Server, open_channel
 from baton.wire.conversions import side_to_wire
 from baton.wire.errors import remote_error
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from baton.worker.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
@@ -88,12 +88,12 @@ async def serving(files: TlsFiles, port: int = 0) -> AsyncIterator[tuple[str, li
         await server.stop(0)
 
 
-def request_of(method: MethodDescriptor, party: Party) -> Any:
+def request_of(method: MethodDescriptor, party: ServiceRole) -> Any:
     """What `party` would ask."""
     request = message_factory.GetMessageClass(method.input_type)()
     if isinstance(request, workers_pb2.RegisterRequest):
-        request.side = side_to_wire(Side.DECODE if party is Party.DECODE else Side.PREFILL)
-    if isinstance(request, rooms_pb2.ReportRoomsRequest) and party is not Party.BOOTSTRAP:
+        request.side = side_to_wire(Side.DECODE if party is ServiceRole.DECODE else Side.PREFILL)
+    if isinstance(request, rooms_pb2.ReportRoomsRequest) and party is not ServiceRole.BOOTSTRAP:
         request.incarnation = 7
     return request
 
@@ -131,8 +131,8 @@ def test_every_method_of_the_contract_is_somebodys() -> None:
 
 async def test_each_party_calls_what_is_its_own_and_nothing_else(ours: Path) -> None:
     async with serving(of(ours, "bootstrap")) as (address, served):
-        for party in Party:
-            channel = open_channel(address, Party.BOOTSTRAP, Identity(of(ours, party)))
+        for party in ServiceRole:
+            channel = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(ours, party)))
             ended = {
                 f"{each.containing_service.name}/{each.name}": await call(
                     channel, each, request_of(each, party)
@@ -150,7 +150,7 @@ async def test_each_party_calls_what_is_its_own_and_nothing_else(ours: Path) -> 
 
 async def test_a_worker_registers_for_its_own_side_and_reports_as_itself(ours: Path) -> None:
     async with serving(of(ours, "bootstrap")) as (address, served):
-        channel = open_channel(address, Party.BOOTSTRAP, Identity(of(ours, "prefill")))
+        channel = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(ours, "prefill")))
         other = workers_pb2.RegisterRequest(side=side_to_wire(Side.DECODE))
         outcome = rooms_pb2.RoomReport(room=1, outcome=rooms_pb2.Outcome())
         asked = [
@@ -171,7 +171,7 @@ async def test_whoever_has_no_certificate_of_the_authority_gets_no_connection(
     ours: Path, strangers: Path
 ) -> None:
     ca = (ours / "ca.crt").read_bytes()
-    believed = ("grpc.ssl_target_name_override", Party.PREFILL.tls_name)
+    believed = ("grpc.ssl_target_name_override", ServiceRole.PREFILL.tls_name)
     http = (ours / "http.key").read_bytes(), (ours / "http.crt").read_bytes()
     foreign = (strangers / "decode.key").read_bytes(), (strangers / "decode.crt").read_bytes()
     async with serving(of(ours, "prefill")) as (address, served):
@@ -182,7 +182,7 @@ async def test_whoever_has_no_certificate_of_the_authority_gets_no_connection(
             grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, *http), [believed]),
         ):
             for method in METHODS:
-                assert await call(channel, method, request_of(method, Party.DECODE)) in (
+                assert await call(channel, method, request_of(method, ServiceRole.DECODE)) in (
                     "UNAVAILABLE",
                     "PERMISSION_DENIED",
                 )
@@ -203,8 +203,8 @@ async def test_a_caller_believes_neither_another_party_nor_another_authority(
     mine = Identity(of(ours, "decode"))
     for files in (of(ours, "prefill"), of(strangers, "bootstrap")):
         async with serving(files) as (address, served):
-            channel = open_channel(address, Party.BOOTSTRAP, mine)
-            assert await call(channel, method, request_of(method, Party.DECODE)) == "UNAVAILABLE"
+            channel = open_channel(address, ServiceRole.BOOTSTRAP, mine)
+            assert await call(channel, method, request_of(method, ServiceRole.DECODE)) == "UNAVAILABLE"
             await channel.close()
             assert served == []
 
@@ -213,24 +213,24 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     method = next(each for each in METHODS if each.name == "Renew")
-    request = request_of(method, Party.DECODE)
+    request = request_of(method, ServiceRole.DECODE)
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
 
     put(live, before, "bootstrap")
     async with serving(live) as (address, _):
-        first = open_channel(address, Party.BOOTSTRAP, Identity(of(before, "decode")))
+        first = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(before, "decode")))
         assert await call(first, method, request) == "OK"
         put(live, after, "bootstrap")
         now_s[0] += LOOK_S
-        second = open_channel(address, Party.BOOTSTRAP, Identity(of(after, "decode")))
+        second = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(after, "decode")))
         assert await call(second, method, request) == "OK"
         assert await call(first, method, request) == "OK", "a connection that is open goes on"
         live.key.write_bytes(b"half a key")
         now_s[0] += LOOK_S
-        third = open_channel(address, Party.BOOTSTRAP, Identity(of(after, "prefill")))
+        third = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(after, "prefill")))
         assert await call(third, method, request) == "OK", "what cannot be used changes nothing"
         for channel in (first, second, third):
             await channel.close()
@@ -241,24 +241,24 @@ async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
 ) -> None:
     """As a worker does when its certificate was renewed long ago and the bootstrap is restarted."""
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")
     channels = Channels.showing(Identity(live))
     method = next(each for each in METHODS if each.name == "Renew")
-    request = request_of(method, Party.DECODE)
+    request = request_of(method, ServiceRole.DECODE)
     async with serving(of(before, "bootstrap")) as (address, _):
-        first = channels.to(address, Party.BOOTSTRAP)
+        first = channels.to(address, ServiceRole.BOOTSTRAP)
         assert await call(first, method, request) == "OK"
         put(live, after, "decode")
         now_s[0] += LOOK_S
-        assert channels.to(address, Party.BOOTSTRAP) is first, "its connection is still good"
+        assert channels.to(address, ServiceRole.BOOTSTRAP) is first, "its connection is still good"
     async with serving(of(after, "bootstrap"), int(address.rpartition(":")[2])):
         async with asyncio.timeout(CALL_S):
-            while channels.to(address, Party.BOOTSTRAP) is first:
+            while channels.to(address, ServiceRole.BOOTSTRAP) is first:
                 assert await call(first, method, request) == "UNAVAILABLE"
-        assert await call(channels.to(address, Party.BOOTSTRAP), method, request) == "OK"
+        assert await call(channels.to(address, ServiceRole.BOOTSTRAP), method, request) == "OK"
         assert len(channels) == 1
     await channels.close()
 
@@ -267,7 +267,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.Changes", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
     monkeypatch.setattr("baton.worker.reporter.RETRY_S", 0.05)
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
@@ -300,9 +300,9 @@ def put(live: TlsFiles, folder: Path, name: str) -> None:
 
 
 def _changes(now_s: list[float], paths: Any) -> Any:
-    from baton.runtime.changes import Changes
+    from baton.runtime.file_changes import FileChanges
 
-    return Changes(paths, lambda: now_s[0])
+    return FileChanges(paths, lambda: now_s[0])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.api_keys import ADMIN_FILE_FLAG, ALLOWED, KEYS_MAX, ApiKeys, first_key
-from baton.runtime.changes import LOOK_S, Changes
 from baton.runtime.errors import SettingsError, StartupError
+from baton.runtime.file_changes import LOOK_S, FileChanges
 from baton.runtime.settings import load, to_environ, to_flags
+from baton.web.api_keys import ADMIN_FILE_FLAG, ALLOWED, KEYS_MAX, ApiKeys, first_key
 
 ONE, TWO, THREE = "sk-one-0123456789", "sk-two-0123456789", "sk-three-0123456789"
 
@@ -21,7 +21,7 @@ class Watch:
         self.now_s = 0.0
 
     def keys(self, given: list[str], file: Path) -> ApiKeys:
-        return ApiKeys(given, file, lambda paths: Changes(paths, lambda: self.now_s))
+        return ApiKeys(given, file, lambda paths: FileChanges(paths, lambda: self.now_s))
 
 
 def write(path: Path, text: str) -> Path:

@@ -13,9 +13,9 @@ from baton.api.http.cors import open_to
 from baton.api.http.rate_limit import RateLimit
 from baton.api.settings import ApiSettings
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.api_keys import ApiKeys
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app, create_pages
 from baton.api.http.authentication import Door, operators_only
 from baton.api.http.rate_limit import CALLERS_MAX, RateLimit
-from baton.runtime.api_keys import ApiKeys
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 

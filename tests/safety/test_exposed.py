@@ -13,9 +13,9 @@ from baton.bootstrap.doors import open_doors
 from baton.bootstrap.settings import BootstrapSettings
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
-from baton.runtime.exposed import beyond_this_machine
-from baton.runtime.http_metrics import Connections
+from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.settings import load
+from baton.web.closed_connections import ClosedConnections
 from baton.wire.credential import draw
 from baton.worker.leader_host import WorkerHost
 from tests.api import tiny
@@ -26,12 +26,12 @@ KEYS = {"BATON_API_KEYS": "sk-one-0123456789"}
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_the_loopback_is_this_machines(host: str) -> None:
-    assert not beyond_this_machine(host)
+    assert not is_reachable_from_elsewhere(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "fe80::1%eth0", "node-7.example"])
 def test_everything_else_may_be_reached_from_elsewhere(host: str) -> None:
-    assert beyond_this_machine(host)
+    assert is_reachable_from_elsewhere(host)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_fo
     doors = open_doors(load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ))
     registry = CollectorRegistry()
     app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
-    serving = await doors.serve(app, lambda: create_pages(app, []), 1, Connections(registry))
+    serving = await doors.serve(app, lambda: create_pages(app, []), 1, ClosedConnections(registry))
     try:
         async with httpx.AsyncClient(trust_env=False) as http:
             for port, status in ((serving.port, api), (serving.admin_port, pages)):
@@ -169,7 +169,7 @@ async def test_the_port_of_the_pages_asks_for_an_admin_key_if_there_is_one(
 
     app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
     pages = create_pages(app, [router], doors.admin)
-    serving = await doors.serve(app, lambda: pages, 1, Connections(registry))
+    serving = await doors.serve(app, lambda: pages, 1, ClosedConnections(registry))
     try:
         url = f"http://127.0.0.1:{serving.admin_port}/requests"
         async with httpx.AsyncClient(trust_env=False) as http:

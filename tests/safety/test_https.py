@@ -12,15 +12,15 @@ import pytest
 from fastapi import FastAPI, Request
 
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.changes import LOOK_S, Changes
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.http_head import HEAD_BYTES_MAX, BoundedHttp
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.file_changes import LOOK_S, FileChanges
+from baton.runtime.listening_ports import bind_port
 from baton.runtime.settings import load
 from baton.runtime.tls_files import TlsFiles
-from tests.runtime.test_http_server import LOOPS, unread
+from baton.web.bounded_http import HEAD_BYTES_MAX, BoundedHttp
+from baton.web.http_server import serve_http
 from tests.safety.certificates import made
+from tests.web.test_http_server import LOOPS, unread
 
 PATIENCE_S = 20.0
 
@@ -115,7 +115,9 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("baton.runtime.tls_files.Changes", lambda paths: Changes(paths, lambda: now_s[0]))
+    monkeypatch.setattr(
+        "baton.runtime.tls_files.FileChanges", lambda paths: FileChanges(paths, lambda: now_s[0])
+    )
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key")
 

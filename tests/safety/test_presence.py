@@ -9,12 +9,12 @@ from typing import Final
 import pytest
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.wire import presence as module
 from baton.wire.baton.v1 import workers_pb2_grpc
 from baton.wire.channel import Channels, Server
 from baton.wire.identity import Identity
 from baton.wire.presence import PresenceAsker, PresenceService
+from baton.wire.service_role import ServiceRole
 from tests.safety.certificates import of
 
 MINE: Final = Incarnation(7)
@@ -39,15 +39,15 @@ async def answering(identity: Identity | None) -> AsyncIterator[str]:
 async def test_a_process_answers_and_another_at_its_address_is_not_that_process(
     ours: Path, secured: bool
 ) -> None:
-    def identity(party: Party) -> Identity | None:
+    def identity(party: ServiceRole) -> Identity | None:
         return Identity(of(ours, party)) if secured else None
 
-    channels = Channels.showing(identity(Party.BOOTSTRAP))
+    channels = Channels.showing(identity(ServiceRole.BOOTSTRAP))
     asker = PresenceAsker(channels)
-    async with answering(identity(Party.PREFILL)) as address:
-        assert await asker.answers(address, Party.PREFILL, MINE)
-        assert not await asker.answers(address, Party.PREFILL, OTHER)
-    assert not await asker.answers(address, Party.PREFILL, MINE)
+    async with answering(identity(ServiceRole.PREFILL)) as address:
+        assert await asker.answers(address, ServiceRole.PREFILL, MINE)
+        assert not await asker.answers(address, ServiceRole.PREFILL, OTHER)
+    assert not await asker.answers(address, ServiceRole.PREFILL, MINE)
     await channels.close()
 
 
@@ -55,13 +55,13 @@ async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_are_no_ans
     ours: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.3)
-    channels = Channels.showing(Identity(of(ours, Party.BOOTSTRAP)))
+    channels = Channels.showing(Identity(of(ours, ServiceRole.BOOTSTRAP)))
     asker = PresenceAsker(channels)
-    for somebody in (Identity(of(strangers, Party.PREFILL)), Identity(of(ours, Party.DECODE))):
+    for somebody in (Identity(of(strangers, ServiceRole.PREFILL)), Identity(of(ours, ServiceRole.DECODE))):
         async with answering(somebody) as address:
-            assert not await asker.answers(address, Party.PREFILL, MINE)
+            assert not await asker.answers(address, ServiceRole.PREFILL, MINE)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
-        assert not await asker.answers(address, Party.PREFILL, MINE)
-    assert not await asker.answers("no-such-host.invalid:1", Party.PREFILL, MINE)
+        assert not await asker.answers(address, ServiceRole.PREFILL, MINE)
+    assert not await asker.answers("no-such-host.invalid:1", ServiceRole.PREFILL, MINE)
     await channels.close()

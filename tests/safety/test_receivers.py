@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from baton.pages.record import SCHEMA_HASH
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.conversions import layout_to_wire
 from baton.wire.errors import KIND_KEY
 from baton.wire.receiver_secret import digest_of
+from baton.wire.service_role import ServiceRole
 from tests.process.actors import Actor
 from tests.process.pair import CALL_S, ReplyStream, WorkerTrio, plain_or_secure, until, workers
 from tests.process.wide import LAYOUT
@@ -51,7 +51,7 @@ class Forger:
     """A stream by which somebody speaks as the decode worker of the pair."""
 
     def __init__(self, pair: WorkerTrio, prefill: Actor, secret: bytes) -> None:
-        self._channel = plain_or_secure(prefill.address, Party.PREFILL, pair.tls("decode"))
+        self._channel = plain_or_secure(prefill.address, ServiceRole.PREFILL, pair.tls("decode"))
         self._says: SimpleQueue[inference_pb2.HandOverRequest | None] = SimpleQueue()
         greeting = inference_pb2.Greeting(
             incarnation=prefill.incarnation, receiver=pair.decode.incarnation, secret=secret

@@ -12,7 +12,7 @@ from baton.api.http.authentication import Door
 from baton.api.http.middleware import Edge
 from baton.bootstrap.http import probe_router
 from baton.bootstrap.wiring import operator_routers
-from baton.runtime.api_keys import ApiKeys
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 from tests.bootstrap.scripted import House, house

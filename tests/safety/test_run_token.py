@@ -16,7 +16,6 @@ from baton.cli.group import RankProcesses
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
 from baton.runtime.errors import SettingsError
-from baton.runtime.party import Party
 from baton.runtime.service_settings import ServiceSettings
 from baton.runtime.settings import load, settings_of, to_flags
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -25,6 +24,7 @@ from baton.wire.credential import draw
 from baton.wire.errors import remote_error
 from baton.wire.identity import Identity
 from baton.wire.run_token import KEY, Showing
+from baton.wire.service_role import ServiceRole
 from baton.worker.leader_host import WorkerHost
 from baton.worker.startup import OWN
 from tests.safety.certificates import of
@@ -51,18 +51,18 @@ async def serving(identity: Identity | None = None) -> AsyncIterator[tuple[str, 
 
 
 async def status(channel: Any, method: MethodDescriptor) -> str:
-    return await call(channel, method, request_of(method, Party.BOOTSTRAP))
+    return await call(channel, method, request_of(method, ServiceRole.BOOTSTRAP))
 
 
 async def test_no_method_is_served_to_a_caller_without_the_token() -> None:
     async with serving() as (address, served):
         for shown in OTHERS:
-            channel = open_channel(address, Party.BOOTSTRAP, run_token=shown or "")
+            channel = open_channel(address, ServiceRole.BOOTSTRAP, run_token=shown or "")
             for method in METHODS:
                 assert await status(channel, method) == "UNAUTHENTICATED", (shown, method.full_name)
             await channel.close()
         assert served == []
-        channel = open_channel(address, Party.BOOTSTRAP, run_token=TOKEN)
+        channel = open_channel(address, ServiceRole.BOOTSTRAP, run_token=TOKEN)
         for method in METHODS:
             assert await status(channel, method) == "OK", method.full_name
         assert len(served) == len(METHODS)
@@ -71,7 +71,7 @@ async def test_no_method_is_served_to_a_caller_without_the_token() -> None:
 
 async def test_the_refusal_says_what_to_show() -> None:
     async with serving() as (address, _):
-        channel = open_channel(address, Party.BOOTSTRAP)
+        channel = open_channel(address, ServiceRole.BOOTSTRAP)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await rooms_pb2_grpc.RoomServiceStub(channel).ListRooms(
                 rooms_pb2.ListRoomsRequest(), timeout=CALL_S
@@ -85,7 +85,7 @@ async def test_the_refusal_says_what_to_show() -> None:
 
 async def test_platforms_ask_for_health_without_it_and_nobody_for_what_is_served() -> None:
     async with serving() as (address, _):
-        channel = open_channel(address, Party.BOOTSTRAP)
+        channel = open_channel(address, ServiceRole.BOOTSTRAP)
         reply = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=CALL_S
         )
@@ -111,7 +111,7 @@ async def test_a_certificate_does_not_stand_for_a_token_nor_a_token_for_a_certif
             (None, TOKEN, "UNAVAILABLE"),
             (Identity(of(ours, "decode")), TOKEN, "OK"),
         ):
-            channel = open_channel(address, Party.BOOTSTRAP, shown, token)
+            channel = open_channel(address, ServiceRole.BOOTSTRAP, shown, token)
             assert await status(channel, renew) == wanted
             await channel.close()
 
@@ -140,7 +140,7 @@ async def test_a_worker_asks_for_the_token_that_it_was_given_and_shows_it() -> N
         host = WorkerHost(load(DecodeSettings, {"bootstrap": address}, environ), Incarnation(7), draw())
         await host.server.start(())
         try:
-            bootstrap = host.channels.to(address, Party.BOOTSTRAP)
+            bootstrap = host.channels.to(address, ServiceRole.BOOTSTRAP)
             await rooms_pb2_grpc.RoomServiceStub(bootstrap).ReportRooms(
                 rooms_pb2.ReportRoomsRequest(), timeout=CALL_S
             )
@@ -148,7 +148,7 @@ async def test_a_worker_asks_for_the_token_that_it_was_given_and_shows_it() -> N
             for token, found in (("", "UNAUTHENTICATED"), (TOKEN, "OK")):
                 channels = Channels.showing(None, token)
                 who = next(each for each in METHODS if each.name == "WhoIsThere")
-                own = channels.to(f"127.0.0.1:{host.port}", Party.DECODE)
+                own = channels.to(f"127.0.0.1:{host.port}", ServiceRole.DECODE)
                 assert await call(own, who, workers_pb2.WhoIsThereRequest()) == found
                 await channels.close()
         finally:

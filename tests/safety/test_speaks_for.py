@@ -15,13 +15,13 @@ from baton.ids import Incarnation
 from baton.rooms.phases import Side
 from baton.rooms.placement import Need
 from baton.rooms.registry_records import RoomPhase, WorkerState
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
 from baton.wire.conversions import side_to_wire
 from baton.wire.credential import incarnation_of, of_ranks
 from baton.wire.errors import NotProven, RemoteError, remote_error
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import LAYOUT, House, ScriptedWorker, house
 from tests.safety.certificates import of
 
@@ -40,12 +40,12 @@ class Stack:
         self._address = address
         self.channels = {
             party: Channels.showing(None if folder is None else Identity(of(folder, party)))
-            for party in Party
+            for party in ServiceRole
         }
 
-    async def ask(self, party: Party, request: Any) -> str:
+    async def ask(self, party: ServiceRole, request: Any) -> str:
         """What becomes of it: OK, or the kind of error."""
-        channel = self.channels[party].to(self._address, Party.BOOTSTRAP)
+        channel = self.channels[party].to(self._address, ServiceRole.BOOTSTRAP)
         workers = workers_pb2_grpc.WorkerRegistryStub(channel)
         method = {
             workers_pb2.RegisterRequest: workers.Register,
@@ -97,13 +97,13 @@ def without_proof(request: Any, shown: bytes) -> Any:
     return made
 
 
-def other(side: Side) -> Party:
+def other(side: Side) -> ServiceRole:
     """Whoever is not of that side."""
-    return Party.DECODE if side is Side.PREFILL else Party.PREFILL
+    return ServiceRole.DECODE if side is Side.PREFILL else ServiceRole.PREFILL
 
 
 def registration(
-    party: Party, name: str, incarnation: int, credential: bytes = b""
+    party: ServiceRole, name: str, incarnation: int, credential: bytes = b""
 ) -> workers_pb2.RegisterRequest:
     """`credential`: one of DRAWN where none is given, the incarnation's own if one of them is."""
     own = next((each for each in DRAWN if incarnation_of(each) == incarnation), DRAWN[0])
@@ -149,7 +149,7 @@ async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Si
         assert [event.name for event in room.events] == ["opened"]
         assert len(room.waiting_for) == 2
         for request in (*rest, late, leave):
-            assert await here.ask(Party.of(side), request) == "OK", request
+            assert await here.ask(ServiceRole.of(side), request) == "OK", request
         assert registry.departed() == [worker.incarnation]
         assert side not in room.waiting_for
 
@@ -161,12 +161,15 @@ async def test_exit_by_starter_whom_a_bootstrap_has_forgotten_nobody_registers_a
     """As after a restart of the bootstrap, while the worker is stopped."""
     async with stack(ours) as here:
         for shown in DRAWN[1:]:
-            forged = registration(Party.of(side), "another", UNKNOWN, shown)
-            assert await here.ask(Party.of(side), forged) == "NotProven"
+            forged = registration(ServiceRole.of(side), "another", UNKNOWN, shown)
+            assert await here.ask(ServiceRole.of(side), forged) == "NotProven"
             leave = workers_pb2.LeaveRequest(incarnation=UNKNOWN, credential=shown)
-            assert await here.ask(Party.of(side), leave) == "UnknownWorker"
+            assert await here.ask(ServiceRole.of(side), leave) == "UnknownWorker"
         assert here.at.registry.departed() == []
-        assert await here.ask(Party.of(side), registration(Party.of(side), "another", UNKNOWN)) == "OK"
+        assert (
+            await here.ask(ServiceRole.of(side), registration(ServiceRole.of(side), "another", UNKNOWN))
+            == "OK"
+        )
 
 
 @SIDES
@@ -186,10 +189,10 @@ async def test_a_worker_that_fell_silent_is_not_taken_for_dead_on_the_other_side
         ):
             assert await here.ask(other(side), request) == "NotAdmitted", request
         assert registry.departed() == []
-        next_holder = registration(Party.of(side), worker.name, UNKNOWN)
-        assert await here.ask(Party.of(side), next_holder) == "NameInUse", "it answers"
+        next_holder = registration(ServiceRole.of(side), worker.name, UNKNOWN)
+        assert await here.ask(ServiceRole.of(side), next_holder) == "NameInUse", "it answers"
         worker.found = UNKNOWN  # another process does
-        assert await here.ask(Party.of(side), next_holder) == "OK"
+        assert await here.ask(ServiceRole.of(side), next_holder) == "OK"
         assert registry.departed() == [], "its process may have another address, or none, and still write"
 
 
@@ -197,7 +200,7 @@ async def test_nobody_says_goodbye_for_a_worker_that_is_not_known(ours: Path) ->
     """As after a restart of the bootstrap, before the workers have registered again."""
     async with stack(ours) as here:
         goodbye = workers_pb2.LeaveRequest(incarnation=UNKNOWN)
-        for party in (Party.PREFILL, Party.DECODE):
+        for party in (ServiceRole.PREFILL, ServiceRole.DECODE):
             assert await here.ask(party, goodbye) == "UnknownWorker"
         assert here.at.registry.departed() == []
 
@@ -206,7 +209,7 @@ async def test_nobody_says_goodbye_for_a_worker_that_is_not_known(ours: Path) ->
 async def test_exit_by_starter_no_certificate_is_proof_and_the_starters_secret_is(
     ours: Path, side: Side
 ) -> None:
-    for party in (Party.of(side), Party.BOOTSTRAP):
+    for party in (ServiceRole.of(side), ServiceRole.BOOTSTRAP):
         async with stack(ours) as here:
             worker = here.worker(side)
             worker.found = UNKNOWN  # another process answers where it listened
@@ -231,18 +234,20 @@ async def test_nobody_speaks_for_a_worker_of_whom_it_knows_all_but_the_credentia
         pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
         room = here.at.admission.open_on("request-1", pair, Need(5, 5))
         renew, report, drain, _, leave = spoken(worker, room.id)
-        again = registration(Party.of(side), worker.name, worker.incarnation)
+        again = registration(ServiceRole.of(side), worker.name, worker.incarnation)
         for shown in (b"", b"x" * 32, of_ranks(worker.credential)):
             for request in (renew, report, drain, leave):
-                assert await here.ask(Party.of(side), without_proof(request, shown)) == "NotProven", request
+                assert await here.ask(ServiceRole.of(side), without_proof(request, shown)) == "NotProven", (
+                    request
+                )
             if shown:
-                assert await here.ask(Party.of(side), without_proof(again, shown)) == "NotProven"
+                assert await here.ask(ServiceRole.of(side), without_proof(again, shown)) == "NotProven"
         assert registry.worker(worker.incarnation).state is WorkerState.READY
         assert (registry.departed(), len(room.waiting_for)) == ([], 2)
         report.rank = 1
-        assert await here.ask(Party.of(side), report) == "NotProven", "the leader's is not a rank's"
+        assert await here.ask(ServiceRole.of(side), report) == "NotProven", "the leader's is not a rank's"
         lines = without_proof(report, of_ranks(worker.credential))
-        assert await here.ask(Party.of(side), lines) == "OK"
+        assert await here.ask(ServiceRole.of(side), lines) == "OK"
         assert [event.name for event in room.events] == ["opened", "granted"]
         assert len(room.waiting_for) == 2, "a rank adds lines alone"
 
@@ -250,9 +255,9 @@ async def test_nobody_speaks_for_a_worker_of_whom_it_knows_all_but_the_credentia
 async def test_a_registration_without_a_credential_is_none(ours: Path) -> None:
     async with stack(None) as here:
         for shown in (b"", b"short", b"x" * 65):
-            asked = registration(Party.PREFILL, "another", UNKNOWN)
+            asked = registration(ServiceRole.PREFILL, "another", UNKNOWN)
             asked.credential = shown
-            assert await here.ask(Party.PREFILL, asked) == "Malformed"
+            assert await here.ask(ServiceRole.PREFILL, asked) == "Malformed"
 
 
 async def test_a_room_is_ended_by_whoever_opened_it_or_shows_the_bootstraps_certificate(ours: Path) -> None:
@@ -267,15 +272,15 @@ async def test_a_room_is_ended_by_whoever_opened_it_or_shows_the_bootstraps_cert
                 cancel = rooms_pb2.CancelRoomRequest(room=rooms[0].id, key=shown)
                 for request in (cancel, rooms_pb2.ReportRoomsRequest(reports=[told])):
                     if secured:
-                        assert await here.ask(Party.DECODE, request) == "NotAdmitted", request
+                        assert await here.ask(ServiceRole.DECODE, request) == "NotAdmitted", request
                     else:
-                        assert await here.ask(Party.DECODE, request) == "NotProven", request
+                        assert await here.ask(ServiceRole.DECODE, request) == "NotProven", request
                 assert rooms[0].phase is RoomPhase.OPEN
             if secured:
-                assert await here.ask(Party.BOOTSTRAP, cancel) == "OK"
+                assert await here.ask(ServiceRole.BOOTSTRAP, cancel) == "OK"
             else:
                 cancel.key = here.at.rooms.credentials.key_of(rooms[0].id)
-                assert await here.ask(Party.DECODE, cancel) == "OK"
+                assert await here.ask(ServiceRole.DECODE, cancel) == "OK"
             assert rooms[0].phase is RoomPhase.CLOSING
 
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from baton.cli.exits import reporter
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -29,6 +28,7 @@ from baton.wire.baton.v1 import (
 from baton.wire.channel import open_channel
 from baton.wire.errors import RemoteError, remote_error
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port
@@ -221,7 +221,7 @@ async def test_a_worker_without_a_certificate_of_ours_and_of_its_side_cannot_reg
     )
     mixed = ours / "ca.crt", strangers / "prefill.key", strangers / "prefill.crt"
     ca, key, cert = (path.read_bytes() for path in mixed)
-    name = [("grpc.ssl_target_name_override", Party.BOOTSTRAP.tls_name)]
+    name = [("grpc.ssl_target_name_override", ServiceRole.BOOTSTRAP.tls_name)]
     for channel, told in (
         (grpc.aio.insecure_channel(address), "bootstrap unreachable"),
         (grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), name), "bootstrap unreachable"),
@@ -229,9 +229,18 @@ async def test_a_worker_without_a_certificate_of_ours_and_of_its_side_cannot_reg
             grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), name),
             "bootstrap unreachable",
         ),
-        (open_channel(address, Party.BOOTSTRAP, Identity(of(strangers, "prefill"))), "bootstrap unreachable"),
-        (open_channel(address, Party.BOOTSTRAP, Identity(of(ours, "decode"))), "refused by the bootstrap"),
-        (open_channel(address, Party.BOOTSTRAP, Identity(of(ours, "bootstrap"))), "refused by the bootstrap"),
+        (
+            open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(strangers, "prefill"))),
+            "bootstrap unreachable",
+        ),
+        (
+            open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(ours, "decode"))),
+            "refused by the bootstrap",
+        ),
+        (
+            open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(ours, "bootstrap"))),
+            "refused by the bootstrap",
+        ),
     ):
         keeper = LeaseKeeper(channel, registration, lambda _: None, lambda _: None)
         running = asyncio.create_task(keeper.run())
@@ -251,9 +260,9 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
     ca = (ours / "ca.crt").read_bytes()
     prefill, decode = safe.incarnation("prefill-0"), safe.incarnation("decode-0")
 
-    async def ended(channel: grpc.aio.Channel, side: Party) -> set[str]:
+    async def ended(channel: grpc.aio.Channel, side: ServiceRole) -> set[str]:
         """How each call ends that matters there."""
-        if side is Party.PREFILL:
+        if side is ServiceRole.PREFILL:
             handover = inference_pb2_grpc.HandoverServiceStub(channel)
             calls = [
                 handover.HandOver(timeout=CALL_S).read(),
@@ -261,7 +270,7 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
                 .RunRoom(inference_pb2.RunRoomRequest(room=1, incarnation=prefill), timeout=CALL_S)
                 .read(),
             ]
-        elif side is Party.DECODE:
+        elif side is ServiceRole.DECODE:
             request = inference_pb2.StreamRoomRequest(room=1, incarnation=decode)
             stub = inference_pb2_grpc.DecodeServiceStub(channel)
             calls = [stub.StreamRoom(request, timeout=CALL_S).read()]
@@ -283,11 +292,11 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
         return codes
 
     addresses = {
-        Party.BOOTSTRAP: f"127.0.0.1:{safe.grpc_port}",
-        Party.PREFILL: safe.address("prefill-0"),
-        Party.DECODE: safe.address("decode-0"),
+        ServiceRole.BOOTSTRAP: f"127.0.0.1:{safe.grpc_port}",
+        ServiceRole.PREFILL: safe.address("prefill-0"),
+        ServiceRole.DECODE: safe.address("decode-0"),
     }
-    wrong = {Party.BOOTSTRAP: "decode", Party.PREFILL: "prefill", Party.DECODE: "prefill"}
+    wrong = {ServiceRole.BOOTSTRAP: "decode", ServiceRole.PREFILL: "prefill", ServiceRole.DECODE: "prefill"}
     foreign = (strangers / "bootstrap.key").read_bytes(), (strangers / "bootstrap.crt").read_bytes()
     for side, address in addresses.items():
         name = [("grpc.ssl_target_name_override", side.tls_name)]
@@ -319,10 +328,12 @@ async def test_no_certificate_has_a_worker_taken_for_gone_that_lives(safe: SafeS
     exited = workers_pb2.ReportExitRequest(name="prefill-0", pid=service.process.pid)
     leave = workers_pb2.LeaveRequest(incarnation=incarnation, credential=b"x" * 32)
     for party, kinds in (
-        (Party.PREFILL, ("NotProven", "NotProven")),
-        (Party.BOOTSTRAP, ("NotProven", "NotAdmitted")),
+        (ServiceRole.PREFILL, ("NotProven", "NotProven")),
+        (ServiceRole.BOOTSTRAP, ("NotProven", "NotAdmitted")),
     ):
-        channel = open_channel(f"127.0.0.1:{safe.grpc_port}", Party.BOOTSTRAP, Identity(of(ours, party)))
+        channel = open_channel(
+            f"127.0.0.1:{safe.grpc_port}", ServiceRole.BOOTSTRAP, Identity(of(ours, party))
+        )
         registry = workers_pb2_grpc.WorkerRegistryStub(channel)
         for asked, kind in zip((registry.ReportExit(exited), registry.Leave(leave)), kinds, strict=True):
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -11,11 +11,11 @@ from baton.ids import Incarnation
 from baton.rooms.phases import Side
 from baton.rooms.placement import Need
 from baton.rooms.registry_records import RoomPhase, WorkerState
-from baton.runtime.party import Party
 from baton.wire.admittance import MAY_CALL
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_channel
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import house
 from tests.safety.certificates import made, of
 from tests.safety.test_admittance import METHODS, call, request_of
@@ -62,10 +62,10 @@ def test_each_line_of_the_page_has_its_test() -> None:
     assert named == here | elsewhere
 
 
-async def reached(folder: Path, party: Party) -> set[str]:
+async def reached(folder: Path, party: ServiceRole) -> set[str]:
     """What a certificate is admitted to, of all that there is."""
     async with serving_all(of(folder, "bootstrap")) as (address, _):
-        channel = open_channel(address, Party.BOOTSTRAP, Identity(of(folder, party)))
+        channel = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(folder, party)))
         found = {
             f"{each.containing_service.name}/{each.name}": await call(channel, each, request_of(each, party))
             for each in METHODS
@@ -76,21 +76,21 @@ async def reached(folder: Path, party: Party) -> set[str]:
 
 
 async def test_the_bootstraps_certificate_opens_reads_and_ends_rooms_and_is_no_worker(ours: Path) -> None:
-    admitted = await reached(ours, Party.BOOTSTRAP)
+    admitted = await reached(ours, ServiceRole.BOOTSTRAP)
     assert admitted >= RUN | READ | {"RoomService/OpenRoom", "RoomService/CancelRoom"}
     assert not admitted & (HANDOVER | REGISTRY)
     async with stack(ours) as here:
         for side in Side:
             worker = here.worker(side)
             *asked, _, leave = spoken(worker, 1)
-            for request in (*asked, leave, registration(Party.of(side), "another", NEXT)):
+            for request in (*asked, leave, registration(ServiceRole.of(side), "another", NEXT)):
                 if not isinstance(request, rooms_pb2.ReportRoomsRequest | workers_pb2.ReportExitRequest):
-                    assert await here.ask(Party.BOOTSTRAP, request) == "NotAdmitted", request
+                    assert await here.ask(ServiceRole.BOOTSTRAP, request) == "NotAdmitted", request
             exited = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid)
             for leased in (True, False):
                 if not leased:
                     here.at.rooms.lose(worker.incarnation, "its lease ran out", proof=None)
-                assert await here.ask(Party.BOOTSTRAP, exited) == "NotProven"
+                assert await here.ask(ServiceRole.BOOTSTRAP, exited) == "NotProven"
         assert here.at.registry.departed() == []
 
 
@@ -98,7 +98,7 @@ async def test_the_bootstraps_certificate_opens_reads_and_ends_rooms_and_is_no_w
 async def test_a_workers_certificate_makes_another_worker_of_its_side_and_speaks_for_none_there_is(
     ours: Path, side: Side
 ) -> None:
-    party = Party.of(side)
+    party = ServiceRole.of(side)
     admitted = await reached(ours, party)
     own = HANDOVER if side is Side.DECODE else set()
     assert admitted == REGISTRY | own | {"WorkerRegistry/ReportExit", "RoomService/ReportRooms"}
@@ -131,14 +131,23 @@ async def test_the_authoritys_key_is_every_party_of_its_stack_and_of_no_other(
     tmp_path: Path, ours: Path, strangers: Path
 ) -> None:
     """What it signs is believed, whoever signs it; what another authority signed is not."""
-    assert await reached(ours, Party.BOOTSTRAP) | await reached(ours, Party.DECODE) == set(MAY_CALL) - {
-        name for name, parties in MAY_CALL.items() if not parties & {Party.BOOTSTRAP, Party.DECODE}
+    assert await reached(ours, ServiceRole.BOOTSTRAP) | await reached(ours, ServiceRole.DECODE) == set(
+        MAY_CALL
+    ) - {
+        name
+        for name, parties in MAY_CALL.items()
+        if not parties & {ServiceRole.BOOTSTRAP, ServiceRole.DECODE}
     }
     other = made(tmp_path / "other")
     for folder in (strangers, other):
         async with serving_all(of(ours, "bootstrap")) as (address, _):
-            channel = open_channel(address, Party.BOOTSTRAP, Identity(of(folder, Party.BOOTSTRAP)))
-            assert await call(channel, METHODS[0], request_of(METHODS[0], Party.BOOTSTRAP)) == "UNAVAILABLE"
+            channel = open_channel(
+                address, ServiceRole.BOOTSTRAP, Identity(of(folder, ServiceRole.BOOTSTRAP))
+            )
+            assert (
+                await call(channel, METHODS[0], request_of(METHODS[0], ServiceRole.BOOTSTRAP))
+                == "UNAVAILABLE"
+            )
             await channel.close()
 
 
@@ -152,7 +161,7 @@ async def plain_with(token: str) -> AsyncIterator[Stack]:
         address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
         await server.start(())
         made_here = Stack(at, address, None)
-        made_here.channels = dict.fromkeys(Party, Channels.showing(None, token))
+        made_here.channels = dict.fromkeys(ServiceRole, Channels.showing(None, token))
         try:
             yield made_here
         finally:
@@ -166,26 +175,26 @@ async def test_the_runs_token_is_every_party_but_no_worker_that_registered_and_n
         pair = (registry.worker(here.at.prefill.incarnation), registry.worker(here.at.decode.incarnation))
         room = here.at.admission.open_on("request-1", pair, Need(5, 5))
         asked = rooms_pb2.CancelRoomRequest(room=room.id)
-        assert await here.ask(Party.BOOTSTRAP, asked) == "NotProven"
+        assert await here.ask(ServiceRole.BOOTSTRAP, asked) == "NotProven"
         for side in Side:
             renew, report, drain, _, leave = spoken(here.worker(side), room.id)
             for request in (renew, report, drain, leave):
                 request.credential = b"x" * 32
-                assert await here.ask(Party.of(side), request) == "NotProven"
+                assert await here.ask(ServiceRole.of(side), request) == "NotProven"
         assert (room.phase, registry.departed()) == (RoomPhase.OPEN, [])
-        assert await here.ask(Party.DECODE, registration(Party.PREFILL, "another", NEXT)) == "OK"
+        assert await here.ask(ServiceRole.DECODE, registration(ServiceRole.PREFILL, "another", NEXT)) == "OK"
 
 
 @SIDES
 async def test_a_workers_credential_speaks_for_that_worker_alone(ours: Path, side: Side) -> None:
     async with stack(ours) as here:
         mine = here.worker(side)
-        second = registration(Party.of(side), "second", NEXT, DRAWN[1])
-        assert await here.ask(Party.of(side), second) == "OK"
+        second = registration(ServiceRole.of(side), "second", NEXT, DRAWN[1])
+        assert await here.ask(ServiceRole.of(side), second) == "OK"
         leave = workers_pb2.LeaveRequest(incarnation=NEXT, credential=mine.credential)
-        assert await here.ask(Party.of(side), leave) == "NotProven"
+        assert await here.ask(ServiceRole.of(side), leave) == "NotProven"
         leave.incarnation = mine.incarnation
-        assert await here.ask(Party.of(side), leave) == "OK"
+        assert await here.ask(ServiceRole.of(side), leave) == "OK"
         assert here.at.registry.departed() == [mine.incarnation]
 
 
@@ -194,14 +203,14 @@ async def test_a_starters_secret_ends_the_process_that_was_started_with_it_alone
     ours: Path, side: Side
 ) -> None:
     async with stack(ours) as here:
-        party, mine = Party.of(side), here.worker(side)
+        party, mine = ServiceRole.of(side), here.worker(side)
         for other in Side:
             worker = here.worker(other)
             report = workers_pb2.ReportExitRequest(name=worker.name, pid=worker.pid, secret=mine.exit_secret)
             wanted = "NotAdmitted" if other is not side else "NotGone"
             assert await here.ask(party, report) == wanted, "it answers"
             if other is not side:
-                assert await here.ask(Party.BOOTSTRAP, report) == "NotProven"
+                assert await here.ask(ServiceRole.BOOTSTRAP, report) == "NotProven"
         assert here.at.registry.departed() == []
         mine.found = UNKNOWN
         report.name, report.pid = mine.name, mine.pid
@@ -219,7 +228,7 @@ async def test_a_rooms_key_ends_that_room_alone() -> None:
         key = here.at.rooms.credentials.key_of(mine.id)
         for room, wanted in ((others, "NotProven"), (mine, "OK")):
             cancel = rooms_pb2.CancelRoomRequest(room=room.id, key=key)
-            assert await here.ask(Party.DECODE, cancel) == wanted
+            assert await here.ask(ServiceRole.DECODE, cancel) == wanted
         assert (mine.phase, others.phase) == (RoomPhase.CLOSING, RoomPhase.OPEN)
 
 
@@ -228,7 +237,7 @@ async def test_a_clients_key_is_nothing_over_grpc() -> None:
     key = "sk-a-clients-key-0123456789"
     async with plain_with("a-token-of-this-run-01") as here:
         for token in (key, ""):
-            here.channels = dict.fromkeys(Party, Channels.showing(None, token))
+            here.channels = dict.fromkeys(ServiceRole, Channels.showing(None, token))
             for request in spoken(here.worker(Side.DECODE), 1):
-                assert await here.ask(Party.DECODE, request) == "NotProven"
+                assert await here.ask(ServiceRole.DECODE, request) == "NotProven"
             await here.close()

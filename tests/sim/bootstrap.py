@@ -18,10 +18,10 @@ from baton.rooms.errors import Cause, Reason
 from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomPhase
 from baton.rooms.request import Request
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.presence import PresenceAsker
+from baton.wire.service_role import ServiceRole
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.checks import may_be_lost
 from tests.sim.clock import SkewedClock
@@ -94,7 +94,9 @@ class SimulatedBootstrap:
         self.canary = Canary(self.rooms, self.backend, CANARY)
         self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
         self._hearing = Hearing(
-            lambda: self._channels.to(BOOTSTRAP, Party.BOOTSTRAP), lambda: self.server.accepted, self.clock
+            lambda: self._channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
+            lambda: self.server.accepted,
+            self.clock,
         )
 
     def start(self) -> None:

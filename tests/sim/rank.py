@@ -25,13 +25,13 @@ from baton.rooms.receiver import UNDECIDED
 from baton.rooms.registry_records import CANARY_ROOMS
 from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
-from baton.runtime.party import Party
 from baton.topology import Topology
 from baton.transfer.exposure import Exposure
 from baton.transfer.interface import Transfer
 from baton.wire.baton.v1 import group_pb2
 from baton.wire.channel import Channels
 from baton.wire.model_bounds import ModelBounds
+from baton.wire.service_role import ServiceRole
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
@@ -129,7 +129,7 @@ class Outside:
     credential: bytes
 
     def reporter(self, clock: SkewedClock) -> Reporter:
-        channel = self.channels.to(self.bootstrap, Party.BOOTSTRAP)
+        channel = self.channels.to(self.bootstrap, ServiceRole.BOOTSTRAP)
         return Reporter(channel, self.incarnation, self.name, clock, credential=self.credential)
 
     def peers(self, ports: RankPorts) -> LeaderPeers:

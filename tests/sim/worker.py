@@ -17,7 +17,6 @@ from baton.prefill.rpc import HandoverService, PrefillService
 from baton.prefill.turn import PrefillWork
 from baton.rooms.errors import Cause, Reason, RostersDiverged
 from baton.rooms.phases import Side
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.conversions import layout_to_wire, side_to_wire
@@ -25,6 +24,7 @@ from baton.wire.credential import incarnation_of
 from baton.wire.errors import Draining
 from baton.wire.presence import PresenceService
 from baton.wire.receiver_secret import digest_of
+from baton.wire.service_role import ServiceRole
 from baton.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from baton.worker.lease import LeaseKeeper
 from baton.worker.reporter import Reporter
@@ -172,7 +172,7 @@ class SimulatedWorker:
         self._add_services()
         leader, loop = self.leader, asyncio.get_running_loop()
         lease = LeaseKeeper(
-            self._channels.to(BOOTSTRAP, Party.BOOTSTRAP),
+            self._channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
             self._registration(),
             self._departed,
             lambda _: None,

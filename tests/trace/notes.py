@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton.rooms.trace import TraceContext, read_trace
-from baton.runtime.tracing import Attribute, SpanKind, Tracer
+from baton.telemetry.tracing import Attribute, SpanKind, Tracer
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT: Final = read_trace(f"00-{TRACE}-00f067aa0ba902b7-01", "vendor=1")

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from baton.runtime.party import Party
 from baton.wire.channel import Server, open_channel
 from baton.wire.identity import Identity
+from baton.wire.service_role import ServiceRole
 from tests.patience import PATIENCE_S
 
 
@@ -46,7 +46,7 @@ async def serving(
 
 @asynccontextmanager
 async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    channel = open_channel(address, Party.BOOTSTRAP)
+    channel = open_channel(address, ServiceRole.BOOTSTRAP)
     try:
         yield channel
     finally:

@@ -12,11 +12,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.ids import Incarnation
-from baton.runtime.party import Party
 from baton.runtime.setting_kinds import join_address
 from baton.wire import channel as module
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.channel import AHEAD_BYTES, Channels, Server
+from baton.wire.service_role import ServiceRole
 from tests.patience import PATIENCE_S
 from tests.wire.servers import channel_to, has_ipv6, serving
 
@@ -112,14 +112,14 @@ async def test_who_comes_to_the_address_of_a_dead_process_is_reached_at_once() -
     dead, next_one, channels = Incarnation(1), Incarnation(2), Channels()
     request = health_pb2.HealthCheckRequest()
     async with serving(lambda _: None) as address:
-        way = channels.to(address, Party.PREFILL, dead)
+        way = channels.to(address, ServiceRole.PREFILL, dead)
         await health_pb2_grpc.HealthStub(way).Check(request, timeout=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         while way.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             with pytest.raises(grpc.aio.AioRpcError):
                 await health_pb2_grpc.HealthStub(way).Check(request, timeout=PATIENCE_S)
     async with serving(lambda _: None, int(address.rpartition(":")[2])):
-        stub = health_pb2_grpc.HealthStub(channels.to(address, Party.PREFILL, next_one))
+        stub = health_pb2_grpc.HealthStub(channels.to(address, ServiceRole.PREFILL, next_one))
         await stub.Check(request, timeout=PATIENCE_S)
     assert channels.incarnations() == {dead, next_one}
     await channels.close()

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.channel import open_channel
 from baton.wire.conversation import ChannelClosed, converse
 from baton.wire.errors import NotAdmitted, RemoteError, errors_as_status
+from baton.wire.service_role import ServiceRole
 from tests.patience import PATIENCE_S
 from tests.wire.servers import serving, until
 
@@ -78,7 +78,7 @@ async def talk() -> AsyncIterator[tuple[Echo, Talk]]:
         inference_pb2_grpc.add_HandoverServiceServicer_to_server(echo, server)
 
     async with serving(add) as address:
-        channel = open_channel(address, Party.PREFILL)
+        channel = open_channel(address, ServiceRole.PREFILL)
         talk = Talk(channel)
         yield echo, talk
         talk.task.cancel()

@@ -13,11 +13,11 @@ import pytest
 
 from baton.ids import Incarnation
 from baton.rooms.errors import DeclaredGone
-from baton.runtime.party import Party
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, open_thread_channel
 from baton.wire.errors import KIND_KEY
 from baton.wire.run_token import KEY as RUN_TOKEN
+from baton.wire.service_role import ServiceRole
 from baton.worker.lease_thread import LeaseThread
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
@@ -155,7 +155,7 @@ async def test_what_is_told_of_a_worker_is_what_its_own_loop_saw(
 async def test_a_renewal_shows_the_certificate_of_now(registry: ThreadedRegistry, address: str) -> None:
     opened, version = list[int](), 0
 
-    def opener(address: str, party: Party) -> Any:
+    def opener(address: str, party: ServiceRole) -> Any:
         opened.append(version)
         return open_thread_channel(address, party)
 

@@ -13,7 +13,7 @@ from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
-from baton.runtime.room_spans import RoomSpans
+from baton.telemetry.room_spans import RoomSpans
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from baton.wire.conversions import Malformed
 from baton.wire.errors import errors_as_status

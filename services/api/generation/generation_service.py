@@ -41,7 +41,7 @@ from baton.openai.hearing import heard
 from baton.openai.structures import Structures, structure_of
 from baton.rooms.request import Grammar, GrammarKind
 from baton.rooms.request import Request as Admitted
-from baton.runtime.tracing import Attribute
+from baton.telemetry.tracing import Attribute
 
 Render = Callable[[], Rendering]
 """Of one reply. Called once the request's own fields are found good."""

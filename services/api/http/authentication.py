@@ -22,8 +22,8 @@ from starlette.types import Scope
 from baton.api.errors import RATE_LIMIT, ApiError
 from baton.api.http.rate_limit import RateLimit
 from baton.api.http.request_headers import header
-from baton.runtime.addresses import network_of
-from baton.runtime.api_keys import ApiKeys, Caller
+from baton.web.api_keys import ApiKeys, Caller
+from baton.web.ip_addresses import network_of
 
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 """What platforms ask, which have no key. They are told no more than whether."""

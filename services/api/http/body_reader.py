@@ -16,7 +16,7 @@ from baton.api.http.request_headers import header
 from baton.api.requests.json_reader import TooDeep, read_json
 from baton.api.requests.schemas import FIELDS_MAX, Shape, fields_of
 from baton.api.requests.validation_errors import first_fault
-from baton.runtime.http_refusal import refusal_in
+from baton.web.http_refusals import refusal_in
 
 LENGTH_DIGITS_MAX: Final = 18
 SMALL_BYTES: Final = 64 * 2**10

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope
 
-from baton.runtime.presence import presence_in
+from baton.web.client_connection import client_connection_of
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, 
         gone = True
         working.cancel()
 
-    presence = presence_in(scope)
+    presence = client_connection_of(scope)
     watching: asyncio.Task[None] | None = None
     if presence is None:
         watching = asyncio.create_task(_gone(receive))

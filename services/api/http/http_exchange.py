@@ -16,9 +16,9 @@ from baton.api.http.error_format import OPENAI, Manners
 from baton.api.http.event_stream import EventStream, Framing
 from baton.api.http.request_headers import header
 from baton.rooms.trace import TraceContext, read_trace
-from baton.runtime.http_refusal import NO_METHOD
 from baton.runtime.logging import Log
-from baton.runtime.tracing import OFF, Attribute, Span, SpanKind, Tracer
+from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
+from baton.web.http_refusals import NO_METHOD
 
 FAULT_STATUS: Final = 500
 """From here on it is ours: the cause goes into the log, and the span is one of a failure."""

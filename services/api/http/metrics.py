@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from baton.runtime.tally import Tally
+from baton.telemetry.histogram import LoopHistogram
 
 TTFT_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 ITL_BUCKETS_S: Final = (
@@ -91,13 +91,13 @@ class HttpMetrics:
         self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
         """A series is looked for once: the library's way to it is long."""
-        self._first_token = Tally(
+        self._first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
             TTFT_BUCKETS_S,
             registry,
         )
-        self._inter_token = Tally(
+        self._inter_token = LoopHistogram(
             "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S, registry
         )
         self.expect([NO_ROUTE])
@@ -141,7 +141,7 @@ class TokenPace:
 
     __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
 
-    def __init__(self, first_token: Tally, inter_token: Tally, received_s: float) -> None:
+    def __init__(self, first_token: LoopHistogram, inter_token: LoopHistogram, received_s: float) -> None:
         self._first_token = first_token
         self._inter_token = inter_token
         self._last_s = received_s

@@ -24,10 +24,10 @@ from baton.api.http.error_format import MannersOf, openai_alone
 from baton.api.http.http_exchange import Exchange, exchange_in
 from baton.api.http.metrics import HttpMetrics
 from baton.api.http.request_headers import REQUEST_ID, header
-from baton.runtime.http_refusal import HttpRefusal, refusal_in
 from baton.runtime.logging import Log
-from baton.runtime.presence import presence_in
-from baton.runtime.tracing import OFF, Tracer
+from baton.telemetry.tracing import OFF, Tracer
+from baton.web.client_connection import client_connection_of
+from baton.web.http_refusals import HttpRefusal, refusal_in
 
 HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
@@ -219,7 +219,7 @@ def _marks(exchange: Exchange) -> list[tuple[bytes, bytes]]:
 
 def _is_sending(scope: Scope) -> bool:
     """Whether the request's body is not whole."""
-    client = presence_in(scope)
+    client = client_connection_of(scope)
     return client is not None and client.is_sending()
 
 

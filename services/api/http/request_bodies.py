@@ -18,7 +18,7 @@ from baton.api.http.body_pool import BodyPool
 from baton.api.http.body_reader import COMMAS_MAX, IncomingBody, ShapeOf, read_body
 from baton.api.requests.schemas import Shape
 from baton.api.settings import ApiSettings
-from baton.runtime.freed_memory import give_back
+from baton.runtime.memory_trimming import give_back
 
 AT_ONCE_BYTES: Final = 128 * 2**20
 BODIES_AT_LEAST: Final = 4

@@ -9,7 +9,7 @@ makes the salt of another key.
 from hashlib import blake2b
 
 from baton.rooms.request import SALT_BYTES
-from baton.runtime.api_keys import Caller
+from baton.web.api_keys import Caller
 
 
 def salt_of(cache_salt: str | None, caller: Caller = b"") -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from baton.api.requests.schemas import Drawing
-from baton.runtime.model_facts import GENERATION_FILE, ModelUnreadable, json_object
+from baton.models.model_facts import GENERATION_FILE, ModelUnreadable, json_object
 
 FIELDS: Final = frozenset(Drawing.model_fields)
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from baton.api.text.byte_alphabet import byte_letters
 from baton.api.text.chat_template import ChatTemplate
 from baton.api.text.token_bound import TokenFloor
-from baton.runtime.model_facts import json_object
-from baton.runtime.tokenizer_files import reference_tokenizer
+from baton.models.model_facts import json_object
+from baton.models.tokenizer_files import reference_tokenizer
 
 WHOLE_BYTES_MAX: Final = 128 * 2**10
 """A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""

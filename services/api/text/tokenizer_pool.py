@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from baton.api.backend import Overloaded
-from baton.runtime.freed_memory import give_back
+from baton.runtime.memory_trimming import give_back
 
 THREADS: Final = 2
 """Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""

@@ -26,7 +26,7 @@ from baton.bootstrap.story.parts import Story
 from baton.bootstrap.story.tell import of_queued, of_refused, tell
 from baton.rooms.room_index import is_of
 from baton.rooms.timeline import Moment
-from baton.runtime.process_metrics import release
+from baton.telemetry.process_metrics import release
 
 LIST_DEFAULT: Final = 50
 LIST_MAX: Final = 500

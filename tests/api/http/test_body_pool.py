@@ -14,9 +14,9 @@ from baton.api.backend import Overloaded
 from baton.api.http import body_pool, request_bodies
 from baton.api.http.authentication import Door
 from baton.api.http.body_pool import BodyPool, PooledBody
-from baton.runtime.api_keys import ApiKeys
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
+from baton.web.api_keys import ApiKeys
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.api.requests.test_bad_input import COMPLETIONS
 from tests.api.scripted import ScriptedBackend

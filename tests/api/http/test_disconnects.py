@@ -15,10 +15,10 @@ from baton.api.backend import Hangup, Overloaded
 from baton.api.http.disconnect import ClientGone, unless_gone
 from baton.api.http.middleware import Edge
 from baton.rooms.request import Request
-from baton.runtime.http_head import BoundedHttp
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
-from baton.runtime.presence import IN_STATE, ClientConnection
+from baton.runtime.listening_ports import bind_port
+from baton.web.bounded_http import BoundedHttp
+from baton.web.client_connection import IN_STATE, ClientConnection
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, completion
 from tests.api.scripted import LENGTH, ScriptedBackend, Step, batch, saying

@@ -5,14 +5,14 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from baton.api.http.metrics import ITL_BUCKETS_S, TTFT_BUCKETS_S, HttpMetrics
 from baton.bootstrap.settings import BootstrapSettings
-from baton.runtime.tally import Tally
+from baton.telemetry.histogram import LoopHistogram
 
 VALUES = (0.0, 0.001, 0.0011, 0.25, 2.5, 2.6, 100.0)
 
 
 def test_a_tally_is_told_as_the_librarys_histogram_is() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally = Tally("x_seconds", "Of x.", ITL_BUCKETS_S)
+    tally = LoopHistogram("x_seconds", "Of x.", ITL_BUCKETS_S)
     ours.register(tally)
     histogram = Histogram("x_seconds", "Of x.", buckets=ITL_BUCKETS_S, registry=theirs)
     for value in VALUES:
@@ -31,7 +31,7 @@ def test_what_may_be_waited_for_is_told_from_what_is_longer() -> None:
 
 def test_tokens_that_came_together_are_as_many() -> None:
     registry = CollectorRegistry()
-    tally = Tally("x_seconds", "Of x.", ITL_BUCKETS_S)
+    tally = LoopHistogram("x_seconds", "Of x.", ITL_BUCKETS_S)
     registry.register(tally)
     tally.observe(0.002, 8)
     assert registry.get_sample_value("x_seconds_count") == 8

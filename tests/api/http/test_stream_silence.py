@@ -20,8 +20,8 @@ from baton.api.http.event_stream import HEADERS, PLAIN, EventStream
 from baton.api.settings import ApiSettings
 from baton.rooms.errors import Reason
 from baton.rooms.request import Request
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.api.cutting_proxy import cutting_proxy
 from tests.api.scripted import ScriptedBackend, Step, Stream, batch, saying

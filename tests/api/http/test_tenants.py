@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.http.authentication import Door
 from baton.api.settings import ApiSettings
-from baton.runtime.api_keys import ApiKeys
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 from tests.api.requests.test_cache_salt import KEYS

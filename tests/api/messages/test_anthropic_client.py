@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed
 from baton.rooms.errors import Reason
-from baton.runtime.http_server import serve_http
-from baton.runtime.listen import bind_port
+from baton.runtime.listening_ports import bind_port
+from baton.web.http_server import serve_http
 from tests.api import tiny
 from tests.api.chat.test_reasoning import THINKING, THOUGHT, served
 from tests.api.scripted import LENGTH, ScriptedBackend, Step, batch, saying

@@ -15,8 +15,8 @@ from baton.api.requests.cache_salt import salt_of
 from baton.api.requests.schemas import CACHE_SALT_CHARS_MAX
 from baton.api.settings import ApiSettings
 from baton.rooms.request import SALT_BYTES
-from baton.runtime.api_keys import ApiKeys
-from baton.runtime.changes import Changes
+from baton.runtime.file_changes import FileChanges
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 from tests.api.scripted import ScriptedBackend
@@ -103,7 +103,7 @@ async def test_a_key_that_replaced_another_finds_nothing_of_it(tmp_path: Path) -
     file = tmp_path / "keys"
     file.write_text(KEYS[0])
     now_s = 0.0
-    door = Door(ApiKeys([], file, lambda paths: Changes(paths, lambda: now_s)))
+    door = Door(ApiKeys([], file, lambda paths: FileChanges(paths, lambda: now_s)))
     assert await salts([(KEYS[0], CHAT, {})], door) == [0]
     (tmp_path / "new").write_text(KEYS[1])
     (tmp_path / "new").replace(file)

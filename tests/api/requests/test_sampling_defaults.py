@@ -14,8 +14,8 @@ from baton.api.backend import Limits
 from baton.api.requests.request_builder import admit, asked_in_chat, asked_in_completion
 from baton.api.requests.sampling_defaults import differing, recommended
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, Drawing
+from baton.models.model_facts import ModelUnreadable
 from baton.rooms.request import Sampling
-from baton.runtime.model_facts import ModelUnreadable
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 

@@ -14,7 +14,7 @@ from baton.api.http.authentication import Door
 from baton.api.responses.response_store import KeptResponses
 from baton.api.responses.signed_reasoning import Carrier, NotOurs
 from baton.api.settings import ApiSettings
-from baton.runtime.api_keys import ApiKeys
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.requests.test_bad_input import check
 from tests.api.responses.test_responses import CALL, WEATHER, told

@@ -21,7 +21,7 @@ from baton.api.requests.schemas import CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.api.text import tokenizer_pool
 from baton.api.text.tokenizer_pool import LONG_BYTES, TextTurns
-from baton.runtime.api_keys import ApiKeys
+from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 from tests.patience import PATIENCE_S

@@ -17,8 +17,8 @@ import pytest
 from baton.api.served_model import load_served_model
 from baton.api.text.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
 from baton.api.text.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
-from baton.runtime.model_facts import read_model
-from baton.runtime.tokenizer_files import TokenizerUnusable
+from baton.models.model_facts import read_model
+from baton.models.tokenizer_files import TokenizerUnusable
 from tests.api import tiny
 from tests.api.text.test_detokenizer import REAL
 

@@ -1,0 +1,166 @@
+"""How are the weights of a released checkpoint quantised, as its configuration says?
+
+Without the tensor library: a method that is not known here is refused before anything is started.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+from baton.models.model_facts import CONFIG_FILE, ModelUnreadable, json_object
+from baton.models.model_requirements import Json
+
+KEYS: Final = ("quantization_config", "compression_config")
+EXPORTED: Final = "hf_quant_config.json"
+"""Where ModelOpt says it, if the configuration does not."""
+FP8: Final = "fp8"
+MODELOPT: Final = "modelopt"
+COMPRESSED: Final = "compressed-tensors"
+GPTQ: Final = "gptq"
+AWQ: Final = "awq"
+MXFP4: Final = "mxfp4"
+PATTERN: Final = "re:"
+"""Begins a pattern of compressed-tensors for modules' names."""
+KIND: Final = "Linear"
+"""Of all modules that are quantised here."""
+PLAIN_FORMATS: Final = ("float-quantized", "naive-quantized", "int-quantized")
+"""Of compressed-tensors: a number has a tensor's element for itself."""
+PACKED_FORMATS: Final = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+BITS: Final = (2, 4, 8)
+"""That words hold a whole number of."""
+HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or compressed-tensors"
+
+
+class Untold(Exception):
+    """The configuration does not say how a weight is stored. The text says of which, or why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """Of a checkpoint, as its configuration tells it."""
+
+    method: str
+    words: Json = field(default_factory=dict, repr=False)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What nothing here dequantises: in a few words each."""
+        known = METHODS.get(self.method)
+        if known is None:
+            return (f"weights quantised by {self.method} ({HELP})",)
+        return tuple(f"weights quantised by {self.method} {each} ({HELP})" for each in known(self.words))
+
+    @property
+    def of_the_cache(self) -> bool:
+        """It wants keys and values quantised as well."""
+        told = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
+        return any(told)
+
+    def group_of(self, module: str) -> Json:
+        """Of compressed-tensors: how the weights of `module` are stored. As there, its own name goes before a
+        pattern, and a pattern before a kind of modules. Raises Untold."""
+        groups = _groups_of(self.words)
+        if len(groups) < 2:
+            return next(iter(groups), {})
+        wanted = sorted(((each, group) for group in groups for each in group["targets"]), key=itemgetter(0))
+        found = [group for name, group in wanted if name == module]
+        found += [group for name, group in wanted if _matches(name, module)]
+        found += [group for name, group in wanted if name == KIND]
+        if not found:
+            raise Untold(f"of the groups of its quantization_config none has {module}")
+        return found[0]
+
+    def block_of(self, module: str) -> tuple[int, int] | None:
+        """Rows and columns of its weights that share a scale, where that is told. Raises Untold."""
+        group = self.group_of(module)
+        told = group.get("block_structure") or self.words.get("weight_block_size")
+        if isinstance(told, list) and len(told) == 2 and all(isinstance(each, int) for each in told):
+            return told[0], told[1]
+        size = group.get("group_size")
+        return (1, size) if isinstance(size, int) and size > 0 else None
+
+
+def quantisation_of(directory: Path) -> Quantisation | None:
+    """Of the checkpoint in `directory`; None where it does not tell of any. Raises ModelUnreadable."""
+    config = json_object(directory / CONFIG_FILE, required=True)
+    text = config.get("text_config")
+    places = (config, text if isinstance(text, dict) else {})
+    told = next((place[key] for place in places for key in KEYS if place.get(key)), None)
+    if told is None:
+        exported = json_object(directory / EXPORTED).get("quantization")
+        told = exported and {"quant_method": MODELOPT, **exported}
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        raise ModelUnreadable(f"{directory / CONFIG_FILE}: its quantization_config is no object")
+    method = told.get("quant_method") or (COMPRESSED if "config_groups" in told else "an unnamed method")
+    return Quantisation(str(method), told)
+
+
+def _groups_of(words: Json) -> list[Json]:
+    """Of compressed-tensors: how the weights of each group of modules are stored, and of which."""
+    groups = words.get("config_groups")
+    if not isinstance(groups, dict):
+        return []
+    found = []
+    for group in groups.values():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            form, targets = group.get("format") or words.get("format"), group.get("targets") or ()
+            found.append({**weights, "format": form, "targets": [str(each) for each in targets]})
+    return found
+
+
+def _matches(target: str, module: str) -> bool:
+    """Raises Untold."""
+    if not target.startswith(PATTERN):
+        return False
+    try:
+        return re.match(target.removeprefix(PATTERN), module) is not None
+    except re.error as error:
+        raise Untold(f"the target {target} of its quantization_config is no pattern: {error}") from error
+
+
+def _compressed_misses(words: Json) -> list[str]:
+    found = []
+    for key, what in (("transform_config", "with transforms"), ("sparsity_config", "with sparsity")):
+        told = words.get(key)
+        if told and told.get("format") != "dense":
+            found.append(what)
+    formats = {str(group["format"]) for group in _groups_of(words)} or {str(words.get("format"))}
+    found += [f"in the format {each}" for each in sorted(formats - {*PLAIN_FORMATS, *PACKED_FORMATS})]
+    widths = {group.get("num_bits") for group in _groups_of(words)}
+    found += [f"of {each} bits" for each in sorted(widths - {4, 8}, key=str)]
+    return found
+
+
+def _gptq_misses(words: Json) -> list[str]:
+    version, bits = words.get("checkpoint_format", "gptq"), words.get("bits")
+    found = [] if version in ("gptq", "gptq_v2") else [f"in the format {version}"]
+    return found if bits in BITS else [*found, f"of {bits} bits"]
+
+
+def _awq_misses(words: Json) -> list[str]:
+    version, bits = str(words.get("version", "gemm")).lower(), words.get("bits", words.get("w_bit", 4))
+    found = [] if version == "gemm" else [f"in the version {version}"]
+    return found if bits == 4 else [*found, f"of {bits} bits"]
+
+
+def _modelopt_misses(words: Json) -> list[str]:
+    algorithm = str(words.get("quant_algo") or "")
+    return [] if algorithm in ("FP8", "NVFP4", "FP8_PB_WO") else [f"with {algorithm or 'no quant_algo'}"]
+
+
+METHODS: Final[Mapping[str, Callable[[Json], list[str]]]] = {
+    FP8: lambda words: [] if words.get("fmt", "e4m3") == "e4m3" else [f"in {words['fmt']}"],
+    "fbgemm_fp8": lambda _: [],
+    MODELOPT: _modelopt_misses,
+    COMPRESSED: _compressed_misses,
+    GPTQ: _gptq_misses,
+    AWQ: _awq_misses,
+    MXFP4: lambda _: [],
+}
+"""Of each method that is known, what of it is not: in a few words each."""

@@ -1,0 +1,349 @@
+"""What can be told about a model from its files alone, without loading it?"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeGuard
+
+from baton.models.model_requirements import Json, canonical, needs_of, text_words
+from baton.rooms.request import EOS_TOKEN_IDS_MAX
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.model_options import POSITIONS_MAX
+
+CONFIG_FILE: Final = "config.json"
+GENERATION_FILE: Final = "generation_config.json"
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+INDEX_ENDS: Final = ".safetensors.index.json"
+HEADER_BYTES_MAX: Final = 100 * 2**20
+SAMPLES: Final = 32
+SAMPLE_BYTES: Final = 64 * 2**10
+VOLATILE: Final = frozenset({"_name_or_path", "_model_name_or_path", "transformers_version"})
+CONTEXT_KEYS: Final = (
+    "model_max_length",
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
+"""The first that is there counts: Cohere's models have the first two, and the second is shorter."""
+SCALED: Final = ("linear", "yarn")
+"""Scalings of the rotations whose factor makes the context longer than it is told to be."""
+ORIGINAL: Final = "original_max_position_embeddings"
+LONGROPE: Final = ("longrope", "su")
+"""Scalings with one list of factors for sequences of the original positions and one for longer ones."""
+WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
+"""The end of a refusal: what else there is to do."""
+
+
+class ModelNotFound(StartupError, ValueError):
+    """`--model` names nothing that can be served. The text says what is missing."""
+
+
+class ModelUnreadable(StartupError, ValueError):
+    """A file of the model is damaged or of an unknown form. The text names the file."""
+
+
+class ContextTooLong(StartupError, ValueError):
+    """`--context-length` is more than the model has positions for. The text has both numbers."""
+
+
+class UnsupportedModel(StartupError):
+    """The model needs something that is not computed here. The text names the model and what it needs."""
+
+    needs: tuple[str, ...] = ()
+    """All that is known to be missing, in words."""
+
+    @classmethod
+    def needing(cls, name: str, model_type: object, needs: Sequence[str]) -> "UnsupportedModel":
+        listed = ", ".join(needs)
+        error = cls(f"the model {name} ({model_type}) cannot be served: it needs {listed}{WAY_OUT}")
+        error.needs = tuple(needs)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a service needs to know about a model before, or without, loading it."""
+
+    name: str
+    """What clients call the model."""
+    architecture: str
+    """The class that its configuration names."""
+    context_length: int
+    """Most tokens of one sequence, prompt and output together."""
+    vocab_size: int
+    """Token ids are below this."""
+    eos_token_ids: tuple[int, ...]
+    """Ascending; none for a model that never ends by itself."""
+    fingerprint: str
+    """Equal for equal configuration and weights, whatever the path; 32 hexadecimal digits."""
+
+
+def read_model(
+    directory: Path, name: str = "", *, dummy: bool = False, context_length: int = 0
+) -> ModelFacts:
+    """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
+    `dummy`: its weights are not the files', and need not be there. `context_length`: tokens, as
+    `--context-length` sets it; 0 for what the configuration says.
+
+    Raises ModelNotFound or ModelUnreadable, ContextTooLong, and UnsupportedModel for a model that may have no
+    context's length.
+    """
+    with reading(directory):
+        return _read_model(directory, name, dummy=dummy, context_length=context_length)
+
+
+@contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """While files of a model at `place` are read: an error of the system's becomes a ModelUnreadable that
+    names the file and the reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or in_a_line(error)
+        raise ModelUnreadable(f"{error.filename or place}: it cannot be read: {reason}") from error
+
+
+def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int) -> ModelFacts:
+    config = json_object(directory / CONFIG_FILE, required=True)
+    architectures = config.get("architectures")
+    words = _words_of_text(config)
+    # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
+    name = (name or own_name(directory)).encode(errors="replace").decode()
+    kind = words.get("model_type")
+    missing = needs_of(config)
+    if missing:
+        raise UnsupportedModel.needing(name, kind, missing)
+    vocab_size = _positive(directory, words, ("vocab_size",))
+    return ModelFacts(
+        name=name,
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        context_length=_context_length(directory, name, words, context_length),
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(directory, (config, words), vocab_size),
+        fingerprint=_fingerprint(() if dummy else weight_files(directory), config),
+    )
+
+
+def _words_of_text(config: Json) -> Json:
+    """What `config` says of the language model in it. Where it is silent about its size, as Gemma 3's files
+    are, the model library's own values for the type, which is imported for that alone."""
+    words = text_words(config)
+    if "vocab_size" in words and not words.keys().isdisjoint(CONTEXT_KEYS):
+        return words
+    from transformers import CONFIG_MAPPING
+
+    try:
+        whole = CONFIG_MAPPING[canonical(config)["model_type"]].from_dict(canonical(config))
+        known: Json = whole.get_text_config().to_dict()
+    except Exception:  # the library's own, which knows no such model: what is missing is said below
+        return words
+    return {**known, **words}
+
+
+def own_name(directory: Path) -> str:
+    """What `directory` calls its model: the name noted in it, or the repository whose snapshot it is."""
+    noted = json_object(directory / "baton.json").get("name")
+    if isinstance(noted, str) and noted:
+        return noted
+    path = directory.resolve()
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.name or "model"
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold the weights, by name; none if there are none. Where there are several
+    sets of them, the one that the model library loads: what the configuration names, else the single file.
+
+    Raises ModelNotFound if the configuration or the index names a file that is not there.
+    """
+    told = json_object(directory / CONFIG_FILE).get("transformers_weights")
+    present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
+    if not told and not present:
+        return ()
+    chosen = _there(directory, CONFIG_FILE, str(told or present[0]))
+    if not chosen.name.endswith(INDEX_ENDS):
+        return (chosen,)
+    index = json_object(chosen)
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelUnreadable(f"{chosen}: no weight_map in it")
+    if not isinstance(index.get("metadata"), dict):
+        raise ModelUnreadable(
+            f"{chosen}: no metadata in it, which the model library wants; an empty object will do"
+        )
+    names = sorted({str(name) for name in places.values()})
+    return tuple(_there(directory, chosen.name, name) for name in names)
+
+
+def _there(directory: Path, by: str, name: str) -> Path:
+    """The file `name`, as `by` calls it."""
+    file = directory / name
+    if not file.is_file():
+        raise ModelNotFound(f"--model {directory}: {by} names {name}, which is not there")
+    return file
+
+
+def sampled_digest(path: Path) -> bytes:
+    """A hash of a large file's size, beginning, end and evenly spaced samples: fast, and other weights of
+    the same shapes differ in it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(size.to_bytes(8, "little"))
+        for sample in range(SAMPLES + 1):
+            file.seek(max(0, (size - SAMPLE_BYTES) * sample // SAMPLES))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.digest()
+
+
+def _fingerprint(files: Sequence[Path], config: Json) -> str:
+    stable = {key: value for key, value in config.items() if key not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(stable, sort_keys=True).encode())
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + _header(path) + sampled_digest(path))
+    return digest.hexdigest()[:32]
+
+
+def stored_types(directory: Path) -> dict[str, str]:
+    """Of each tensor in the files of `weight_files`, by its name, the type of its numbers, in safetensors'
+    word. Raises ModelUnreadable."""
+    tables = [json.loads(_header(path)) for path in weight_files(directory)]
+    return {
+        name: str(each.get("dtype"))
+        for table in tables
+        for name, each in table.items()
+        if name != "__metadata__"
+    }
+
+
+def _header(path: Path) -> bytes:
+    """A safetensors file's table of names, types, shapes and places. Raises ModelUnreadable where there is
+    none, or where the file ends before the last place in it."""
+    with path.open("rb") as file:
+        lead = file.read(8)
+        length = struct.unpack("<Q", lead)[0] if len(lead) == 8 else HEADER_BYTES_MAX + 1
+        header = file.read(length) if length <= HEADER_BYTES_MAX else b""
+        size = file.seek(0, 2)
+    if len(header) != length:
+        raise ModelUnreadable(f"{path}: not a safetensors file, or cut short")
+    try:
+        table = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in table.items() if name != "__metadata__"]
+        missing = 8 + length + max(ends, default=0) - size
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelUnreadable(f"{path}: its table of weights is damaged: {in_a_line(error)}") from error
+    if missing > 0:
+        raise ModelUnreadable(f"{path}: cut short, it lacks its last {missing} bytes")
+    return header
+
+
+def _eos_token_ids(directory: Path, configs: Sequence[Json], vocab_size: int) -> tuple[int, ...]:
+    """The union of what the generation settings, the configurations and the tokenizer name, but for those
+    that the model never draws. Raises UnsupportedModel for more than a request carries."""
+    ids: set[int] = set()
+    for told in (json_object(directory / GENERATION_FILE), *configs):
+        value = told.get("eos_token_id")
+        ids.update(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
+    word = json_object(directory / "tokenizer_config.json").get("eos_token")
+    content = word.get("content") if isinstance(word, dict) else word
+    for added in json_object(directory / "tokenizer.json").get("added_tokens") or ():
+        if isinstance(added, dict) and added.get("content") == content and _is_id(added.get("id")):
+            ids.add(added["id"])
+    drawn = tuple(sorted(each for each in ids if each < vocab_size))
+    if len(drawn) > EOS_TOKEN_IDS_MAX:
+        raise UnsupportedModel(
+            f"{directory}: {len(drawn)} ids end a sequence, by generation_config.json, config.json and the "
+            f"tokenizer; a request carries {EOS_TOKEN_IDS_MAX} at most"
+        )
+    return drawn
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _positive(directory: Path, config: Json, keys: tuple[str, ...], remedy: str = "") -> int:
+    for key in keys:
+        value = config.get(key)
+        if _is_length(value):
+            return value
+    raise ModelUnreadable(f"{directory / 'config.json'}: no positive {', '.join(keys)} in it{remedy}")
+
+
+def _is_length(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
+
+
+def _context_length(directory: Path, name: str, config: Json, asked: int) -> int:
+    """What is `asked` for, if anything is. Else what the model can hold, but of longrope's kind only the
+    positions that its short factors are for: long ones would serve short sequences worse. (As in vLLM.)"""
+    if asked and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
+        return asked  # what the definition does not hold of it is seen when it is loaded
+    most = _most_positions(directory, config)
+    if asked > most:
+        raise ContextTooLong(
+            f"--context-length {asked}: the model {name} holds {most} tokens at most, as its config.json "
+            "says; a longer context takes its vendor's RoPE scaling written into that file"
+        )
+    original = [_original(config, kind, most) for kind, word in _scalings(config) if word in LONGROPE]
+    return asked or min([most, *original])
+
+
+def _most_positions(directory: Path, config: Json) -> int:
+    """The positions that the configuration tells, or what a scaling of the rotations makes of them: linear
+    scaling makes more of those that are told, YaRN of the original ones. Every other scaling, and Gemma 3's,
+    is counted in what is told. (As vLLM derives it.)"""
+    told = _positive(directory, config, CONTEXT_KEYS, "; --context-length sets one")
+    scaled = []
+    if "gemma3" not in str(config.get("model_type")):
+        for kind, word in _scalings(config):
+            factor = kind.get("factor")
+            if word in SCALED and _is_factor(factor):
+                scaled.append(int((_original(config, kind, told) if word == "yarn" else told) * factor))
+    length = max(scaled, default=told)
+    if length > POSITIONS_MAX:
+        raise ModelUnreadable(f"{directory / CONFIG_FILE}: a context of {length} tokens is none")
+    return length
+
+
+def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
+    """How the rotations are scaled, of all layers or of each type of them, and the word for it."""
+    told = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(told, dict):
+        for kind in (told, *(value for value in told.values() if isinstance(value, dict))):
+            yield kind, kind.get("rope_type", kind.get("type"))
+
+
+def _original(config: Json, kind: Json, told: int) -> int:
+    """Positions before YaRN scales them. The first that is there counts, as in the model library; it takes
+    those that are told for the original ones where nothing else is said."""
+    named = (config.get(ORIGINAL), kind.get(ORIGINAL))
+    return next((each for each in named if isinstance(each, int) and each > 0), told)
+
+
+def _is_factor(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < POSITIONS_MAX
+
+
+def json_object(path: Path, required: bool = False) -> Json:
+    """The JSON object in `path`; an empty one if there is no such file and it is not required."""
+    if not required and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"--model {path.parent}: the directory has no {path.name}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelUnreadable(f"{path}: {in_a_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelUnreadable(f"{path}: not a JSON object")
+    return value

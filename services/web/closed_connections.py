@@ -1,0 +1,27 @@
+"""Counts of HTTP connections that were closed before they were served."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+
+OPEN_FILES: Final = "open_files"
+NO_TLS: Final = "no_tls"
+LIMIT: Final = "limit"
+
+
+class ClosedConnections:
+    """Counter of closed connections, by reason."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._hung_up = Counter(
+            "baton_http_connections_hung_up",
+            "HTTP connections that were hung up on, by why: no more files can be open, the client does not"
+            " speak TLS, or connections, or the bytes on them, reached a limit.",
+            ["why"],
+            registry=registry,
+        )
+        for why in (OPEN_FILES, NO_TLS, LIMIT):
+            self._hung_up.labels(why)
+
+    def count(self, why: str, times: int = 1) -> None:
+        self._hung_up.labels(why).inc(times)

@@ -1,0 +1,89 @@
+"""What is answered to what ends before any route: to what is no HTTP, has too long a head, comes too slowly,
+or is for another host?
+
+The application answers it, in its turn behind what was asked before on the same connection: so it has a
+request id, the shape of all other errors, and is counted once. An application that knows nothing of refusals
+is put behind `RefusalMiddleware`.
+"""
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+IN_STATE: Final = "refusal"
+"""Under which name it is in the state of a request's scope."""
+NO_METHOD: Final = ""
+"""Of a request whose head did not come whole."""
+
+
+@dataclass(frozen=True)
+class HttpRefusal(Exception):
+    """Why a request gets no further than the server."""
+
+    status: int
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+NO_HTTP: Final = HttpRefusal(400, "invalid_http", "Invalid HTTP request received.")
+TLS: Final = HttpRefusal(
+    400, "invalid_http", "TLS came in, and this port speaks plain HTTP: ask it by http://."
+)
+ONE_HOST: Final = HttpRefusal(400, "invalid_http", "A request has to have one Host header.")
+NO_METHOD_OF_OURS: Final = HttpRefusal(501, "not_implemented", "No such method is known here.")
+LONG_TARGET: Final = HttpRefusal(414, "uri_too_long", "The request line is longer than any that is read.")
+LONG_HEAD: Final = HttpRefusal(
+    431,
+    "header_fields_too_large",
+    "The headers, or the trailers, are more than are read: 64 KiB, 256 of them.",
+)
+SLOW_HEAD: Final = HttpRefusal(408, "request_timeout", "The request's head did not come in time.")
+
+PIPELINED: Final = HttpRefusal(
+    429,
+    "too_many_requests",
+    "Too many requests came on one connection before the first was answered: 16, or 64 KiB.",
+)
+
+
+def refusal_in(scope: Any) -> HttpRefusal | None:
+    """Why this request is refused, which may be found out while its body comes."""
+    found = scope.get("state", {}).get(IN_STATE)
+    return found if isinstance(found, HttpRefusal) else None
+
+
+class RefusalMiddleware:
+    """Answers refusals for an application that does not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (refusal := refusal_in(scope)) is not None:
+            await _answer(refusal, send)
+            return
+
+        async def receive_unless_refused() -> Message:
+            message = await receive()
+            return message if refusal_in(scope) is None else {"type": "http.disconnect"}
+
+        await self._app(scope, receive_unless_refused, send)
+
+
+async def _answer(refusal: HttpRefusal, send: Send) -> None:
+    """As `baton.api.errors` has it."""
+    error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", secrets.token_hex(16).encode()),
+    ]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,66 @@
+"""What becomes of a client's offer to go on in another protocol? It is declined: the request is answered as
+if it offered nothing (RFC 9110, 7.8).
+
+Java's own HTTP client offers HTTP/2 with each request that is not over TLS. The parser below ends a request
+that offers something with its head: of a POST the body would be taken for the next request.
+"""
+
+from typing import Any, Final
+
+import httptools
+
+from baton.web.refusable_http import RefusableHttp
+
+OFFER: Final = b"upgrade"
+
+
+class PlainHttp(RefusableHttp):
+    """HTTP/1.1 and nothing else. To be configured with `ws="none"`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+
+    @property
+    def _offers(self) -> bool:
+        """The request whose head ends here comes once more, without its offer. One to CONNECT offers nothing:
+        there is no body to it, and it is refused."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def on_headers_complete(self) -> None:
+        if not self._offers:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._offers:
+            super().on_message_complete()
+
+    def head_without_offer(self) -> bytes | None:
+        """Of the request whose head was read last, if it is to be read once more. Nothing in it is a line's
+        end: the parser took each part for what it is."""
+        if not self._offers:
+            return None
+        version = self.parser.get_http_version().encode()
+        first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
+        fields = [b"%s: %s\r\n" % field for field in self.headers if field[0] != OFFER]
+        return b"".join((first, *fields, b"\r\n"))
+
+
+class _Parser(httptools.HttpRequestParser):
+    def __init__(self, protocol: PlainHttp) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as the protocol's own parser
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        while True:
+            try:
+                super().feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                head = self._protocol.head_without_offer()
+                if head is None:
+                    raise
+                super().feed_data(head)
+                data = data[offer.args[0] :]
+            else:
+                return

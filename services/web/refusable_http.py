@@ -1,0 +1,185 @@
+"""How does a connection go on whose client sent what is refused before any route?
+
+The application is asked for the refusal's answer, in its turn. Then nothing more is read as HTTP, and the
+connection ends as soon as the client ends it, or soon after: at once would take the answer from a client that
+still sends.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from baton.runtime.log_throttle import LogThrottle
+from baton.runtime.logging import Log
+from baton.web.host_names import ANY_NAME, HostNames
+from baton.web.http_refusals import IN_STATE, NO_HTTP, NO_METHOD, NO_METHOD_OF_OURS, TLS, HttpRefusal
+
+log = Log(__name__)
+
+LINGER_S: Final = 2.0
+TLS_BEGINS: Final = b"\x16\x03"
+REQUEST_LINE: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64} [!-~]+ HTTP/1\.[01]\r?\n")
+HOST: Final = b"host"
+
+
+class PortRefusals:
+    """What the connections of one port share: by which names it is called, and what was told of refusals."""
+
+    def __init__(self, hosts: HostNames = ANY_NAME) -> None:
+        self.hosts = hosts
+        self._seldom = LogThrottle()
+
+    def tell(self, refusal: HttpRefusal, client: str | None) -> None:
+        if times := self._seldom.happened():
+            log.warning(
+                "what a client sent was refused before it was a request",
+                client=client,
+                status=refusal.status,
+                error=refusal.code,
+                times=times,
+            )
+
+
+class RefusableHttp(HttpToolsProtocol):
+    """Hands a refusal to the application, as a request of its own or with the one whose body it is in."""
+
+    linger_s = LINGER_S
+    _refused = False
+    _head_open = False
+    """A head has begun, and not ended."""
+    _body_open = False
+    _head_came = False
+    """A whole one, in what came last."""
+
+    def __init__(self, *args: Any, strangers: PortRefusals | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.strangers = strangers or PortRefusals()
+
+    def refuse(self, refusal: HttpRefusal) -> None:
+        """Nothing that follows is read as HTTP."""
+        if self._refused:
+            return
+        self._refused = True
+        self._unset_keepalive_if_required()
+        self.strangers.tell(refusal, self.client[0] if self.client else None)
+        if not self._body_open:
+            self._ask_for(refusal)
+            return
+        cycle = self.cycle
+        cycle.scope["state"][IN_STATE] = refusal
+        cycle.keep_alive = False
+        cycle.message_event.set()
+        if cycle.response_complete:
+            self._linger()
+
+    def _ask_for(self, refusal: HttpRefusal) -> None:
+        known = self.headers if self._head_open else []
+        super().on_message_begin()
+        self.headers.extend(known)
+        self.scope |= {"method": NO_METHOD, "path": "", "raw_path": b"", "query_string": b""}
+        self.scope["state"][IN_STATE] = refusal
+        waits_for = self.cycle
+        self.cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self._last_transport(),
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=False,
+            on_response=self.on_response_complete,
+        )
+        self.cycle.more_body = False
+        if waits_for is None or waits_for.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _last_transport(self) -> asyncio.Transport:
+        """The transport for an answer that may be the connection's last while its client still sends."""
+        return cast(asyncio.Transport, _LingeringTransport(self.transport, self._end_after_answer))
+
+    def _end_after_answer(self) -> None:
+        """End the connection behind an answer. A client that still sends gets to read the answer first."""
+        if self._refused or (self._body_open and not self.pipeline):
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(self.linger_s, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        self._head_came = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserInvalidMethodError:
+            self.refuse(NO_HTTP if self._head_came else _of_no_method(data))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.refuse(NO_HTTP)
+
+    def on_message_begin(self) -> None:
+        if not self._refused:
+            self._head_open = True
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._refused:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._refused:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        hosts = [value for name, value in self.headers if name == HOST]
+        refusal = self.strangers.hosts.refusal(self.parser.get_http_version(), self.url, hosts)
+        if refusal is not None:
+            self.refuse(refusal)
+            return
+        super().on_headers_complete()
+        self.cycle.transport = self._last_transport()
+        self._head_open, self._body_open, self._head_came = False, True, True
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            self._body_open = False
+            super().on_message_complete()
+
+
+def _of_no_method(begun: bytes) -> HttpRefusal:
+    """Of what begins with no method that is known."""
+    if begun.startswith(TLS_BEGINS):
+        return TLS
+    return NO_METHOD_OF_OURS if REQUEST_LINE.match(begun) else NO_HTTP
+
+
+class _LingeringTransport:
+    """A connection to an answer that is its last: what would close it at once lets it linger."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+        self.write = transport.write
+        self.is_closing = transport.is_closing

@@ -1,0 +1,77 @@
+"""How does a worker answer the platform: is it alive, may it be used, what has it counted?
+
+GET /metrics   Prometheus text, from the worker's own registry
+GET /started   200 once it has loaded and taken a turn, else 503: leave it be, for as long as a start may take
+GET /health    200 while it makes progress, else 503 with what is wrong: restart it
+GET /ready     200 while it takes rooms, else 503 with what it waits for: leave it be
+
+The first two are its own affair alone. What `/ready` waits for may be others.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from baton.web.closed_connections import ClosedConnections
+from baton.web.http_server import HttpServer, serve_http
+
+GRACEFUL_TIMEOUT_S: Final = 2
+
+Problems = Callable[[], Sequence[str]]
+"""What is wrong right now; nothing when all is well. Called in the event loop: it must not block."""
+
+
+async def serve_metrics(
+    sock: socket.socket,
+    registry: CollectorRegistry,
+    unstarted: Problems,
+    unhealthy: Problems,
+    unready: Problems,
+) -> HttpServer:
+    """Serve the four pages on a socket from `bind_port`, in the running loop.
+
+    Start it before the slow part of a start: `/ready` then tells what is being waited for.
+    """
+    app = metrics_app(registry, unstarted, unhealthy, unready)
+    return await serve_http(app, sock, GRACEFUL_TIMEOUT_S, connections=ClosedConnections(registry))
+
+
+def metrics_app(
+    registry: CollectorRegistry, unstarted: Problems, unhealthy: Problems, unready: Problems
+) -> Starlette:
+    """The four pages as an ASGI application."""
+
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), media_type=content_type)
+
+    async def started(_: Request) -> Response:
+        return _answer(unstarted())
+
+    async def health(_: Request) -> Response:
+        return _answer(unhealthy())
+
+    async def ready(_: Request) -> Response:
+        return _answer(unready())
+
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/started", started),
+            Route("/health", health),
+            Route("/ready", ready),
+        ],
+    )
+
+
+def _answer(problems: Sequence[str]) -> JSONResponse:
+    if problems:
+        return JSONResponse({"status": "unavailable", "problems": list(problems)}, status_code=503)
+    return JSONResponse({"status": "ok"})
