@@ -86,7 +86,7 @@ class Child:
                 self.held_back.append(line)
 
     def own_words(self) -> str | None:
-        """The line with which it said why it could not start (`baton.runtime.service_process.tell`), if it did."""
+        """The line with which it said why it could not start (`service_process.tell`), if it did."""
         told = [line for line in self.held_back if line.startswith(TOLD)]
         return told[-1].removeprefix(TOLD) if told else None
 

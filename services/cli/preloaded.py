@@ -7,7 +7,7 @@ It says READY on the socket, a descriptor that it inherits, and forks a worker f
 order     three files: what is to be run (`Order`), what that writes to, and a pipe
 answer    the worker's process id; 0 and why, where there is none
 
-The worker becomes a child of whoever asked (`baton.runtime.parent_watch.adopting`), who sees its exit as that of
+The worker becomes a child of whoever asked (`parent_watch.adopting`), who sees its exit as that of
 a process of its own, and with whom it ends. It begins with the pipe's first byte, and ends where that is
 closed instead: nobody runs who is not known to the asker.
 

@@ -82,8 +82,10 @@ def run(main: Main) -> int:
 
 
 async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) -> Outcome:
-    """What `starting` returns, or raises. Raises StopRequested when `shutdown` is set first, and leaves a thread
-    behind that it waits for."""
+    """Return what `starting` returns. Raises StopRequested if `shutdown` is set first.
+
+    A thread that `starting` waits for is left behind.
+    """
     started, stopped = asyncio.ensure_future(starting), asyncio.create_task(shutdown.wait())
     try:
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -40,8 +40,7 @@ HEADERS: Final = (
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says when it listens, leaves the signals to `baton.runtime.service_process`, and who is let in to
-    an `Acceptor`."""
+    """uvicorn's server without its signal handlers, with an `Acceptor` and an event at its start."""
 
     def __init__(
         self,

@@ -19,5 +19,5 @@ class ServiceRole(StrEnum):
         return f"{self.value}.baton.internal"
 
     @staticmethod
-    def of(side: Side) -> "Party":
+    def of(side: Side) -> "ServiceRole":
         return ServiceRole(side.value)

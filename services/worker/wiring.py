@@ -142,14 +142,16 @@ class Start(Generic[Settings]):
     thread: Executor | None = None
     """Of such a one: makes the steps of both. Not given: a thread of its own."""
 
-    async def service_process(
+    async def serve(
         self,
         count: Callable[[CollectorRegistry], Metrics],
         fit: Fit[Settings, Metrics],
         shutdown: asyncio.Event,
     ) -> int:
-        """Meet, load, turn. Returns the exit code. Raises StopRequested when it is told to stop before it turns,
-        and what ends a start or the turns."""
+        """Meet the other ranks, load the engine and take turns. Return the exit code.
+
+        Raises StopRequested on a stop before the first turn, and whatever ends the start or the turns.
+        """
         settings, host = self.settings, self.host
         clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
         metrics = count(registry)

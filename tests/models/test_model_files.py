@@ -188,7 +188,7 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
     """The process that converts dies half-way; the next one takes over."""
     file = gguf(tmp_path, "once")
     code = (
-        "import sys; from pathlib import Path; from baton.runtime import model_cache as m;"
+        "import sys; from pathlib import Path; from baton.models import conversion_cache as m;"
         "m.CONVERTER = 'tests.models.converter'; m.converted(Path(sys.argv[1]), 'Some-Model', print)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(file)])

@@ -73,10 +73,10 @@ def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
 
 FULL = """
 import asyncio, os, resource, sys
-from baton.runtime import logging, serve
+from baton.runtime import logging, service_process
 logging.configure("info", "text")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-serve.FILES_EVERY_S = 0.01
+service_process.FILES_EVERY_S = 0.01
 async def main(shutdown):
     await asyncio.sleep(0.05)
     held = []
@@ -84,7 +84,7 @@ async def main(shutdown):
         while True: held.append(os.dup(2))
     except OSError: pass
     await asyncio.sleep(0.5)
-sys.exit(serve.run(main))
+sys.exit(service_process.run(main))
 """
 
 

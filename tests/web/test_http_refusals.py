@@ -290,7 +290,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from baton.web.closed_connections import Connections
+from baton.web.closed_connections import ClosedConnections
 from baton.web.http_server import serve_http
 from baton.runtime.listening_ports import bind_port
 
@@ -316,7 +316,7 @@ async def ask(server):
 async def main():
     app = Starlette(routes=[Route("/", lambda _: PlainTextResponse("x"))])
     registry = CollectorRegistry()
-    server = await serve_http(app, bind_port("127.0.0.1", 0, ""), 1, connections=Connections(registry))
+    server = await serve_http(app, bind_port("127.0.0.1", 0, ""), 1, connections=ClosedConnections(registry))
     served = [await ask(server)]
     clients = [socket.socket() for _ in range(12)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
