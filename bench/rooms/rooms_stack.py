@@ -20,13 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
 from baton.bootstrap.metrics import BootstrapMetrics
-from baton.bootstrap.rooms import Rooms
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_controller import Rooms
+from baton.fleet.registry import Registry
 from baton.rooms.phases import Side
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import WorkerState
 from baton.rooms.request import Request, Sampling
 from baton.runtime.clock import SystemClock

@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
+from baton.fleet.placement import Need
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, blocks
+from baton.fleet.registry import Registry
+from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import BLOCK_TOKENS, Block, blocks
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
 from bench.report import seconds_of
 
@@ -58,7 +58,7 @@ class Stack:
     def _tell(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
         """A decode worker says what so many rooms leave of it, up to the last that it entered."""
         free, number = TOKENS_MAX - ROOM_TOKENS * rooms, next(self._numbers)
-        self.registry.hear_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number), 0)
+        self.registry.update_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number), 0)
 
     def place(self) -> float:
         """Seconds of one placement; its room stays open, and its decode worker says so."""

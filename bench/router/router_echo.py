@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import uvloop
 
+from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.pages.layout import KvLayout, full_group
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Token
 from baton.rooms.timeline import Moment
 from baton.runtime.clock import SystemClock
-from baton.wire import credential
+from baton.wire import worker_credential
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from baton.wire.channel import Channels, Server
 from baton.wire.conversions import (
@@ -34,7 +34,7 @@ from baton.wire.conversions import (
     side_to_wire,
     token_to_wire,
 )
-from baton.wire.load import load_to_wire
+from baton.wire.load_messages import load_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
 from baton.worker.reporter import Reporter
@@ -188,8 +188,8 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with contextlib.AsyncExitStack() as stack:
         for side in Side:
-            own, name = credential.draw(), f"echo-{side.value}"
-            incarnation = credential.incarnation_of(own)
+            own, name = worker_credential.draw(), f"echo-{side.value}"
+            incarnation = worker_credential.incarnation_of(own)
             reporter = Reporter(at_bootstrap, incarnation, name, SystemClock(), credential=own)
             server = Server()
             echo: EchoPrefill | EchoDecode
@@ -211,7 +211,7 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
                 tokens_max=TOKENS_MAX,
                 rooms_max=ROOMS_MAX,
                 pid=os.getpid(),
-                credential=own,
+                worker_credential=own,
             )
             lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None, echo.holds)
             for work in (lease.run(), reporter.run()):

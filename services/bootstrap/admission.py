@@ -2,7 +2,7 @@
 
 The registry knows which pair of workers is best. Who fits none now waits in a bounded queue
 (`bounded-admission`), which is looked at as soon as somebody says that there may be space. Who is next in it
-is said by `baton.rooms.waiting_line`.
+is said by `baton.fleet.fair_queue`.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeVar
 
-from baton.bootstrap.asked import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
 from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
+from baton.bootstrap.placement_request import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
 from baton.bootstrap.timelines import Timelines
+from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
+from baton.fleet.placement import Need, Pair
+from baton.fleet.prefix_affinity import blocks
+from baton.fleet.registry import Registry
+from baton.fleet.wait_estimator import WaitEstimator
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import blocks
 from baton.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
-from baton.rooms.expected_wait import ExpectedWait
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need, Pair
 from baton.rooms.plurals import counted
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import Event, Moment
 from baton.rooms.trace import TraceContext
-from baton.rooms.waiting_line import Ahead, Claim, InLine, WaitingLine
 from baton.runtime.clock import Clock
 
 RETRY_AFTER_S_MAX: Final = 600
@@ -61,14 +61,14 @@ class Admission:
         self._metrics = metrics
         self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
-        self.expected = ExpectedWait(queue_timeout_ms, max_wait_ms)
+        self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
         """Told of the progress of rooms by whoever follows them."""
-        self._line: WaitingLine[WaitingRequest] = WaitingLine()
+        self._line: FairQueue[WaitingRequest] = FairQueue()
         self._hoping: Counter[tuple[int, Side | None]] = Counter()
         """Requests that had a room, and wait for a side to have a ready worker again, by class and side."""
         self.retrying: Counter[RoomId] = Counter()
         """Rooms that failed, and for whose requests others are looked for: how many."""
-        self._going_back: dict[Incarnation, dict[int, InLine[WaitingRequest]]] = {}
+        self._going_back: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
         """Those in the line whose rooms a decode worker retracted, by that one, the first to come first."""
         self._outlook: Hashable = None
         """Of the registry, when those that wait were asked last whether there are workers for them."""
@@ -104,7 +104,7 @@ class Admission:
         """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
         (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
         what the room's span is a part of. `tokens`: KV positions that each of the `choices` may come to take
-        on decode. `priority`, `tenant`: as of a `Claim`. `arrived_ms`: by the wall clock; None: now.
+        on decode. `priority`, `tenant`: as of a `QueueKey`. `arrived_ms`: by the wall clock; None: now.
         `may_be_local`, `scores`: as of a `Need`.
 
         `retry`: of a request that had a room. It comes before those that had none, which take it no place in
@@ -124,7 +124,7 @@ class Admission:
             scores=scores,
         )
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
-        claim = Claim(priority, tenant, self.expected.cost(need), came_ms, had_room=retry is not None)
+        claim = QueueKey(priority, tenant, self.expected.cost(need), came_ms, had_room=retry is not None)
         asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
@@ -192,7 +192,7 @@ class Admission:
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
         """When a request of this class that is turned away now is to come back, to find a place. To be asked
         once for each: those that are turned away together do not come back together."""
-        claim = Claim(priority, tenant, self.expected.usual_cost())
+        claim = QueueKey(priority, tenant, self.expected.usual_cost())
         away_ms = self.expected.come_back_ms(self._clock.now_ms(), self._ahead(claim), claim)
         return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
@@ -243,7 +243,7 @@ class Admission:
     def _look(self) -> None:
         self.expected.look(self._clock.now_ms(), len(self._line), self._line.in_class)
 
-    def _ahead(self, claim: Claim) -> Ahead:
+    def _ahead(self, claim: QueueKey) -> QueuedWork:
         """Return who is before a newcomer. Those that hope for a worker are counted as large as it is."""
         ahead, hoping = self._line.ahead(claim), self._hoping.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
@@ -314,7 +314,7 @@ class Admission:
         if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
-    def _serve(self, one: InLine[WaitingRequest]) -> NoCapacity | None:
+    def _serve(self, one: QueueEntry[WaitingRequest]) -> NoCapacity | None:
         """Open its room, or tell it why there will be none. Why it has to wait on, if it has to."""
         waiting = one.waiting
         try:
@@ -367,7 +367,7 @@ class Admission:
                 if not self._going_back[back]:
                     del self._going_back[back]
 
-    def _check_may_wait(self, asked: PlacementRequest, ahead: Ahead) -> None:
+    def _check_may_wait(self, asked: PlacementRequest, ahead: QueuedWork) -> None:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
@@ -386,7 +386,7 @@ class Admission:
         if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
             self._turn_away_last(claim)
 
-    def _turn_away_last(self, claim: Claim) -> None:
+    def _turn_away_last(self, claim: QueueKey) -> None:
         """One of a lower class, for the place of a newcomer. Raises QueueFull where there is none."""
         last = self._line.last()
         if last is None or last.claim.priority <= claim.priority:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.bootstrap.attempts import RoomBackend
-from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_controller import Rooms
+from baton.fleet.pair_health import PairId
+from baton.fleet.placement import Need, Pair
 from baton.ids import Incarnation, RoomId
-from baton.rooms.pairs import PairId
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need, Pair
 from baton.rooms.plurals import counted
 from baton.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
 from baton.rooms.request import Request

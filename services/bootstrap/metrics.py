@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from baton.fleet.registry import GOODBYE, Registry
+from baton.fleet.retry import RETRIED
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
-from baton.rooms.registry import GOODBYE, Registry
 from baton.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
-from baton.rooms.retry import RETRIED
 from baton.telemetry.failed_room_counter import FailedRoomCounter
 from baton.telemetry.histogram import LabelledHistogram, LoopHistogram
 
@@ -62,7 +62,7 @@ class ComputedBy(Enum):
     """There was no prefill worker for it."""
 
 
-def why_computed(side: Side, entry: RoomEntry) -> ComputedBy:
+def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
     """Why that side computed the prompt of this room."""
     if side is Side.PREFILL:
         return ComputedBy.PREFILL
@@ -84,7 +84,7 @@ class Loss(Enum):
     """It lives, and its turns did not go on."""
 
 
-class Disbelief(Enum):
+class ExitRejection(Enum):
     """Why a reported exit is not believed."""
 
     ANSWERS = "answers"
@@ -124,7 +124,7 @@ class BootstrapMetrics:
             ["why"],
             registry=registry,
         )
-        for disbelief in Disbelief:
+        for disbelief in ExitRejection:
             self._not_believed.labels(disbelief.value)
         self._waited = LabelledHistogram(
             "baton_admission_wait_seconds",
@@ -211,7 +211,7 @@ class BootstrapMetrics:
     def worker_lost(self, side: Side, how: Loss) -> None:
         self._lost.labels(side.value, how.value).inc()
 
-    def exit_not_believed(self, why: Disbelief) -> None:
+    def exit_not_believed(self, why: ExitRejection) -> None:
         self._not_believed.labels(why.value).inc()
 
     def refused(self, why: RefusalReason) -> None:

@@ -15,24 +15,24 @@ from baton.api.app import create_app, create_pages
 from baton.api.served_model import ServedModel, load_served_model
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import keep_torch_out
-from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.accept_probe import AcceptProbe
+from baton.bootstrap.admin_routes import admin_router, probe_router
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
-from baton.bootstrap.doors import Serving, open_doors
-from baton.bootstrap.hearing import Hearing
-from baton.bootstrap.http import admin_router, probe_router
+from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from baton.bootstrap.rooms import Rooms
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.reasoning_key import thoughts_key
+from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_controller import Rooms
 from baton.bootstrap.settings import BootstrapSettings
-from baton.bootstrap.story.routes import page_router, story_router
-from baton.bootstrap.thoughts_key import thoughts_key
+from baton.bootstrap.timeline.routes import page_router, timeline_router
+from baton.fleet.registry import Registry
+from baton.fleet.retry import RetryBounds
 from baton.ids import RoomId
 from baton.models.model_facts import ModelFacts, read_model
 from baton.models.model_files import prepare, resolve
 from baton.rooms.errors import Cause, Reason, UnknownRoom
-from baton.rooms.registry import Registry
-from baton.rooms.retry import RetryBounds
 from baton.runtime import service_process
 from baton.runtime.clock import SystemClock
 from baton.runtime.garbage_collection import freeze_loaded_objects
@@ -47,8 +47,8 @@ from baton.telemetry.trace_endpoint import make_tracer
 from baton.web.closed_connections import ClosedConnections
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 
 log = Log(__name__)
 
@@ -65,7 +65,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    doors, signing = open_doors(settings), thoughts_key(settings.thoughts_key_file)
+    doors, signing = open_listeners(settings), thoughts_key(settings.thoughts_key_file)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)
@@ -111,7 +111,9 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     )
     canary = Canary(rooms, backend, asked_of_each)
     own_address = join_address(local_address_of(settings.grpc_host), grpc_port)
-    hearing = Hearing(lambda: channels.to(own_address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock)
+    hearing = AcceptProbe(
+        lambda: channels.to(own_address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock
+    )
 
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
@@ -175,7 +177,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
 
 def operator_routers(rooms: Rooms, metrics: CollectorRegistry) -> list[APIRouter]:
     """The pages for operators, on the API's port or on their own."""
-    return [admin_router(rooms.registry, metrics, rooms.weigh), story_router(rooms), page_router()]
+    return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms), page_router()]
 
 
 def _bind(server: Server, settings: BootstrapSettings) -> int:
@@ -187,7 +189,7 @@ def _bind(server: Server, settings: BootstrapSettings) -> int:
         raise cannot_listen(host, port, flag) from error
 
 
-async def _drain(http: Serving, rooms: Rooms, timeout_ms: int) -> bool:
+async def _drain(http: HttpServers, rooms: Rooms, timeout_ms: int) -> bool:
     """No new requests; those that were accepted are answered (`drain-keeps-promises`), or told why they are
     not. Returns whether all were answered."""
     stopping = asyncio.create_task(http.api.stop())

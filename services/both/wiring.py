@@ -25,7 +25,7 @@ from baton.prefill.wiring import fit as fit_prefill
 from baton.runtime import service_process
 from baton.runtime.cpu_affinity import pin
 from baton.transfer.nixl_library import install_memory_hooks
-from baton.wire import credential
+from baton.wire import worker_credential
 from baton.wire.baton.v1 import workers_pb2
 from baton.worker.leader_host import WorkerHost
 from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
@@ -59,8 +59,8 @@ async def serve_both(
 ) -> int:
     """Both sides, until both have ended. Returns the exit code. Raises what ends either."""
     engines, sides = SharedEngines(load), (settings.of_prefill, settings.of_decode)
-    words = [credential.draw() for _ in sides]
-    mine = [credential.incarnation_of(word) for word in words]
+    words = [worker_credential.draw() for _ in sides]
+    mine = [worker_credential.incarnation_of(word) for word in words]
     hosts: list[WorkerHost] = []
     try:
         for each, incarnation, word in zip(sides, mine, words, strict=True):
@@ -72,7 +72,7 @@ async def serve_both(
                 partial(engines.of, place),
                 hosts[place],
                 mine[place],
-                credential.of_ranks(words[place]),
+                worker_credential.of_ranks(words[place]),
                 workers_pb2.OtherSide(
                     incarnation=mine[1 - place],
                     process=settings.name,

@@ -34,7 +34,7 @@ def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") 
     """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
-        from baton.wire.clients import report_exit
+        from baton.wire.exit_report import report_exit
 
         await report_exit(bootstrap_address, tls, run_token, name, pid, secret)
 

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from baton.bootstrap.story.parts import LineKind, State
+from baton.bootstrap.timeline.timeline_schema import LineKind, State
 from baton.cli.admin import Bootstrap, NotTold, admin, workers_of
 
 BAR: Final = 32

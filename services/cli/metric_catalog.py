@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from baton.api.http.metrics import HttpMetrics
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.decode.metrics import DecodeMetrics
+from baton.fleet.registry import Registry
 from baton.prefill.metrics import PrefillMetrics
-from baton.rooms.registry import Registry
 from baton.telemetry.process_metrics import describe_process
 from baton.web.closed_connections import ClosedConnections
 

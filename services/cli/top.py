@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from baton.bootstrap.story.parts import State
+from baton.bootstrap.timeline.timeline_schema import State
 from baton.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
 from baton.cli.keyboard import Keyboard
 from baton.pages.pool import PageState

@@ -9,7 +9,7 @@ from typing import Final
 
 from baton.decode.room import DecodeRoom
 from baton.handover.receiving import Receiving
-from baton.rooms.local import Beside, Joining, PromptPace, computed_here
+from baton.rooms.local_prefill import ConcurrentDecode, JoiningRoom, PromptTiming, choose_local_prefill
 from baton.rooms.phases import Phase
 from baton.rooms.receiver import UNDECIDED
 from baton.runtime.clock import Clock
@@ -29,7 +29,7 @@ LOOK_MS: Final = 50
 
 class Claims:
     def __init__(
-        self, receiving: Receiving[DecodeRoom], pace: PromptPace, max_running: int, clock: Clock
+        self, receiving: Receiving[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
         """`max_running`: most sequences that a step continues."""
         self._receiving = receiving
@@ -57,7 +57,7 @@ class Claims:
             known, request = room.request.prefill_tokens, room.request
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
-            why = computed_here(self._pace, missing, known, ahead, prefill_ms, beside)
+            why = choose_local_prefill(self._pace, missing, known, ahead, prefill_ms, beside)
             if why is None:
                 continue
             ahead += missing
@@ -83,15 +83,15 @@ class Claims:
         beside = self._pace.beside_tokens
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
-    def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> Beside:
+    def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> ConcurrentDecode:
         """`local`: rooms whose prompts are computed before it. They run beside it, too, as do those that run
         now and those that are handed over meanwhile."""
         runs = [*(room for room in self._receiving.roster if room.runs and room.cause is None), *local]
         joins = [room for room in self._handed_over() if room.cause is None and room not in local]
-        return Beside(
+        return ConcurrentDecode(
             sum(len(room.ends.going_on) for room in runs),
             max(map(_steps, runs), default=0),
-            sorted(Joining(_left_ms(each, now_ms), each.request.choices, _steps(each)) for each in joins),
+            sorted(JoiningRoom(_left_ms(each, now_ms), each.request.choices, _steps(each)) for each in joins),
             self._max_running,
         )
 

@@ -4,8 +4,8 @@ from collections import abc
 from typing import Final
 
 from baton.engine.interface import Proposal, Sequence
-from baton.rooms.drafting import DRAFTS_MAX, Acceptance, DraftSource
-from baton.rooms.lookup import Lookup
+from baton.rooms.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
+from baton.rooms.ngram_lookup import NgramLookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
 """Tokens of a sequence that are read before a step: those that the last one drew, and no prompt."""
@@ -24,7 +24,7 @@ class Drafter:
         self._sequence = sequence
         self._ahead = ahead
         tokens = len(sequence.request.prompt) + sequence.request.max_tokens
-        self._lookup = None if ahead else Lookup(tokens, longest)
+        self._lookup = None if ahead else NgramLookup(tokens, longest)
         if ahead or sequence.request.grammar is not None:
             sequence.proposal = Proposal()
 

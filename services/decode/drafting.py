@@ -11,7 +11,7 @@ from baton.decode.batch import ChoiceStep
 from baton.decode.drafter import Drafter
 from baton.decode.room import Choice
 from baton.engine.interface import DraftPages
-from baton.rooms.drafting import Drafts, DraftSource, allot
+from baton.rooms.draft_budget import Drafts, DraftSource, allot
 from baton.rooms.step_cost import StepCost
 
 READ_MAX: Final = 16_384

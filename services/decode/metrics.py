@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from baton.rooms.drafting import DraftSource
+from baton.rooms.draft_budget import DraftSource
 from baton.rooms.phases import LOCAL_MOVES, RECEIVER_MOVES
 from baton.rooms.queues import RoomQueue
 from baton.telemetry.histogram import LoopHistogram

@@ -1,14 +1,14 @@
 """What do a decode worker's sequences leave to prefill, on a thread that both have their steps made on?"""
 
 from baton.decode.room import DecodeRoom
-from baton.rooms.local import PromptPace
+from baton.rooms.local_prefill import PromptTiming
 from baton.rooms.roster import Roster
 
 
 class DecodeNeighbour:
     """Of a worker of one rank. A `baton.worker.neighbour.Neighbour`."""
 
-    def __init__(self, roster: Roster[DecodeRoom], pace: PromptPace) -> None:
+    def __init__(self, roster: Roster[DecodeRoom], pace: PromptTiming) -> None:
         self._roster = roster
         self._pace = pace
 

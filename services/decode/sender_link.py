@@ -25,8 +25,8 @@ from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
-from baton.wire.conversation import ChannelClosed, converse
 from baton.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
+from baton.wire.duplex_stream import ChannelClosed, converse
 from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox

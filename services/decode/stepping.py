@@ -9,7 +9,7 @@ from baton.decode.metrics import DecodeMetrics
 from baton.decode.room import Choice, DecodeRoom
 from baton.engine.interface import Row, Undrawn
 from baton.handover.receiving import Receiving
-from baton.rooms.local import PromptPace
+from baton.rooms.local_prefill import PromptTiming
 from baton.rooms.request import FinishReason, Token
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import finish_to_wire, token_to_wire
@@ -33,10 +33,10 @@ class DecodeStepping(Stepping[StepOf]):
         drafting: Drafting,
         local_gap_ms: int,
     ) -> None:
-        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
+        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptTiming.gap_ms`."""
         super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
-        self.pace = PromptPace(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
+        self.pace = PromptTiming(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
         """As this rank sees it."""
         self._receiving = receiving
         self._metrics = metrics

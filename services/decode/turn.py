@@ -22,6 +22,7 @@ from baton.decode.page_check import PageCheck
 from baton.decode.polling import poll_s
 from baton.decode.room import DecodeRoom
 from baton.decode.stepping import DecodeStepping
+from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.receiving import NEAR_S, Receiving
 from baton.handover.requests import (
     ClaimRoom,
@@ -37,7 +38,6 @@ from baton.handover.requests import (
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause
 from baton.rooms.evidence import Connected
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Roster

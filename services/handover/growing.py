@@ -1,6 +1,6 @@
 """How do the rooms of a decode rank take pages as they draw, and how much is left for that?
 
-`baton.rooms.growth` decides who gets what; here is what it decides by, and what follows for the pages.
+`baton.rooms.page_growth` decides who gets what; here is what it decides by, and what follows for the pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from baton.handover.receiving_room import ReceivingRoom
 from baton.ids import PageCounts
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
-from baton.rooms.growth import RunningRoom, Want, growth, spared, suffice
+from baton.rooms.page_growth import RunningRoom, Want, growth, spared, suffice
 from baton.rooms.phases import Phase
 
 AHEAD: Final = 2

@@ -11,6 +11,7 @@ from math import inf
 from operator import gt
 from typing import Final, TypeVar, assert_never
 
+from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.growing import DraftReach, Growing, Space
 from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.requests import (
@@ -36,7 +37,6 @@ from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, PeerFault, Reason, Refusal
 from baton.rooms.evidence import Computed, Connected, Fenced, Finished, Landed, Proof, Sealed
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Effect, Phase, ReceiverEffect
 from baton.rooms.plurals import counted
 from baton.rooms.quarantine import in_quarantine, revocation_due

@@ -12,6 +12,7 @@ from math import lcm
 from operator import gt
 from typing import Final, Protocol, TypeVar, assert_never
 
+from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.requests import (
     BeginWrites,
     Forget,
@@ -32,7 +33,6 @@ from baton.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
 from baton.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import GATED, Effect, Phase, SenderEffect
 from baton.rooms.plurals import counted
 from baton.rooms.request import Request, Token

@@ -14,7 +14,7 @@ from baton.ids import Incarnation, RoomId
 
 KEPT_S: Final = 60.0
 """As long as whoever opens a room may take to bring it to both workers
-(`baton.rooms.registry.UNTAKEN_MS`): after that it does not come."""
+(`baton.fleet.registry.DELIVERY_MS`): after that it does not come."""
 
 
 @dataclass(eq=False, slots=True)

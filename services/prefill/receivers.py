@@ -12,7 +12,7 @@ from baton.ids import Incarnation
 from baton.rooms.errors import PeerFault
 from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.errors import NotAdmitted, UnknownReceiver
-from baton.wire.receiver_secret import DIGEST_BYTES, is_secret_of
+from baton.wire.receiver_secret import DIGEST_BYTES, matches_secret
 
 NAMED_MAX: Final = 4_096
 """Above what a stack has of decode workers that are not known to be gone. Past it the one that was named
@@ -49,7 +49,7 @@ class Receivers:
         digest = self._digests.get(receiver)
         if digest is None:
             raise UnknownReceiver(f"no room has named receiver {receiver:#x}")
-        if not is_secret_of(secret, digest):
+        if not matches_secret(secret, digest):
             raise NotAdmitted(f"this is not the secret of receiver {receiver:#x}")
 
     def forget(self, receiver: Incarnation) -> None:

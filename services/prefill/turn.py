@@ -9,6 +9,7 @@ import asyncio
 from collections import abc
 from typing import Final, assert_never
 
+from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.requests import (
     BeginWrites,
     Forget,
@@ -30,7 +31,6 @@ from baton.prefill.stepping import PrefillStepping
 from baton.prefill.transfers import RoomTransfers
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Roster

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Final
 
+from baton.fleet.pair_health import PairId
+from baton.fleet.prefill_queue import PrefillQueue
+from baton.fleet.prefix_affinity import Block, Sent
+from baton.fleet.worker_usage import WorkerUsage
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import Block, Sent
 from baton.rooms.errors import Cause, LocalBug
-from baton.rooms.load import WorkerUsage
-from baton.rooms.pairs import PairId
 from baton.rooms.phases import Side
-from baton.rooms.prefill_queue import PrefillQueue
 from baton.rooms.reasons import REASONS
 from baton.rooms.timeline import Event, Line
 from baton.topology import ONE_RANK, Topology

@@ -8,7 +8,7 @@ from baton.pages.holdings import Holdings
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.wire.baton.v1 import workers_pb2
-from baton.wire.names import shown_from_wire
+from baton.wire.text_validation import shown_from_wire
 
 KEYS_MAX: Final = 32
 KEY_CHARS_MAX: Final = 32

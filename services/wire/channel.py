@@ -13,14 +13,14 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.ids import Incarnation
 from baton.runtime.setting_kinds import join_address
-from baton.wire.admittance import Admit
-from baton.wire.decoding import RefuseUndecodable
 from baton.wire.errors import WrongIncarnation
-from baton.wire.identity import Identity
-from baton.wire.limits import TAKEN_BYTES_MAX
-from baton.wire.run_token import AskForToken, Showing
+from baton.wire.message_limits import TAKEN_BYTES_MAX
+from baton.wire.method_authorization import AuthorizationInterceptor
+from baton.wire.run_token import Showing, TokenInterceptor
 from baton.wire.service_role import ServiceRole
 from baton.wire.thread_channel import ThreadChannel
+from baton.wire.tls_identity import Identity
+from baton.wire.undecodable_requests import UndecodableInterceptor
 
 UNARY_S: Final = 5.0
 """Deadline of a call that needs no work: everything is answered from tables."""
@@ -121,10 +121,10 @@ class Server:
     def __init__(self, identity: Identity | None = None, run_token: str = "") -> None:
         """With an `identity`, callers have to show whose they are; with a `run_token`, that token."""
         self._identity = identity
-        ask = (AskForToken(run_token),) if run_token else ()
-        admit = () if identity is None else (Admit(),)
+        ask = (TokenInterceptor(run_token),) if run_token else ()
+        admit = () if identity is None else (AuthorizationInterceptor(),)
         self._count = _CountAccepted()
-        doors = (self._count, *ask, *admit, RefuseUndecodable())
+        doors = (self._count, *ask, *admit, UndecodableInterceptor())
         self.grpc = grpc.aio.server(interceptors=doors, options=_SERVER)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

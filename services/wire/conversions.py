@@ -45,16 +45,16 @@ from baton.rooms.request import (
 from baton.rooms.trace import read_trace
 from baton.topology import Topology
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
-from baton.wire.events import event_to_wire
+from baton.wire.event_messages import event_to_wire
 from baton.wire.malformed import Malformed as Malformed
-from baton.wire.names import (
+from baton.wire.receiver_secret import DIGEST_BYTES
+from baton.wire.text_validation import (
     address_from_wire,
     label_from_wire,
     name_from_wire,
     request_id_from_wire,
     shown_from_wire,
 )
-from baton.wire.receiver_secret import DIGEST_BYTES
 
 TEXT_CHARS_MAX: Final = 1024
 """Longest text of a cause; the rest is cut."""

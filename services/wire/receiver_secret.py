@@ -23,6 +23,6 @@ def digest_of(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-def is_secret_of(shown: bytes, digest: bytes) -> bool:
+def matches_secret(shown: bytes, digest: bytes) -> bool:
     """Compared in constant time."""
     return secrets.compare_digest(digest_of(shown), digest)

@@ -12,8 +12,8 @@ from baton.wire.conversions import (
     side_to_wire,
     topology_from_wire,
 )
-from baton.wire.names import label_from_wire, name_from_wire
 from baton.wire.receiver_secret import DIGEST_BYTES
+from baton.wire.text_validation import label_from_wire, name_from_wire
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:

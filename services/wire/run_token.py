@@ -19,7 +19,7 @@ OPEN: Final = "/grpc.health.v1.Health/"
 """What platforms ask says nothing of rooms, and they have no token."""
 
 
-class Showing:
+class TokenChannel:
     """A channel, of grpc or of grpc.aio, whose calls show the token. All else is the channel's own."""
 
     def __init__(self, channel: Any, token: str) -> None:
@@ -30,19 +30,19 @@ class Showing:
         return getattr(self._channel, name)
 
     def unary_unary(self, *arguments: Any, **more: Any) -> Any:
-        return _ShowingCall(self._channel.unary_unary(*arguments, **more), self._shown)
+        return _TokenCall(self._channel.unary_unary(*arguments, **more), self._shown)
 
     def unary_stream(self, *arguments: Any, **more: Any) -> Any:
-        return _ShowingCall(self._channel.unary_stream(*arguments, **more), self._shown)
+        return _TokenCall(self._channel.unary_stream(*arguments, **more), self._shown)
 
     def stream_unary(self, *arguments: Any, **more: Any) -> Any:
-        return _ShowingCall(self._channel.stream_unary(*arguments, **more), self._shown)
+        return _TokenCall(self._channel.stream_unary(*arguments, **more), self._shown)
 
     def stream_stream(self, *arguments: Any, **more: Any) -> Any:
-        return _ShowingCall(self._channel.stream_stream(*arguments, **more), self._shown)
+        return _TokenCall(self._channel.stream_stream(*arguments, **more), self._shown)
 
 
-class _ShowingCall:
+class _TokenCall:
     """What makes the calls of one method."""
 
     def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
@@ -59,7 +59,7 @@ class _ShowingCall:
         return self._method.with_call(*arguments, metadata=(*self._shown, *(metadata or ())), **more)
 
 
-class AskForToken(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Before a call is served (`known-callers-only`)."""
 
     def __init__(self, token: str) -> None:

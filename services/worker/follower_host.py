@@ -21,8 +21,8 @@ from baton.runtime.logging import Log
 from baton.runtime.service_process import end_now
 from baton.runtime.worker_settings import WorkerSettings
 from baton.wire.channel import Channels
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from baton.worker.mailbox import Mailbox
 from baton.worker.pages import Progress, WorkerPages
 from baton.worker.reporter import RankReporter

@@ -33,10 +33,10 @@ from baton.telemetry.tracing import SpanKind
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_thread_channel
 from baton.wire.errors import Draining
-from baton.wire.identity import Identity
-from baton.wire.presence import SERVICE as PRESENCE
-from baton.wire.presence import PresenceService
+from baton.wire.liveness import SERVICE as PRESENCE
+from baton.wire.liveness import PresenceService
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from baton.worker.lease import LeaseKeeper
 from baton.worker.lease_thread import LeaseThread
 from baton.worker.mailbox import Mailbox

@@ -12,7 +12,7 @@ from typing import Final
 
 from baton.wire.baton.v1 import group_pb2
 from baton.wire.errors import CommandTooLong, MailboxFull
-from baton.wire.limits import TAKEN_BYTES_MAX
+from baton.wire.message_limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX: Final = 16_384
 """Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What

@@ -14,8 +14,8 @@ from baton.runtime.errors import StartupError, in_a_line
 from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from baton.runtime.logging import Log
 from baton.runtime.worker_settings import WorkerSettings
-from baton.wire.clients import report_exit
 from baton.wire.errors import RemoteError
+from baton.wire.exit_report import report_exit
 from baton.wire.receiver_secret import digest_of, draw_secret
 
 log = Log(__name__)

@@ -24,7 +24,7 @@ from baton.telemetry.room_spans import RoomSpans
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from baton.wire.channel import UNARY_S
 from baton.wire.errors import remote_error
-from baton.wire.limits import REPORTS_MAX
+from baton.wire.message_limits import REPORTS_MAX
 
 log = Log(__name__)
 

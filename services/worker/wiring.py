@@ -32,7 +32,7 @@ from baton.transfer.exposure import Exposure
 from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import install_memory_hooks
 from baton.transfer.start import offering
-from baton.wire import credential
+from baton.wire import worker_credential
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
 from baton.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
 from baton.wire.model_bounds import ModelBounds
@@ -113,10 +113,10 @@ def run_worker(
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
         own_exit.begin(settings)
-        own = credential.draw()
-        mine = credential.incarnation_of(own)
+        own = worker_credential.draw()
+        mine = worker_credential.incarnation_of(own)
         host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
-        start = Start(settings, partial(load, settings, threads), host, mine, credential.of_ranks(own))
+        start = Start(settings, partial(load, settings, threads), host, mine, worker_credential.of_ranks(own))
         try:
             return await start.serve(count, fit, shutdown)
         finally:

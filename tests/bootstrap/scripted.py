@@ -11,18 +11,18 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.backend import RoomFailed
 from baton.api.requests.schemas import Drawing
-from baton.bootstrap.attempts import RequestStream, RoomBackend
 from baton.bootstrap.canary_request import canary_request
-from baton.bootstrap.follower import RoomStream
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from baton.bootstrap.rooms import Rooms
+from baton.bootstrap.request_stream import RequestStream, RoomBackend
+from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_stream import RoomStream
+from baton.fleet.registry import Registry
+from baton.fleet.retry import RetryBounds
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomEntry, RoomPhase, WorkerFacts
 from baton.rooms.request import FinishReason, Request, Sampling, Score, Token
-from baton.rooms.retry import RetryBounds
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.conversions import (

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from baton.bootstrap.asked import NotInTime, QueueFull, Retry
+from baton.bootstrap.placement_request import NotInTime, QueueFull, Retry
+from baton.fleet.fair_queue import QUANTUM
+from baton.fleet.placement import Need, Pair
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
+from baton.fleet.registry import DELIVERY_MS, EXPECTED_MS
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need, Pair
-from baton.rooms.registry import EXPECTED_MS, UNTAKEN_MS
 from baton.rooms.registry_records import RoomEntry, RoomPhase
-from baton.rooms.waiting_line import QUANTUM
 from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S
@@ -573,7 +573,7 @@ async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -
     at.registry.taken(RoomId(2), {Side.DECODE})
     at.prefill.absent = at.decode.absent = {1, 2}
     keeper = asyncio.ensure_future(at.rooms.keep_time())
-    at.clock.advance(UNTAKEN_MS)
+    at.clock.advance(DELIVERY_MS)
     for worker in (at.prefill, at.decode):
         at.rooms.renew(worker.incarnation)
     await until(lambda: at.registry.open_count() == 0)

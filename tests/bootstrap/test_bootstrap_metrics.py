@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bootstrap.asked import QueueFull
+from baton.bootstrap.placement_request import QueueFull
+from baton.fleet.placement import Need
+from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, NoSuchWorker, Reason
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
 
@@ -127,9 +127,9 @@ async def test_kv_is_used_as_decode_says_it_and_by_open_rooms_elsewhere(at: Hous
     assert (tokens("prefill"), tokens("decode")) == ((3, 997), (5, 995))
     load = WorkerLoad((100,), (0,), 0, 0, 0, RoomId(1))
     at.registry.taken(RoomId(1), Side)
-    at.rooms.hear_load(at.decode.incarnation, load)
+    at.rooms.update_load(at.decode.incarnation, load)
     assert tokens("decode") == (900, 100)
-    at.rooms.hear_load(at.decode.incarnation, replace(load, asked=(300,), number=1))
+    at.rooms.update_load(at.decode.incarnation, replace(load, asked=(300,), number=1))
     assert tokens("decode") == (1_000, 0), "more is asked for than is left"
 
 
@@ -139,10 +139,10 @@ async def test_those_who_wait_are_counted_on_the_side_that_has_no_space_for_the_
         return prefill, decode
 
     assert sides() == (0, 0)
-    at.rooms.hear_load(at.decode.incarnation, WorkerLoad((0,), (0,), 9, 0, 0, RoomId(0)))
+    at.rooms.update_load(at.decode.incarnation, WorkerLoad((0,), (0,), 9, 0, 0, RoomId(0)))
     waiting = asyncio.ensure_future(at.admission.admit("a", 3, 5))
     await until(lambda: at.admission.queued() == 1)
     assert sides() == (0, 1)
-    at.rooms.hear_load(at.decode.incarnation, WorkerLoad((100,), (0,), 0, 0, 0, RoomId(0), 1))
+    at.rooms.update_load(at.decode.incarnation, WorkerLoad((100,), (0,), 0, 0, 0, RoomId(0), 1))
     await waiting
     assert sides() == (0, 0)

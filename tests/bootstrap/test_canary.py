@@ -7,14 +7,14 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 
+from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canary_prompt
 from baton.bootstrap.canary_request import canary_request
-from baton.bootstrap.http import probe_router
+from baton.fleet.pair_health import BROKEN_AFTER
+from baton.fleet.placement import Need
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.pairs import BROKEN_AFTER
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from baton.rooms.registry_records import CANARY_ROOMS, WorkerState
 from baton.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
 from baton.runtime.errors import StartupError

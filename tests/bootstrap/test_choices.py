@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from baton.api.backend import Hangup, NoWorker, RoomFailed, TokenBatch
-from baton.bootstrap.attempts import RequestStream
+from baton.bootstrap.request_stream import RequestStream
+from baton.fleet.placement import Need
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.placement import Need
 from baton.rooms.request import Request, Sampling
 from baton.wire.conversions import room_to_wire
 from tests.bootstrap.scripted import (
@@ -26,7 +26,7 @@ from tests.bootstrap.scripted import (
     house,
     tokens,
 )
-from tests.bootstrap.test_attempts import Pairs, two_pairs
+from tests.bootstrap.test_request_stream import PairHealth, two_pairs
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 
@@ -98,14 +98,14 @@ async def at() -> AsyncIterator[House]:
 
 
 @pytest.fixture
-async def pairs() -> AsyncIterator[Pairs]:
+async def pairs() -> AsyncIterator[PairHealth]:
     async with two_pairs() as made:
         for worker in made.workers:
             worker.choose = prefills if worker.side is P else decodes
         yield made
 
 
-def both(pairs: Pairs) -> list[Request]:
+def both(pairs: PairHealth) -> list[Request]:
     """Asked of decode, after the first room."""
     return sorted(
         [*pairs.decode.asked[1:], *pairs.decode_1.asked], key=lambda each: (each.output, seeds(each))
@@ -204,7 +204,7 @@ async def test_tokens_of_a_choice_that_was_not_asked_for_end_the_room(at: House)
     await at.at_rest()
 
 
-async def test_choices_of_one_output_go_on_in_one_room_and_others_in_theirs(pairs: Pairs) -> None:
+async def test_choices_of_one_output_go_on_in_one_room_and_others_in_theirs(pairs: PairHealth) -> None:
     """Same tokens as undisturbed; the choice that had ended is not drawn again."""
     pairs.decode.choose = in_turn(
         fails(
@@ -224,7 +224,7 @@ async def test_choices_of_one_output_go_on_in_one_room_and_others_in_theirs(pair
     await pairs.all_at_rest(2, 3, 4)
 
 
-async def test_choices_that_are_alike_stay_in_one_room(pairs: Pairs) -> None:
+async def test_choices_that_are_alike_stay_in_one_room(pairs: PairHealth) -> None:
     pairs.decode.choose = in_turn(fails(*(tokens(0, [7], None, place) for place in range(3))))
     stream = await pairs.backend.generate(several(3))
     assert await read(stream, 3) == {place: WHOLE[place] for place in range(3)}
@@ -232,7 +232,7 @@ async def test_choices_that_are_alike_stay_in_one_room(pairs: Pairs) -> None:
     await pairs.all_at_rest(2, 3)
 
 
-async def test_rooms_that_follow_a_room_are_followed_by_others(pairs: Pairs) -> None:
+async def test_rooms_that_follow_a_room_are_followed_by_others(pairs: PairHealth) -> None:
     """Choices that went on together part in the second room, and the third is theirs alone."""
     pairs.decode.choose = in_turn(
         fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
@@ -258,7 +258,7 @@ async def test_rooms_that_follow_a_room_are_followed_by_others(pairs: Pairs) -> 
     await pairs.all_at_rest(*range(2, 8))
 
 
-async def test_a_choice_that_a_reader_ended_is_not_drawn_again(pairs: Pairs) -> None:
+async def test_a_choice_that_a_reader_ended_is_not_drawn_again(pairs: PairHealth) -> None:
     failing = asyncio.Event()
     drawn = [tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)]
     pairs.decode.choose = in_turn([accepted(D), *drawn, failing, ended(D, LOST)])
@@ -279,7 +279,7 @@ async def test_a_choice_that_a_reader_ended_is_not_drawn_again(pairs: Pairs) -> 
     await pairs.all_at_rest(2, 3)
 
 
-async def test_a_reader_ends_a_choice_that_has_a_room_of_its_own(pairs: Pairs) -> None:
+async def test_a_reader_ends_a_choice_that_has_a_room_of_its_own(pairs: PairHealth) -> None:
     pairs.decode.choose = in_turn(
         fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
     )
@@ -308,7 +308,7 @@ async def test_a_reader_ends_a_choice_that_has_a_room_of_its_own(pairs: Pairs) -
     await pairs.all_at_rest(2, 3, 4)
 
 
-async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(pairs: Pairs) -> None:
+async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(pairs: PairHealth) -> None:
     """One of two that wait for a room together, and one that waits alone and gets none."""
     pairs.decode.choose = in_turn(
         fails(*(tokens(0, DRAWN[seed][:1], None, place) for place, seed in enumerate(DRAWN)))
@@ -333,7 +333,7 @@ async def test_a_choice_that_is_ended_while_its_room_is_waited_for_is_not_drawn(
     await pairs.all_at_rest(2, 3)
 
 
-async def test_a_room_that_finally_fails_ends_the_request_and_its_other_rooms(pairs: Pairs) -> None:
+async def test_a_room_that_finally_fails_ends_the_request_and_its_other_rooms(pairs: PairHealth) -> None:
     pairs.decode.choose = in_turn(fails(tokens(0, DRAWN[5][:1]), tokens(0, DRAWN[8][:1], None, 1)))
     lasting = Cause(Reason.GRAMMAR_FAILED, "no token is allowed")
 
@@ -355,7 +355,7 @@ async def test_a_room_that_finally_fails_ends_the_request_and_its_other_rooms(pa
 
 
 @pytest.mark.parametrize("when", ["in the pause", "while they are drawn"])
-async def test_a_client_that_hangs_up_ends_all_rooms(pairs: Pairs, when: str) -> None:
+async def test_a_client_that_hangs_up_ends_all_rooms(pairs: PairHealth, when: str) -> None:
     pairs.decode.choose = in_turn(fails(tokens(0, DRAWN[5][:1]), tokens(0, DRAWN[8][:1], None, 3)))
     pairs.decode_1.choose = lambda _: [accepted(D)]
     pairs.prefill.choose = lambda request: [accepted(P), first(7)] if not request.output else [accepted(P)]

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.registry_records import RoomEntry
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from baton.wire.credential import of_ranks
-from baton.wire.load import load_from_wire
+from baton.wire.load_messages import load_from_wire
+from baton.wire.worker_credential import of_ranks
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, asked, ended, first, house, read, tokens
-from tests.bootstrap.test_rpc import Client
+from tests.bootstrap.test_bootstrap_services import Client
 from tests.wire.servers import channel_to, serving, until
 
 
@@ -103,7 +103,7 @@ async def test_the_message_in_which_a_room_ends_tells_it_and_those_who_wait_are_
         at.decode.scripts = [[accepted(D), tokens(0, [7]), goes_on, tokens(1, [8, 9], LENGTH), ended(D)]]
         at.decode.script = [accepted(D)]
         stream = await at.backend.generate(asked())
-        at.rooms.hear_load(at.decode.incarnation, load_from_wire(load(free=0, number=1, entered=1)))
+        at.rooms.update_load(at.decode.incarnation, load_from_wire(load(free=0, number=1, entered=1)))
         late = await waiting(at)
         at.decode.says = load(free=100, number=2)
         goes_on.set()
@@ -118,7 +118,7 @@ async def test_the_message_in_which_a_room_ends_tells_it_and_those_who_wait_are_
 async def test_who_waits_is_looked_at_once_for_many_words_at_one_time() -> None:
     async with house(places=9) as at:
         told = [load_from_wire(load(free=free, number=free + 1)) for free in range(100)]
-        at.rooms.hear_load(at.decode.incarnation, told[0])
+        at.rooms.update_load(at.decode.incarnation, told[0])
         late, looks = await waiting(at), list[None]()
         wake = at.admission.wake
 
@@ -128,7 +128,7 @@ async def test_who_waits_is_looked_at_once_for_many_words_at_one_time() -> None:
 
         at.admission.wake = counted  # type: ignore[method-assign]
         for each in told[1:]:
-            at.rooms.hear_load(at.decode.incarnation, each)
+            at.rooms.update_load(at.decode.incarnation, each)
         assert not looks, "whoever's room ended with this very word is to wait by then"
         assert (await late).decode.name == "decode-0"
         assert len(looks) == 1

@@ -12,17 +12,17 @@ import pytest
 from fastapi import FastAPI
 
 from baton.api.backend import Hangup, NoWorker
+from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.canary import ALONE_MS, Canary
-from baton.bootstrap.http import probe_router
+from baton.fleet.pair_health import BROKEN_AFTER
+from baton.fleet.placement import Need
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, NoneReady, Reason
-from baton.rooms.pairs import BROKEN_AFTER
-from baton.rooms.placement import Need
 from baton.rooms.registry_records import RoomPhase, WorkerState
 from baton.rooms.request import Request, Sampling
 from baton.wire.baton.v1 import rooms_pb2
-from baton.wire.load import load_from_wire
+from baton.wire.load_messages import load_from_wire
 from tests.bootstrap.scripted import (
     CANARY,
     LENGTH,
@@ -238,7 +238,7 @@ async def test_what_prefill_was_sent_before_is_not_waited_for_but_where_decode_c
     prompt = tuple(range(2 * BLOCK_TOKENS))
     request = replace(asked(), prompt=prompt)
     async with computing() as at:
-        at.registry.hear_load(at.prefill.incarnation, load_from_wire(busy(1, 0, 1_000)), at.clock.now_ms())
+        at.registry.update_load(at.prefill.incarnation, load_from_wire(busy(1, 0, 1_000)), at.clock.now_ms())
         for room in (1, 2):
             await answer_locally(at, request)
             at.retired(room)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.bootstrap.asked import NotInTime, QueueFull
+from baton.bootstrap.placement_request import NotInTime, QueueFull
 from baton.ids import RoomId
 from baton.rooms.registry_records import RoomEntry
 from tests.bootstrap.scripted import House, house

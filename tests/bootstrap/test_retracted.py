@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.bootstrap.asked import Retry
-from baton.bootstrap.attempts import RequestStream
+from baton.bootstrap.placement_request import Retry
+from baton.bootstrap.request_stream import RequestStream
+from baton.fleet.placement import Need
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
+from baton.fleet.retry import MARGIN_TOKENS
+from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
-from baton.rooms.affinity import BLOCK_TOKENS, blocks
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
-from baton.rooms.load import WorkerLoad
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from baton.rooms.request import Request
-from baton.rooms.retry import MARGIN_TOKENS
 from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap import test_choices
 from tests.bootstrap.scripted import (
@@ -34,8 +34,8 @@ from tests.bootstrap.scripted import (
     read,
     tokens,
 )
-from tests.bootstrap.test_attempts import ANSWER, Pairs, decodes, prefills, two_pairs
 from tests.bootstrap.test_choices import DRAWN, WHOLE, in_turn, several
+from tests.bootstrap.test_request_stream import ANSWER, PairHealth, decodes, prefills, two_pairs
 from tests.trace.notes import PARENT, Notes
 from tests.wire.servers import until
 
@@ -77,14 +77,14 @@ def failures(at: House) -> float:
 
 
 @pytest.fixture
-async def at() -> AsyncIterator[Pairs]:
+async def at() -> AsyncIterator[PairHealth]:
     """A second pair, which gets only what avoids the first one. A request may have one room alone."""
     async with two_pairs(rooms_max=1, places=9) as made:
         yield made
 
 
 async def test_retracted_is_no_failure_however_often_it_happens(
-    at: Pairs, caplog: pytest.LogCaptureFixture
+    at: PairHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It costs no attempt, avoids nobody, and each token comes once."""
     notes = Notes()
@@ -114,7 +114,7 @@ async def test_retracted_is_no_failure_however_often_it_happens(
 
 
 async def test_choices_of_a_retracted_room_that_have_different_outputs_go_on_in_rooms_of_their_own(
-    at: Pairs,
+    at: PairHealth,
 ) -> None:
     """Retracted once more, one of them, before it has another token."""
     for worker in (at.prefill, at.prefill_1):
@@ -141,7 +141,9 @@ async def test_what_a_request_had_already_cost_is_not_forgiven_and_who_was_guilt
         await at.all_at_rest(2, 3, 4, 5, 6)
 
 
-async def test_it_came_when_it_came_in_each_of_its_rooms_and_a_canary_before_all_others(at: Pairs) -> None:
+async def test_it_came_when_it_came_in_each_of_its_rooms_and_a_canary_before_all_others(
+    at: PairHealth,
+) -> None:
     """`oldest-goes-on` is judged by it."""
     at.clock.advance(4_000)
     at.prefill.script = prefills()
@@ -155,7 +157,7 @@ async def test_it_came_when_it_came_in_each_of_its_rooms_and_a_canary_before_all
     await at.all_at_rest(2, 3)
 
 
-async def test_it_asks_for_what_it_had_and_a_margin(at: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_asks_for_what_it_had_and_a_margin(at: PairHealth, monkeypatch: pytest.MonkeyPatch) -> None:
     needs: list[Need] = []
     place = at.registry.place
 
@@ -175,7 +177,7 @@ async def test_it_asks_for_what_it_had_and_a_margin(at: Pairs, monkeypatch: pyte
     await at.all_at_rest(2, 3)
 
 
-async def test_time_lost_to_it_and_tokens_computed_once_more_are_counted(at: Pairs) -> None:
+async def test_time_lost_to_it_and_tokens_computed_once_more_are_counted(at: PairHealth) -> None:
     at.prefill.scripts = [prefills(), [accepted(P)], prefills()]
     at.decode.scripts, at.decode.script = [retracted(next_token), retracted()], decodes()
     stream = await at.backend.generate(asked())
@@ -189,7 +191,7 @@ async def test_time_lost_to_it_and_tokens_computed_once_more_are_counted(at: Pai
     await at.all_at_rest(2, 3, 4)
 
 
-async def test_time_lost_is_told_once_however_many_rooms_its_choices_go_on_in(at: Pairs) -> None:
+async def test_time_lost_is_told_once_however_many_rooms_its_choices_go_on_in(at: PairHealth) -> None:
     for worker in (at.prefill, at.prefill_1):
         worker.choose = test_choices.prefills
     begun = [tokens(0, DRAWN[seed][:2], None, place) for place, seed in enumerate(DRAWN)]
@@ -269,18 +271,18 @@ async def test_nor_is_it_turned_away_while_decode_has_no_worker(paused: House) -
 async def test_nobody_takes_the_space_that_one_that_was_retracted_waits_for() -> None:
     """It had more than they ask for, and its margin: each of them would fit before it does."""
     async with house(places=9) as at:
-        at.rooms.hear_load(at.decode.incarnation, load(free=0, number=1))
+        at.rooms.update_load(at.decode.incarnation, load(free=0, number=1))
         retry = Retry(RoomId(1), Reason.RETRACTED, frozenset(), None, margin=200)
         old = asyncio.ensure_future(at.admission.admit("old", 400, 900, retry))
         await until(lambda: at.admission.queued() == 1)
         small = asyncio.ensure_future(at.admission.admit("small", 3, 5))
         await until(lambda: at.admission.queued() == 2)
         for number, free in ((2, 100), (3, 600)):
-            at.rooms.hear_load(at.decode.incarnation, load(free, number))
+            at.rooms.update_load(at.decode.incarnation, load(free, number))
             at.admission.wake()
         assert not old.done()
         assert not small.done()
-        at.rooms.hear_load(at.decode.incarnation, load(free=700, number=4))
+        at.rooms.update_load(at.decode.incarnation, load(free=700, number=4))
         assert (await old).retry_of == 1
         assert (await small).request_id == "small"
 
@@ -293,7 +295,7 @@ class Fleet:
     numbers: "count_up[int]" = field(default_factory=lambda: count_up(1))
 
     def says(self, worker: int, free: int) -> None:
-        self.at.rooms.hear_load(FLEET[worker], load(free, next(self.numbers)))
+        self.at.rooms.update_load(FLEET[worker], load(free, next(self.numbers)))
         self.at.admission.wake()
 
     async def goes_on(
@@ -407,7 +409,7 @@ async def test_of_workers_with_the_space_it_goes_to_the_one_that_computed_it(fle
     fleet.says(1 - back, 500)
     for worker in (back, 1 - back):
         assert not old.done()
-        fleet.at.rooms.hear_load(FLEET[worker], load(650 + 20 * (worker != back), next(fleet.numbers)))
+        fleet.at.rooms.update_load(FLEET[worker], load(650 + 20 * (worker != back), next(fleet.numbers)))
     fleet.at.admission.wake()
     assert (await old).decode.name == f"decode-{back}"
 

@@ -11,7 +11,7 @@ from baton.api.backend import RoomFailed, TokenStream
 from baton.rooms.registry_records import RoomEntry
 from baton.rooms.request import Request, Sampling, Score
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, ended, first, house, read, scores, tokens
-from tests.bootstrap.test_attempts import Pairs, decodes, prefills, two_pairs
+from tests.bootstrap.test_request_stream import PairHealth, decodes, prefills, two_pairs
 from tests.patience import PATIENCE_S
 from tests.wire.servers import until
 
@@ -26,7 +26,7 @@ async def at() -> AsyncIterator[House]:
 
 
 @pytest.fixture
-async def pairs() -> AsyncIterator[Pairs]:
+async def pairs() -> AsyncIterator[PairHealth]:
     async with two_pairs() as made:
         yield made
 
@@ -59,7 +59,7 @@ async def test_scores_come_with_the_first_token_and_decodes_tokens_wait_for_it(a
 
 
 async def test_counted_work_every_room_of_a_request_is_placed_as_one_that_scores_until_its_scores_came(
-    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+    pairs: PairHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed = []
     admit = pairs.backend._rooms.admission.admit
@@ -125,7 +125,7 @@ async def test_scores_that_nobody_asked_for_end_the_room(at: House) -> None:
     await at.at_rest()
 
 
-async def test_a_room_that_follows_before_the_first_token_scores_anew(pairs: Pairs) -> None:
+async def test_a_room_that_follows_before_the_first_token_scores_anew(pairs: PairHealth) -> None:
     """What the room before it told of them is not passed on: all of them are of one room."""
     stale = Score(-8.0, 8)
     pairs.prefill.script = [accepted(P), scores(stale, stale), None]
@@ -137,7 +137,9 @@ async def test_a_room_that_follows_before_the_first_token_scores_anew(pairs: Pai
     await pairs.all_at_rest(2, 3)
 
 
-async def test_scored_once_a_room_that_follows_behind_the_first_token_scores_nothing(pairs: Pairs) -> None:
+async def test_scored_once_a_room_that_follows_behind_the_first_token_scores_nothing(
+    pairs: PairHealth,
+) -> None:
     pairs.prefill.scripts = [[accepted(P), scores(*TOLD), first(7), ended(P)]]
     pairs.prefill.script = prefills()
     heard = asyncio.Event()

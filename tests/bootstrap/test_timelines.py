@@ -3,11 +3,11 @@
 import asyncio
 
 from baton.bootstrap.timelines import Timelines
+from baton.fleet.placement import Need
+from baton.fleet.registry import Registry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomEntry, Worker
 from baton.rooms.timeline import Moment
 from baton.telemetry.room_spans import RoomSpans

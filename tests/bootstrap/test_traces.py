@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from baton.api.backend import Hangup
-from baton.bootstrap import follower
+from baton.bootstrap import room_stream
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap.scripted import House, accepted, asked, ended, house, read
-from tests.bootstrap.test_attempts import decodes, prefills
+from tests.bootstrap.test_request_stream import decodes, prefills
 from tests.trace.notes import PARENT, TRACE, Notes
 
 P, D = Side.PREFILL, Side.DECODE
@@ -20,7 +20,7 @@ P, D = Side.PREFILL, Side.DECODE
 @pytest.fixture(params=[None, P, D], ids=["both at once", "prefill late", "decode late"])
 async def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     """One side may hear of a room after the other has ended it. No script answers a cancel."""
-    monkeypatch.setattr(follower, "LINGER_S", 0.2)
+    monkeypatch.setattr(room_stream, "LINGER_S", 0.2)
     async with house(rooms_max=2) as made:
         for worker in (made.prefill, made.decode):
             worker.late_s = 0.05 if worker.side is request.param else 0.0

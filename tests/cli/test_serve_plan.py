@@ -17,7 +17,7 @@ from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.listening_ports import bind_port, port_of
 from baton.runtime.settings import load, settings_of
-from baton.wire.credential import draw
+from baton.wire.worker_credential import draw
 from baton.worker.leader_host import WorkerHost
 
 

@@ -8,8 +8,8 @@ import pytest
 from baton.decode.drafter import Drafter
 from baton.engine.interface import Sequence as Tokens
 from baton.ids import RoomId
-from baton.rooms.drafting import Drafts, DraftSource, allot
-from baton.rooms.growth import spared
+from baton.rooms.draft_budget import Drafts, DraftSource, allot
+from baton.rooms.page_growth import spared
 from baton.rooms.request import Grammar, GrammarKind
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from tests.decode.bench import Caller, DecodeBench, decoding

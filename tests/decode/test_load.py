@@ -7,7 +7,7 @@ import pytest
 
 from baton.decode.rpc import DecodeService
 from baton.wire.baton.v1 import inference_pb2
-from baton.wire.load import load_from_wire
+from baton.wire.load_messages import load_from_wire
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy
 from tests.prefill.bench import DECODE

@@ -9,7 +9,13 @@ import pytest
 from baton.ids import RoomId
 from baton.pages.pool import PageState
 from baton.rooms.errors import Refusal
-from baton.rooms.local import KNOWN_STEPS, Beside, Joining, PromptPace, computed_here
+from baton.rooms.local_prefill import (
+    KNOWN_STEPS,
+    ConcurrentDecode,
+    JoiningRoom,
+    PromptTiming,
+    choose_local_prefill,
+)
 from baton.rooms.phases import Phase
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
@@ -307,7 +313,7 @@ async def test_a_prompt_is_not_scored_without_prefill(bench: DecodeBench) -> Non
 
 
 def test_what_one_odd_step_said_of_prompts_is_forgotten() -> None:
-    pace = PromptPace(GAP_MS, 256, 16)
+    pace = PromptTiming(GAP_MS, 256, 16)
     pace.stepped(64, 0, 2_000)
     assert pace.prompt_ms(512, 0, 0) == 16_000
     for _ in range(KNOWN_STEPS):
@@ -339,7 +345,7 @@ def test_a_worker_that_became_slower_is_expected_to_be_slower() -> None:
 
 def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> None:
     """From then on it is computed alone, in large parts."""
-    pace = PromptPace(20, 256, 16)
+    pace = PromptTiming(20, 256, 16)
     pace.stepped(0, 4, 10)
     pace.stepped(16, 4, 34)  # 24 ms more than without
     assert pace.beside_tokens == 16
@@ -355,7 +361,7 @@ def test_what_a_prompt_takes_beside_others_it_takes_as_long_as_these_run() -> No
 
 def test_what_a_part_costs_by_itself_is_told_from_what_its_tokens_do() -> None:
     """Of 20 ms 12 are the part's: so a longer prompt takes many of them."""
-    pace = PromptPace(20, 256, 1)
+    pace = PromptTiming(20, 256, 1)
     pace.stepped(0, 4, 10)
     pace.stepped(256, 0, 256)
     for _ in range(100):
@@ -366,7 +372,7 @@ def test_what_a_part_costs_by_itself_is_told_from_what_its_tokens_do() -> None:
 
 
 def test_a_small_part_alone_says_nothing_of_large_ones() -> None:
-    pace = PromptPace(50, 256, 16)
+    pace = PromptTiming(50, 256, 16)
     pace.stepped(1, 0, 18)
     assert pace.alone_ms is None
     pace.stepped(256, 0, 256)
@@ -381,16 +387,16 @@ def test_a_part_takes_all_that_it_may_by_itself_until_one_was_measured(
     gap_ms: int, beside: int, here_ms: float
 ) -> None:
     """But no more than as many tokens as a step has: a longer gap makes no prompt dearer."""
-    pace = PromptPace(gap_ms, 256, 16)
+    pace = PromptTiming(gap_ms, 256, 16)
     pace.stepped(0, 1, 10)
     pace.stepped(256, 0, 256)
     assert pace.beside_tokens == beside
     assert pace.prompt_ms(256, 1, 1_000) == pytest.approx(here_ms)
 
 
-def measured() -> PromptPace:
+def measured() -> PromptTiming:
     """A step takes ten milliseconds and one for each sequence; a token of a prompt one, and its part none."""
-    pace = PromptPace(20, 256, 20)
+    pace = PromptTiming(20, 256, 20)
     pace.stepped(256, 0, 256)
     for _ in range(50):
         for sequences in (1, 5, 9):
@@ -427,11 +433,11 @@ def test_a_step_is_as_long_as_the_last_ones_were() -> None:
 def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float], here_ms: float) -> None:
     """It is prefill's where it would have it sooner than in longer steps."""
     pace = measured()
-    beside = Beside(0, 0, [Joining(each, 1, 1_000) for each in left_ms], 5)
-    why = computed_here(pace, 200, 200, 0, 10_000, beside)
+    beside = ConcurrentDecode(0, 0, [JoiningRoom(each, 1, 1_000) for each in left_ms], 5)
+    why = choose_local_prefill(pace, 200, 200, 0, 10_000, beside)
     assert why is not None
     assert why.here_ms == pytest.approx(here_ms, rel=0.02)
-    assert computed_here(pace, 200, 200, 0, here_ms * 0.97, beside) is None
+    assert choose_local_prefill(pace, 200, 200, 0, here_ms * 0.97, beside) is None
 
 
 async def test_what_is_handed_over_soon_leaves_a_prompt_to_prefill(bench: DecodeBench) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.bootstrap.http import admin_router, probe_router
+from baton.bootstrap.admin_routes import admin_router, probe_router
 from baton.decode.metrics import DecodeMetrics
+from baton.fleet.registry import Registry
 from baton.models.conversion_cache import CONVERSION_DEADLINE_S
 from baton.prefill.metrics import PrefillMetrics
-from baton.rooms.registry import Registry
 from baton.runtime.errors import SettingsError
 from baton.web.status_pages import metrics_app
 from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
-from baton.bootstrap.story.routes import FILES
+from baton.bootstrap.timeline.routes import FILES
 from baton.models.model_files import DEMO_PACKAGE
 from tests.deploy.chart import ROOT
 from tests.deploy.packages import link_packages

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from baton.fleet.placement import Need
+from baton.fleet.registry import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS, Registry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
-from baton.rooms.registry import CLOSING_MS, OPEN_MS_MAX, UNTOLD_MS, Registry
 from baton.rooms.registry_records import RoomEntry, RoomPhase, StackFacts, WorkerFacts
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
@@ -132,7 +132,7 @@ class Book:
         """Rooms whose opener says nothing: which both workers gave back, or, if there are none, which have
         been open for longest."""
         self._registry.unended(0)
-        rooms = self._registry.unended(UNTOLD_MS) or self._registry.unended(OPEN_MS_MAX)
+        rooms = self._registry.unended(OUTCOME_MS) or self._registry.unended(OPEN_MS_MAX)
         return tuple(entry.id for entry in rooms)
 
     def abandon(self) -> str:

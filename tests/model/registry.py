@@ -1,4 +1,4 @@
-"""What does the bootstrap do about a room? As `baton.bootstrap.follower` and `rooms`: it calls both
+"""What does the bootstrap do about a room? As `baton.bootstrap.room_stream` and `rooms`: it calls both
 workers at once; the first cause ends the room, and the other side is told. The registry itself: `book.py`."""
 
 from typing import Any, Final

@@ -6,7 +6,7 @@ from typing import Any
 from baton.prefill.rpc import PrefillService
 from baton.testing.memory_fabric import MemoryFabric
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
-from baton.wire.load import load_from_wire
+from baton.wire.load_messages import load_from_wire
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PREFILL, PrefillBench, Receiver
 from tests.prefill.test_turn import computing, settle

@@ -9,7 +9,7 @@ from baton.rooms.request import SCORES_MAX, Score, Token
 from baton.wire import conversions
 from baton.wire.baton.v1 import group_pb2
 from baton.wire.conversions import scores_from_wire, token_from_wire
-from baton.wire.load import load_from_wire
+from baton.wire.load_messages import load_from_wire
 from tests.prefill import toy
 from tests.prefill.bench import Caller
 from tests.prefill.test_turn import Pair, computing, settle

@@ -40,7 +40,7 @@ from baton.transfer.exposure import Exposure
 from baton.transfer.interface import PutId, Run, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from baton.wire.channel import Channels
-from baton.wire.identity import Identity
+from baton.wire.tls_identity import Identity
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.stepper import Stepper

@@ -16,8 +16,8 @@ from baton.rooms.request import Request
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.conversions import request_to_wire, token_from_wire
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from tests.prefill import toy
 from tests.process.actors import PAGES, Actor
 from tests.process.wide import PAGE_TOKENS

@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
+from baton.fleet.retry import guilty
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS, Fault
-from baton.rooms.retry import guilty
 from tests.rooms.pages import generated
 
 ROOT: Final = Path(__file__).parents[2]

@@ -21,7 +21,6 @@ from baton.runtime.errors import StartupError
 from baton.runtime.file_changes import LOOK_S
 from baton.runtime.settings import load
 from baton.runtime.tls_files import TlsFiles
-from baton.wire.admittance import MAY_CALL, OURS
 from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -33,8 +32,9 @@ from baton.wire.baton.v1 import (
 from baton.wire.channel import Channels, Server, open_channel
 from baton.wire.conversions import side_to_wire
 from baton.wire.errors import remote_error
-from baton.wire.identity import Identity
+from baton.wire.method_authorization import ALLOWED_CALLERS, OURS
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from baton.worker.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
@@ -126,7 +126,7 @@ async def call(channel: grpc.aio.Channel, method: MethodDescriptor, request: Any
 
 def test_every_method_of_the_contract_is_somebodys() -> None:
     named = {f"/{each.containing_service.full_name}/{each.name}".removeprefix(OURS) for each in METHODS}
-    assert named == set(MAY_CALL)
+    assert named == set(ALLOWED_CALLERS)
 
 
 async def test_each_party_calls_what_is_its_own_and_nothing_else(ours: Path) -> None:
@@ -141,9 +141,10 @@ async def test_each_party_calls_what_is_its_own_and_nothing_else(ours: Path) -> 
             }
             await channel.close()
             assert ended == {
-                name: "OK" if party in allowed else "PERMISSION_DENIED" for name, allowed in MAY_CALL.items()
+                name: "OK" if party in allowed else "PERMISSION_DENIED"
+                for name, allowed in ALLOWED_CALLERS.items()
             }
-            allowed = {name for name, parties in MAY_CALL.items() if party in parties}
+            allowed = {name for name, parties in ALLOWED_CALLERS.items() if party in parties}
             assert {name.removeprefix("baton.v1.").replace(".", "/") for name in served} == allowed
             served.clear()
 
@@ -213,7 +214,7 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.tls_identity.FileChanges", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     method = next(each for each in METHODS if each.name == "Renew")
     request = request_of(method, ServiceRole.DECODE)
@@ -241,7 +242,7 @@ async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
 ) -> None:
     """As a worker does when its certificate was renewed long ago and the bootstrap is restarted."""
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.tls_identity.FileChanges", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")
     put(live, before, "decode")
@@ -267,7 +268,7 @@ async def test_a_rank_that_does_not_lead_shows_the_renewed_certificate_when_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("baton.wire.identity.FileChanges", partial(_changes, now_s))
+    monkeypatch.setattr("baton.wire.tls_identity.FileChanges", partial(_changes, now_s))
     monkeypatch.setattr("baton.worker.reporter.RETRY_S", 0.05)
     before, after = made(tmp_path / "before"), made(tmp_path / "after")
     live = TlsFiles(tmp_path / "live.crt", tmp_path / "live.key", tmp_path / "ca.crt")

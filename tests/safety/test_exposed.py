@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app, create_pages
 from baton.api.http.authentication import operators_only
-from baton.bootstrap.doors import open_doors
+from baton.bootstrap.listeners import open_listeners
 from baton.bootstrap.settings import BootstrapSettings
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
 from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.settings import load
 from baton.web.closed_connections import ClosedConnections
-from baton.wire.credential import draw
+from baton.wire.worker_credential import draw
 from baton.worker.leader_host import WorkerHost
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
@@ -49,7 +49,7 @@ def test_everything_else_may_be_reached_from_elsewhere(host: str) -> None:
 def test_the_bootstrap_warns_of_what_others_can_reach(
     flags: dict[str, str], environ: dict[str, str], told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    doors = open_doors(load(BootstrapSettings, {"http_port": "0", **flags}, environ))
+    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", **flags}, environ))
     doors.close()
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warned) == len(told)
@@ -96,7 +96,7 @@ async def test_a_web_page_of_another_name_reads_nothing_where_nobody_is_asked_fo
     flags: dict[str, str], environ: dict[str, str], api: int, pages: int
 ) -> None:
     """A page whose name was made to point here; and a probe by address, which passes everywhere."""
-    doors = open_doors(load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ))
+    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", "admin_port": "0", **flags}, environ))
     registry = CollectorRegistry()
     app = create_app(ScriptedBackend(), tiny.model(), registry, door=doors.api)
     serving = await doors.serve(app, lambda: create_pages(app, []), 1, ClosedConnections(registry))
@@ -148,7 +148,7 @@ def test_the_start_logs_who_shares_prefixes_and_who_reads_the_pages_for_operator
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    open_doors(load(BootstrapSettings, {"http_port": "0", **flags}, environ)).close()
+    open_listeners(load(BootstrapSettings, {"http_port": "0", **flags}, environ)).close()
     (record,) = [each for each in caplog.records if each.getMessage() == "rights of callers"]
     told = {"api_keys": api_keys, "prefixes": prefixes, "operator_pages": pages}
     assert record.baton_fields == told  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_the_start_logs_who_shares_prefixes_and_who_reads_the_pages_for_operator
 async def test_the_port_of_the_pages_asks_for_an_admin_key_if_there_is_one(
     environ: dict[str, str], status: int
 ) -> None:
-    doors = open_doors(load(BootstrapSettings, {"http_port": "0", "admin_port": "0"}, TWO_KEYS | environ))
+    doors = open_listeners(load(BootstrapSettings, {"http_port": "0", "admin_port": "0"}, TWO_KEYS | environ))
     registry = CollectorRegistry()
     router = APIRouter()
 

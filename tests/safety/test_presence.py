@@ -9,12 +9,12 @@ from typing import Final
 import pytest
 
 from baton.ids import Incarnation
-from baton.wire import presence as module
+from baton.wire import liveness as module
 from baton.wire.baton.v1 import workers_pb2_grpc
 from baton.wire.channel import Channels, Server
-from baton.wire.identity import Identity
-from baton.wire.presence import PresenceAsker, PresenceService
+from baton.wire.liveness import LivenessProbe, PresenceService
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from tests.safety.certificates import of
 
 MINE: Final = Incarnation(7)
@@ -43,7 +43,7 @@ async def test_a_process_answers_and_another_at_its_address_is_not_that_process(
         return Identity(of(ours, party)) if secured else None
 
     channels = Channels.showing(identity(ServiceRole.BOOTSTRAP))
-    asker = PresenceAsker(channels)
+    asker = LivenessProbe(channels)
     async with answering(identity(ServiceRole.PREFILL)) as address:
         assert await asker.answers(address, ServiceRole.PREFILL, MINE)
         assert not await asker.answers(address, ServiceRole.PREFILL, OTHER)
@@ -56,7 +56,7 @@ async def test_a_port_of_somebody_else_and_one_that_nobody_answers_at_are_no_ans
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.3)
     channels = Channels.showing(Identity(of(ours, ServiceRole.BOOTSTRAP)))
-    asker = PresenceAsker(channels)
+    asker = LivenessProbe(channels)
     for somebody in (Identity(of(strangers, ServiceRole.PREFILL)), Identity(of(ours, ServiceRole.DECODE))):
         async with answering(somebody) as address:
             assert not await asker.answers(address, ServiceRole.PREFILL, MINE)

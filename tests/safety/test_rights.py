@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app, create_pages
 from baton.api.http.authentication import Door
 from baton.api.http.middleware import Edge
-from baton.bootstrap.http import probe_router
+from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.wiring import operator_routers
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny

@@ -20,11 +20,11 @@ from baton.runtime.service_settings import ServiceSettings
 from baton.runtime.settings import load, settings_of, to_flags
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_channel
-from baton.wire.credential import draw
 from baton.wire.errors import remote_error
-from baton.wire.identity import Identity
 from baton.wire.run_token import KEY, Showing
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
+from baton.wire.worker_credential import draw
 from baton.worker.leader_host import WorkerHost
 from baton.worker.startup import OWN
 from tests.safety.certificates import of

@@ -8,20 +8,20 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from baton.bootstrap import credentials
-from baton.bootstrap.credentials import Credentials
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap import credential_store
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
+from baton.bootstrap.credential_store import CredentialStore
+from baton.fleet.placement import Need
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from baton.rooms.registry_records import RoomPhase, WorkerState
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
 from baton.wire.conversions import side_to_wire
-from baton.wire.credential import incarnation_of, of_ranks
 from baton.wire.errors import NotProven, RemoteError, remote_error
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
+from baton.wire.worker_credential import incarnation_of, of_ranks
 from tests.bootstrap.scripted import LAYOUT, House, ScriptedWorker, house
 from tests.safety.certificates import of
 
@@ -289,8 +289,8 @@ def test_the_credential_of_a_worker_that_lives_outlasts_all_that_come_and_go(
 ) -> None:
     """Past the bound those are forgotten that have not shown theirs for longest: else whoever registers often
     could have a living one forgotten, and register in its name."""
-    monkeypatch.setattr(credentials, "KEPT_MAX", 4)
-    known, own, lives, idle = Credentials(), bytes(16), Incarnation(1), Incarnation(2)
+    monkeypatch.setattr(credential_store, "KEPT_MAX", 4)
+    known, own, lives, idle = CredentialStore(), bytes(16), Incarnation(1), Incarnation(2)
     known.enter(lives, own)
     known.enter(idle, own)
     for other in range(3, 20):

@@ -27,8 +27,8 @@ from baton.wire.baton.v1 import (
 )
 from baton.wire.channel import open_channel
 from baton.wire.errors import RemoteError, remote_error
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from baton.worker.lease import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port

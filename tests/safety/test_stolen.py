@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
+from baton.fleet.placement import Need
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from baton.rooms.registry_records import RoomPhase, WorkerState
-from baton.wire.admittance import MAY_CALL
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_channel
-from baton.wire.identity import Identity
+from baton.wire.method_authorization import ALLOWED_CALLERS
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from tests.bootstrap.scripted import house
 from tests.safety.certificates import made, of
 from tests.safety.test_admittance import METHODS, call, request_of
@@ -132,10 +132,10 @@ async def test_the_authoritys_key_is_every_party_of_its_stack_and_of_no_other(
 ) -> None:
     """What it signs is believed, whoever signs it; what another authority signed is not."""
     assert await reached(ours, ServiceRole.BOOTSTRAP) | await reached(ours, ServiceRole.DECODE) == set(
-        MAY_CALL
+        ALLOWED_CALLERS
     ) - {
         name
-        for name, parties in MAY_CALL.items()
+        for name, parties in ALLOWED_CALLERS.items()
         if not parties & {ServiceRole.BOOTSTRAP, ServiceRole.DECODE}
     }
     other = made(tmp_path / "other")

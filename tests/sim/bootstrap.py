@@ -7,20 +7,20 @@ from typing import Any, Final
 from grpc_health.v1 import health, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from baton.bootstrap.attempts import RoomBackend
+from baton.bootstrap.accept_probe import AcceptProbe
+from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
-from baton.bootstrap.hearing import Hearing
 from baton.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
-from baton.bootstrap.rooms import Rooms
-from baton.bootstrap.rpc import RoomService, WorkerRegistry
+from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_controller import Rooms
+from baton.fleet.registry import Registry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.registry import Registry
 from baton.rooms.registry_records import RoomPhase
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels
-from baton.wire.presence import PresenceAsker
+from baton.wire.liveness import LivenessProbe
 from baton.wire.service_role import ServiceRole
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.checks import may_be_lost
@@ -85,7 +85,7 @@ class SimulatedBootstrap:
             metrics,
             world.shape.queue,
             QUEUE_MS,
-            presence=PresenceAsker(self._channels, partial(world.network.is_listening, self.process.host)),
+            presence=LivenessProbe(self._channels, partial(world.network.is_listening, self.process.host)),
         )
         self.rooms.tell_world = world
         queued = self.rooms.admission.queued_by_class, self.rooms.admission.queued_by_side
@@ -93,7 +93,7 @@ class SimulatedBootstrap:
         self.backend = RoomBackend(self.rooms, CONTEXT, REQUEST_S)
         self.canary = Canary(self.rooms, self.backend, CANARY)
         self.server = SimulatedServer(world.network, self.process, BOOTSTRAP)
-        self._hearing = Hearing(
+        self._hearing = AcceptProbe(
             lambda: self._channels.to(BOOTSTRAP, ServiceRole.BOOTSTRAP),
             lambda: self.server.accepted,
             self.clock,

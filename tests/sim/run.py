@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
+from baton.fleet.placement import Need
 from baton.rooms.phases import Side
-from baton.rooms.placement import Need
 from baton.rooms.registry_records import Worker
 from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest
 from tests.sim.clients import Clients, make_request

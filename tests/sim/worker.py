@@ -20,11 +20,11 @@ from baton.rooms.phases import Side
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.conversions import layout_to_wire, side_to_wire
-from baton.wire.credential import incarnation_of
 from baton.wire.errors import Draining
-from baton.wire.presence import PresenceService
+from baton.wire.liveness import PresenceService
 from baton.wire.receiver_secret import digest_of
 from baton.wire.service_role import ServiceRole
+from baton.wire.worker_credential import incarnation_of
 from baton.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
 from baton.worker.lease import LeaseKeeper
 from baton.worker.reporter import Reporter

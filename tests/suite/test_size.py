@@ -10,7 +10,7 @@ LINES_MAX: Final = 500
 LONGER: Final = {
     "baton.engine.model": "the one way from a directory to a module, which is judged as it is read",
     "baton.api.requests.schemas": "the request's fields, a table",
-    "baton.rooms.registry": "tables of workers and rooms that change together, each move in one place",
+    "baton.fleet.registry": "tables of workers and rooms that change together, each move in one place",
 }
 """Files that are longer, and why."""
 

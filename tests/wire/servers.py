@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import grpc
 
 from baton.wire.channel import Server, open_channel
-from baton.wire.identity import Identity
 from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
 from tests.patience import PATIENCE_S
 
 

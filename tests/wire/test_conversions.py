@@ -39,11 +39,11 @@ from baton.rooms.request import (
 from baton.rooms.timeline import Event, Moment
 from baton.topology import Topology
 from baton.wire import conversions as wire
-from baton.wire import events
+from baton.wire import event_messages
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from baton.wire.conversions import Malformed
-from baton.wire.names import LABEL, REQUEST_ID
 from baton.wire.registration import worker_from_wire
+from baton.wire.text_validation import LABEL, REQUEST_ID
 from tests.layouts import one_group
 
 ids = st.integers(0, 2**32 - 1)
@@ -209,7 +209,10 @@ def test_more_ranks_than_a_worker_has_are_refused(dimension: str) -> None:
 
 @given(st.builds(Event, st.integers(0, 2**62), texts, texts, texts, st.integers(0, 2**62)))
 def test_events_come_back_as_they_were(event: Event) -> None:
-    assert events.event_from_wire(events.event_to_wire(event).SerializeToString(), event.source) == event
+    assert (
+        event_messages.event_from_wire(event_messages.event_to_wire(event).SerializeToString(), event.source)
+        == event
+    )
 
 
 def odd_scores(**other: Any) -> inference_pb2.Scores:
@@ -409,17 +412,19 @@ def test_long_texts_are_cut() -> None:
     cause = wire.cause_from_wire(rooms_pb2.Cause(reason="refused", text="x" * 10_000))
     assert len(cause.text) == wire.TEXT_CHARS_MAX
     told = rooms_pb2.RoomEvent(name="n" * 999, detail="d" * 9_999)
-    event = events.event_from_wire(told.SerializeToString(), "teller")
+    event = event_messages.event_from_wire(told.SerializeToString(), "teller")
     assert (len(event.name), len(event.detail)) == (64, 512)
 
 
 def test_a_line_is_kept_as_it_came_if_it_is_short_and_cut_at_once_if_not() -> None:
     short, long = (rooms_pb2.RoomEvent(name="n", detail="d" * length) for length in (99, 9_999))
-    kept = events.line_from_wire(short.SerializeToString(), "teller")
+    kept = event_messages.line_from_wire(short.SerializeToString(), "teller")
     assert not isinstance(kept, Event)
     assert kept() == Event(0, "teller", "n", "d" * 99)
-    assert events.line_from_wire(long.SerializeToString(), "teller") == Event(0, "teller", "n", "d" * 512)
+    assert event_messages.line_from_wire(long.SerializeToString(), "teller") == Event(
+        0, "teller", "n", "d" * 512
+    )
 
 
 def test_a_line_that_is_none_says_so_when_it_is_read() -> None:
-    assert events.event_from_wire(b"\xff", "teller") == Event(0, "teller", Moment.UNREADABLE)
+    assert event_messages.event_from_wire(b"\xff", "teller") == Event(0, "teller", Moment.UNREADABLE)

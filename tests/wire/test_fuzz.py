@@ -22,11 +22,11 @@ from baton.rooms.trace import read_trace
 from baton.transfer.bounds import check_endpoint
 from baton.transfer.interface import TransferError
 from baton.wire import conversions as wire
-from baton.wire import events
+from baton.wire import event_messages
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
 from baton.wire.conversions import TEXT_CHARS_MAX
-from baton.wire.names import REQUEST_ID, request_id_from_wire, shown_from_wire
 from baton.wire.registration import worker_from_wire
+from baton.wire.text_validation import REQUEST_ID, request_id_from_wire, shown_from_wire
 from tests.wire.fuzz import TEXTS, messages, unsigned
 
 M = TypeVar("M", bound=Message)
@@ -171,8 +171,8 @@ def test_a_worker_is_what_it_says_or_refused(message: workers_pb2.RegisterReques
 
 @given(messages(rooms_pb2.RoomEvent))
 def test_an_event_is_cut_to_its_bounds(message: rooms_pb2.RoomEvent) -> None:
-    event = events.event_from_wire(message.SerializeToString(), "teller")
-    back = events.event_to_wire(event)
+    event = event_messages.event_from_wire(message.SerializeToString(), "teller")
+    back = event_messages.event_to_wire(event)
     assert back.detail == shown_from_wire(message.detail, 512)
     assert back.source == "teller"
     assert (back.name + back.detail).isprintable()

@@ -8,7 +8,7 @@ from baton.parallel.interface import COMMAND_BYTES_MAX
 from baton.rooms.errors import RoomExists
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.errors import CommandTooLong, MailboxFull
-from baton.wire.limits import TAKEN_BYTES_MAX
+from baton.wire.message_limits import TAKEN_BYTES_MAX
 from baton.worker import mailbox as module
 from baton.worker.mailbox import Mailbox
 from tests.patience import PATIENCE_S

@@ -17,7 +17,7 @@ from baton.telemetry.room_spans import RoomSpans
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc
 from baton.wire.conversions import Malformed
 from baton.wire.errors import errors_as_status
-from baton.wire.limits import REPORTS_MAX
+from baton.wire.message_limits import REPORTS_MAX
 from baton.worker import reporter as module
 from baton.worker.reporter import DETAIL_CHARS_MAX, LINES_MAX, RankReporter, Reporter
 from tests.support.manual_clock import ManualClock

@@ -22,8 +22,8 @@ from baton.runtime.errors import GroupLost, StartupError, TakenForGone
 from baton.runtime.settings import load
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.conversions import outcome_from_wire, outcome_to_wire
-from baton.wire.credential import draw
 from baton.wire.errors import Draining
+from baton.wire.worker_credential import draw
 from baton.worker import follower_host, leader_host
 from baton.worker.follower_host import FollowerHost
 from baton.worker.leader_host import Role, WorkerHost

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from baton.wire.names import REQUEST_ID_CHARACTER
+from baton.wire.text_validation import REQUEST_ID_CHARACTER
 
 REQUEST_ID: Final = re.compile(REQUEST_ID_CHARACTER + "{1,128}")
 """That a caller may give."""

@@ -1,0 +1,49 @@
+"""What does the log say of rooms that failed, when hundreds do at one time?
+
+One line for each reason and second, with how many more there were since the line before it. Timelines and
+metrics have them all.
+"""
+
+from typing import Final
+
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.reasons import REASONS
+from baton.runtime.clock import Clock
+from baton.runtime.log_throttle import LogThrottle
+from baton.runtime.logging import Log
+
+log = Log(__name__)
+
+EVERY_S: Final = 1.0
+
+
+class FailureLog:
+    """Used from one event loop. Bounded: one entry a reason."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seldom: dict[Reason, LogThrottle] = {}
+
+    def log(self, room: RoomId, cause: Cause) -> None:
+        """A room ended early."""
+        reason = cause.reason.value
+        if not REASONS[cause.reason].is_attempt:
+            log.debug("room retracted", room=room, cause=cause.text)
+            return
+        if not REASONS[cause.reason].is_failure:
+            log.debug("room failed", room=room, reason=reason, cause=cause.text)
+            return
+        if cause.reason not in self._seldom:
+            self._seldom[cause.reason] = LogThrottle(EVERY_S, lambda: self._clock.now_ms() / 1000)
+        if rooms := self._seldom[cause.reason].happened():
+            more = rooms - 1 or None
+            log.warning("room failed", room=room, reason=reason, cause=cause.text, more=more)
+        else:
+            log.debug("room failed", room=room, reason=reason, cause=cause.text)
+
+    def log_rest(self) -> None:
+        """What no line was written of, when none follows. To be called now and then."""
+        for reason, seldom in self._seldom.items():
+            if rooms := seldom.happened(0):
+                log.warning("more rooms failed", reason=reason.value, rooms=rooms)

@@ -1,0 +1,193 @@
+"""Which HTTP ports does the bootstrap have, and who may come in at each?
+
+The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys or where
+there is one API key at most, or on a port of their own. That one has admin keys or none: then its address
+protects it, this machine's alone if nothing is said.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from starlette.types import ASGIApp
+
+from baton.api.http.authentication import Door
+from baton.api.http.cors import open_to
+from baton.api.http.middleware import Edge
+from baton.api.http.rate_limit import RateLimit
+from baton.bootstrap.settings import BootstrapSettings
+from baton.runtime.listening_ports import bind_port
+from baton.runtime.logging import Log
+from baton.runtime.reachability import is_reachable_from_elsewhere
+from baton.runtime.tls_files import TlsFiles
+from baton.web.api_keys import ADMIN_FILE_FLAG, FILE_FLAG, ApiKeys
+from baton.web.closed_connections import ClosedConnections
+from baton.web.host_names import ANY_NAME, HostNames
+from baton.web.http_server import HttpServer, serve_http
+
+log = Log(__name__)
+
+PAGES_S: Final = 2
+"""What the pages' last readers get."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServers:
+    """Both ports, in use."""
+
+    api: HttpServer
+    pages: HttpServer | None
+
+    @property
+    def port(self) -> int:
+        return self.api.port
+
+    @property
+    def admin_port(self) -> int | None:
+        return None if self.pages is None else self.pages.port
+
+    async def stop(self) -> None:
+        """Let running requests finish; the pages are there as long as the API is."""
+        await self.api.stop()
+        if self.pages is not None:
+            await self.pages.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpListeners:
+    """Sockets that listen, and what guards them. Made before the slow part of a start: what is wrong fails
+    first."""
+
+    api: Door
+    admin: Door
+    """Of the pages' own port."""
+    apart: bool
+    """Whether the pages have a port of their own."""
+    _sockets: tuple[socket.socket, ...]
+    _hosts: tuple[HostNames | None, ...]
+    """By which names each is called; None: as its address has it."""
+    _tls: TlsFiles | None
+    _origins: tuple[str, ...]
+    """Whose pages may ask at the API's port."""
+    _keep_alive_s: float
+    """How long a connection may rest between two requests, seconds."""
+    _connections_max: int
+    """Most connections of each port."""
+
+    def close(self) -> None:
+        """If they are not to be used after all."""
+        for each in self._sockets:
+            each.close()
+
+    async def serve(
+        self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: ClosedConnections
+    ) -> HttpServers:
+        """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
+        first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
+        if not self.apart:
+            return HttpServers(first, None)
+        return HttpServers(first, await self._serve(1, pages(), PAGES_S, connections))
+
+    async def _serve(
+        self, which: int, app: ASGIApp, graceful_s: int, connections: ClosedConnections
+    ) -> HttpServer:
+        return await serve_http(
+            app,
+            self._sockets[which],
+            graceful_s,
+            self._tls,
+            hosts=self._hosts[which],
+            connections=connections,
+            answers_refusals=True,
+            keep_alive_s=self._keep_alive_s,
+            connections_max=self._connections_max,
+        )
+
+
+def open_listeners(settings: BootstrapSettings) -> HttpListeners:
+    """Raises StartupError for keys or certificates that cannot be used, and for a port that is taken."""
+    keys = _keys(settings.api_keys, settings.api_key_file, FILE_FLAG)
+    admin_keys = _keys(settings.admin_api_keys, settings.admin_api_key_file, ADMIN_FILE_FLAG)
+    rate = RateLimit(settings.rate_limit) if settings.rate_limit else None
+    tls = settings.http_tls
+    if tls is not None:
+        tls.context()
+    sockets = [bind_port(settings.host, settings.http_port, "--http-port")]
+    if settings.admin_port is not None:
+        sockets.append(bind_port(settings.admin_host, settings.admin_port, "--admin-port"))
+    _warn(settings, keyless=keys is None, admin_keyless=admin_keys is None)
+    named = HostNames(settings.allowed_host, any_name=False) if settings.allowed_host else None
+    # A web page has no key; where none is asked for, the address decides.
+    hosts = tuple(named or (None if each is None else ANY_NAME) for each in (keys, admin_keys))
+    log.info(
+        "rights of callers",
+        api_keys="none" if keys is None else "several" if keys.several else "one",
+        prefixes=_prefixes(settings, keys),
+        operator_pages=_operator_pages(settings, keys, admin_keys),
+    )
+    api = Door(
+        keys,
+        rate,
+        admin_keys,
+        open_admin=settings.open_admin,
+        share_prefixes=settings.share_prefix_cache,
+    )
+    admin = Door(admin_keys=admin_keys, open_metrics=True)
+    return HttpListeners(
+        api,
+        admin,
+        len(sockets) > 1,
+        tuple(sockets),
+        hosts,
+        tls,
+        settings.cors_origins,
+        settings.http_keep_alive_ms / 1000,
+        settings.max_connections,
+    )
+
+
+def _keys(given: Sequence[str], file: str, flag: str) -> ApiKeys | None:
+    """Raises StartupError."""
+    return ApiKeys(given, Path(file) if file else None, flag=flag) if given or file else None
+
+
+def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
+    """Between whom prefix caches are shared, for the log."""
+    if keys is None or not keys.several:
+        return "shared by all callers"
+    return (
+        "shared by all keys (--share-prefix-cache)" if settings.share_prefix_cache else "shared within a key"
+    )
+
+
+def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> str:
+    """Who reads the pages for operators, for the log."""
+    if admin_keys is not None:
+        return "admin keys"
+    if settings.admin_port is not None:
+        return "whoever reaches --admin-port"
+    if keys is None:
+        return "whoever reaches the API"
+    if settings.open_admin:
+        return "every API key (--open-admin)"
+    if keys.several:
+        return "nobody: set --admin-api-key-file, --admin-port or --open-admin"
+    return "the API key"
+
+
+def _warn(settings: BootstrapSettings, *, keyless: bool, admin_keyless: bool) -> None:
+    """Of what others than this machine, or than its users mean to, can reach."""
+    if keyless and "*" in settings.cors_origins:
+        log.warning("any web page that somebody here opens may ask the API: no API keys are set")
+    host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host
+    if is_reachable_from_elsewhere(host):
+        if keyless:
+            log.warning("the API is open to whoever reaches it: no API keys are set", host=host)
+        if settings.http_tls is None:
+            log.warning("the API is plain HTTP: --http-tls-cert is not set", host=host)
+    if settings.tls is None and is_reachable_from_elsewhere(grpc_host):
+        log.warning("gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=grpc_host)
+    if settings.admin_port is not None and admin_keyless and is_reachable_from_elsewhere(admin_host):
+        log.warning("the pages for operators are open to whoever reaches them", host=admin_host)

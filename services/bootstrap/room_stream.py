@@ -1,0 +1,419 @@
+"""How does one room become one stream of tokens from two workers?
+
+Both workers are called at once; where the decode worker's destination comes before the room has, it is told
+again. What both say is merged by token position: the first token is passed on from whichever side has it
+first, which is the prefill side, so it does not wait for the hand-over. Where prefill alone has all that is
+to be told with it, decode's tokens wait for that. The first cause of a failure is the
+room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
+
+A room is local where decode computes its prompt: prefill says so in the place of a first token, or there was
+no prefill worker for it. Then all of its tokens are decode's.
+
+A room of several choices has a position for each; it is answered when each of them is, or its reader has all
+that it wants of it.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from baton.api.backend import Hangup, RoomFailed, TokenBatch
+from baton.bootstrap.outbox import Outbox
+from baton.bootstrap.room_controller import ANSWERED, Rooms
+from baton.pages.record import ALTERNATIVES_MAX
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.phases import Side
+from baton.rooms.plurals import counted
+from baton.rooms.reasons import LOST, REASONS
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.timeline import Moment
+from baton.runtime.logging import Log
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import (
+    Malformed,
+    finish_from_wire,
+    outcome_from_wire,
+    peer_to_wire,
+    request_to_wire,
+    scores_from_wire,
+    token_from_wire,
+)
+from baton.wire.errors import Draining, RemoteError, WrongIncarnation
+
+SIBLING_FAILED: Final = "another part of the request failed"
+OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
+LINGER_S: Final = 10.0
+"""How long both sides of an ended room are heard on for their outcomes before they are left."""
+ROOT_S: Final = 1.0
+"""How long decode, whose tokens are on their way before it, may take to say why it gave the room up."""
+
+log = Log(__name__)
+
+
+class RoomStream:
+    """One room being followed: a `baton.api.backend.TokenStream` to its reader, and a
+    `baton.bootstrap.worker_streams.Hearer` to the streams of both its workers."""
+
+    def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:
+        self.cached_tokens = 0
+        self.cause: Cause | None = None
+        """Why the room failed, once it has."""
+        self.teller: Side | None = None
+        """The side that told of it, if one did."""
+        self._rooms = rooms
+        self.entry = entry
+        trace = rooms.timelines.spans.trace_of(entry.id)
+        self._request = request if trace is None else replace(request, trace=trace)
+        self._wire: inference_pb2.InferenceRequest | None = None
+        """The same, as both sides are asked it; made once."""
+        self._timeout_s = timeout_s
+        self._given = len(request.output)
+        # At most a batch a token, and one error.
+        self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
+        self._next = [self._given] * request.choices
+        """Of each choice: the position, in its output, of the token that is passed on next."""
+        self._going = set(range(request.choices))
+        """Choices of which tokens are to come."""
+        self._streaming = False
+        """A token was passed on."""
+        self._scores: list[Score] = []
+        """Of the prompt, as far as prefill has told them."""
+        self._behind: list[_Offer] | None = None if entry.is_local or not _first_is_prefills(request) else []
+        """What decode said, while prefill's first token is waited for; None: it is not, or no more."""
+        self._counted = False
+        """Who computed the prompt, among what the bootstrap counts."""
+        self._accepted = False
+        """By prefill."""
+        self._heard: set[Side] = set()
+        """Sides of which something may be heard yet."""
+        self._holding: set[Side] = set()
+        """Sides that may hold the room, and so will report it retired."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._echo: asyncio.TimerHandle | None = None
+        """Prefill says that decode gave the room up, and decode has not said why yet."""
+
+    def start(self) -> None:
+        self._rooms.follow(self.entry.id, self._failed_outside)
+        if self._over:
+            return  # it failed before anyone was called
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._too_late)
+        # Prefill computes nothing before it has decode's destination: what decode takes is waited for.
+        for side in reversed(self.entry.sides):
+            if not self._over:
+                self._call(side)
+
+    async def next(self) -> TokenBatch:
+        batch = await self._out.get()
+        if isinstance(batch, RoomFailed):
+            raise batch
+        return batch
+
+    def end_choice(self, choice: int) -> None:
+        """Nothing more of one choice is passed on, and decode draws no more of it; the last one ends the
+        room."""
+        if choice not in self._going:
+            return
+        self._going.discard(choice)
+        if self._over:
+            self._end()
+            self._rooms.stop(self.entry.id)
+        else:
+            self._rooms.links.to(self.entry.decode).end_choice(self.entry.id, choice)
+
+    async def hang_up(self, why: Hangup) -> None:
+        if self._over:
+            return
+        self._end()
+        match why:
+            case Hangup.STOP_STRING:
+                self._rooms.stop(self.entry.id)
+            case Hangup.CLIENT_GONE:
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
+            case Hangup.REQUEST_FAILED:
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
+
+    @property
+    def _over(self) -> bool:
+        """Nothing more of it is passed on."""
+        return not self._going
+
+    # ---- the two sides
+
+    def _call(self, side: Side) -> None:
+        try:
+            request = self._opening(side)
+            self._rooms.links.to(self.entry.worker(side)).open(request, self)
+        except Exception as error:
+            self._could_not_follow(error)
+        else:
+            self._heard.add(side)
+            self._holding.add(side)
+
+    def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
+        entry, incarnation = self.entry, self.entry.worker(side).incarnation
+        request = self._wire = self._wire or request_to_wire(self._request, self._timeout_s)
+        if side is Side.PREFILL:
+            decode = peer_to_wire(entry.decode)
+            return inference_pb2.RunRoomRequest(
+                room=entry.id, incarnation=incarnation, decode=decode, request=request
+            )
+        prefill = None if entry.prefill is None else peer_to_wire(entry.prefill)
+        return inference_pb2.StreamRoomRequest(
+            room=entry.id,
+            incarnation=incarnation,
+            prefill=prefill,
+            request=request,
+            prefill_ms=entry.prefill_ms,
+            prefill_own_ms=entry.prefill_own_ms,
+        )
+
+    def heard(self, side: Side, reply: Any) -> None:
+        """One side said something of the room."""
+        try:
+            self._take(side, reply)
+        except Malformed as error:
+            text = f"{side.value} worker sent nonsense: {error}"
+            self.fail(Cause(LOST[side], text), side)
+            self._leave(side)
+        except Exception as error:
+            self._could_not_follow(error)
+        if reply.HasField("outcome"):
+            self._ended(side)
+
+    def _take(self, side: Side, reply: Any) -> None:
+        match reply.WhichOneof("what"):
+            case "tokens":
+                told = reply.tokens
+                tokens, finish = tuple(map(token_from_wire, told.tokens)), finish_from_wire(told.finish)
+                if told.cached_tokens:
+                    self.cached_tokens = told.cached_tokens
+                if told.local:
+                    self._goes_on_with_decode()
+                if self._behind is None:
+                    self._offer(told.choice, told.first, tokens, finish)
+                else:
+                    self._keep_behind(self._behind, (told.choice, told.first, tokens, finish))
+            case "accepted" if side is Side.PREFILL:
+                self._accepted = True
+            case "first_token":
+                first = reply.first_token
+                self.cached_tokens = first.cached_tokens
+                if len(self._scores) != self._request.scores:
+                    wanted = self._request.scores
+                    raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
+                self._count(Side.PREFILL)
+                self._offer(0, self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
+                self._offer_behind()
+            case "scores":
+                scores = scores_from_wire(reply.scores)
+                left = 0 if self._behind is None else self._request.scores - len(self._scores)
+                if reply.scores.first != 1 + len(self._scores) or len(scores) > left:
+                    raise Malformed(f"scores from token {reply.scores.first} on, {left} were to come")
+                self._scores += scores
+            case "outcome":
+                self._note_outcome(side, outcome_from_wire(reply.outcome))
+                if side is Side.PREFILL and not self._accepted:
+                    raise Malformed("an outcome before the room was accepted")
+
+    def _goes_on_with_decode(self) -> None:
+        """Its sender's part is over, and it never held anything: decode computes the prompt. Either of them
+        says so first, and one of them may not come to. Raises Malformed where it cannot be so."""
+        if self.entry.is_local:
+            return
+        if self._request.scores or self._counted:
+            raise Malformed("a room that prefill computes is said to be local")
+        self._rooms.registry.local(self.entry.id)
+        if self._streaming:
+            self._count(Side.DECODE)
+        self._offer_behind()
+
+    def _note_outcome(self, side: Side, cause: Cause | None) -> None:
+        text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
+        self._rooms.timelines.report(self.entry.id, OUTCOMES[side], text)
+        if cause is not None and not REASONS[cause.reason].ends_room:
+            if side is Side.DECODE:
+                raise Malformed(f"the outcome {Reason.LOCAL.value} of a decode worker")
+            self._goes_on_with_decode()
+            return
+        if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
+            cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
+        if cause is None:
+            return
+        echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
+        if echo and Side.DECODE in self._heard and not self._over:
+            self._echo = asyncio.get_running_loop().call_later(ROOT_S, self.fail, cause, side)
+        else:
+            self.fail(cause, side)
+
+    def broken(self, side: Side, error: RemoteError) -> None:
+        """One side refused the room, or cannot be heard any more."""
+        self._heard.discard(side)
+        self.fail(self._cause_of(side, error), side)
+        self._ended(side)
+
+    def _too_late(self) -> None:
+        for side in [each for each in Side if each in self._heard][:1]:
+            name = self.entry.worker(side).name
+            text = f"{side.value} worker {name} did not end the room in time"
+            self.fail(Cause(Reason.DEADLINE, text), side)
+        self._leave_all()
+
+    def _leave(self, side: Side) -> None:
+        """Hear nothing more of this side; for the worker the room is over."""
+        if side in self._heard:
+            cause = self.entry.cause or ANSWERED
+            self._rooms.links.to(self.entry.worker(side)).leave(self.entry.id, cause)
+            self._ended(side)
+
+    def _leave_all(self) -> None:
+        for side in self.entry.sides:
+            self._leave(side)
+
+    def _ended(self, side: Side) -> None:
+        self._heard.discard(side)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once the room is over and nothing more is heard of it: who never got it has nothing to report."""
+        if not self._over or self._heard:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for side in [each for each in self.entry.sides if each not in self._holding]:
+            self._rooms.side_retired(self.entry.id, side)
+
+    def _could_not_follow(self, error: Exception) -> None:
+        log.error("a room could not be followed", room=self.entry.id, error=error)
+        self.fail(Cause(Reason.BOOTSTRAP_LOST, "the bootstrap could not follow the room to its end"))
+        self._leave_all()
+
+    # ---- merging
+
+    def _keep_behind(self, behind: "list[_Offer]", offer: "_Offer") -> None:
+        """Until prefill has told its first token. Raises Malformed for more than the room may draw."""
+        if len(behind) >= self._request.choices * self._request.max_tokens:
+            raise Malformed("more messages than tokens may come")
+        behind.append(offer)
+
+    def _offer_behind(self) -> None:
+        """Prefill's first token is not waited for any more."""
+        behind, self._behind = self._behind or (), None
+        for offer in behind:
+            self._offer(*offer)
+
+    def _count(self, side: Side) -> None:
+        """This side computed the prompt."""
+        if not self._counted:
+            self._counted = True
+            self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
+
+    def _whole_behind(self) -> set[int]:
+        """Choices of which all is there, and waits for prefill's first token."""
+        return {choice for choice, _, _, finish in self._behind or () if finish is not None}
+
+    def _offer(self, choice: int, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
+        """Pass on output tokens [first, first + n) of a choice that were not passed on yet, all of them or
+        none. Raises Malformed for a choice that was not asked for."""
+        if choice not in self._going:
+            if choice >= self._request.choices:
+                raise Malformed(f"tokens of choice {choice} of {self._request.choices}")
+            return
+        at = self._next[choice]
+        fresh = tokens[at - first :] if first <= at else None
+        if fresh is None:
+            text = f"tokens {at} to {first} are missing"
+            self.fail(Cause(Reason.DECODE_LOST, text), Side.DECODE)
+            return
+        if not fresh:
+            return
+        left = self._request.max_tokens - at - len(fresh)
+        if left < 0 or (left == 0 and finish is None):
+            text = f"decode worker {self.entry.decode.name} drew on behind the last token"
+            self.fail(Cause(LOST[Side.DECODE], text), Side.DECODE)
+            return
+        if not self._streaming:
+            self._streaming = True
+            self._rooms.registry.streaming(self.entry.id)
+            self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
+            if self.entry.is_local:
+                self._count(Side.DECODE)
+        self._next[choice] = at + len(fresh)
+        if finish is not None:
+            self._going.discard(choice)
+            if self._over:
+                self._end()
+                self._rooms.answered(self.entry.id, self._passed_on())
+        scores: tuple[Score, ...] = ()
+        if self._scores:
+            scores, self._scores = tuple(self._scores), []  # `scored-once`
+        self._out.put(TokenBatch(fresh, finish, choice, scores))
+
+    def fail(self, cause: Cause, teller: Side | None = None) -> None:
+        """One of the streams broke or told of a failure."""
+        if self._over:
+            if teller is not None:
+                self._rooms.fail_rest(self.entry, cause)
+            return
+        self.teller = teller
+        self._rooms.fail(self.entry.id, cause)
+
+    def _failed_outside(self, cause: Cause) -> None:
+        if not self._over:
+            self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+            self.cause = cause
+            self._out.put(RoomFailed(cause.text, cause.reason))
+            self._end()
+
+    def _passed_on(self) -> str:
+        before = f", {self._given} of them by earlier rooms" if self._given else ""
+        if self._request.choices == 1:
+            return f"{counted(self._next[0], 'token')} passed on{before}"
+        before = f", behind {counted(self._given, 'token')} by earlier rooms" if self._given else ""
+        drawn = sum(self._next) - self._given * self._request.choices
+        return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"
+
+    def _end(self) -> None:
+        """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""
+        self._going.clear()
+        for timer in (self._timer, self._echo):
+            if timer is not None:
+                timer.cancel()
+        if self._heard:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._leave_all)
+        self._settle()
+
+    def _cause_of(self, side: Side, remote: RemoteError) -> Cause:
+        """What a broken stream or a refusal says of the room. A worker that cannot be reached gets no rooms
+        until it renews its lease."""
+        facts = self.entry.worker(side)
+        who = f"{side.value} worker {facts.name}"
+        if remote.kind == WrongIncarnation.__name__:
+            self._holding.discard(side)
+            self._rooms.registry.suspect(facts.incarnation)
+            return Cause(LOST[side], f"{who} is another process now: {remote}")
+        if not remote.unreachable:
+            self._holding.discard(side)
+            if remote.kind == Draining.__name__:
+                self._rooms.registry.suspect(facts.incarnation)
+            return Cause(Reason.REFUSED, f"{who}: {str(remote).removeprefix(f'{who}: ')}")
+        if remote.code is grpc.StatusCode.OK:
+            return Cause(LOST[side], f"{who} ended without an outcome")
+        self._rooms.registry.suspect(facts.incarnation)
+        return Cause(LOST[side], f"{who} broke off: {remote}")
+
+
+_Offer: TypeAlias = tuple[int, int, tuple[Token, ...], FinishReason | None]
+"""Tokens of a choice, from a position of its output on, and how it ended with them, if it did."""
+
+
+def _first_is_prefills(request: Request) -> bool:
+    """The first token is told by prefill alone: with the prompt's scores, or with more log-probabilities than
+    a metadata record holds (`record-fits`)."""
+    sampling = request.sampling
+    tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
+    return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX

@@ -1,0 +1,192 @@
+"""What does the stack look like right now: its workers, their queues and pages, the rooms, the last requests?
+
+The JSON of `/workers`, `/requests` and `/live`. All of it is bounded, whatever is kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from baton.api.errors import CLIENT_GONE
+from baton.bootstrap.history import NO_STATUS, LostWorker, RefusedRequest
+from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.timeline.drawing import last_word
+from baton.bootstrap.timeline.request_timeline import cause_of, state_of
+from baton.bootstrap.timeline.retry_chains import Chain, RetryChains
+from baton.bootstrap.timeline.timeline_schema import OVER, State
+from baton.rooms.phases import Side
+from baton.rooms.queues import RoomQueue
+from baton.rooms.registry_records import RoomPhase, Worker
+from baton.rooms.timeline import BOOTSTRAP, Moment
+
+RECENT: Final = 50
+FAILED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A request in a list."""
+
+    request_id: str
+    room: str
+    """The last one; empty where it has none."""
+    rooms: int
+    state: State
+    begun_wall_ms: int
+    total_ms: int
+    first_token_ms: int | None
+    prefill: str
+    decode: str
+    same_process: bool
+    """Its decode worker's process is its prefill worker, too."""
+    reason: str
+    cause: str
+
+
+def workers(rooms: Rooms) -> dict[str, Any]:
+    """Those that hold a lease, by side and name, and those that went last."""
+    now_ms = rooms.clock.now_ms()
+    held = sorted(
+        rooms.registry.workers(), key=lambda each: (each.facts.side is not Side.PREFILL, each.facts.name)
+    )
+    return {
+        "workers": [_worker(each, rooms, now_ms) for each in held],
+        "lost": [_lost(each) for each in reversed(rooms.notebook.lost)],
+    }
+
+
+def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed: bool) -> list[Summary]:
+    """The newest first. Those without a room stand among the others by their time."""
+    queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
+    waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
+    refused = (
+        each
+        for each in reversed(rooms.notebook.refused)
+        if search in each.request_id and not (failed and each.status == CLIENT_GONE)
+    )
+    found = [*waiting, *(_refused(each) for each in islice(refused, limit))]
+    found += [_summary(each, rooms) for each in kept.newest(limit, search=search, failed=failed)]
+    return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
+
+
+def live(rooms: Rooms) -> dict[str, Any]:
+    kept = RetryChains(rooms.registry)
+    phases = rooms.registry.phases
+    return {
+        "wall_ms": rooms.clock.wall_ms(),
+        "model": rooms.registry.model,
+        "queued": rooms.admission.queued(),
+        "rooms": {phase.value: phases[phase] for phase in RoomPhase if phase is not RoomPhase.RETIRED},
+        "kept": rooms.registry.known_count(),
+        **workers(rooms),
+        "requests": requests(rooms, kept, RECENT, "", failed=False),
+        "failed": requests(rooms, kept, FAILED, "", failed=True),
+    }
+
+
+def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
+    facts, census = worker.facts, rooms.notebook.censuses.get(worker.facts.incarnation)
+    told = {} if census is None else census.told
+    return {
+        "name": facts.name,
+        "side": facts.side.value,
+        "state": worker.state.value,
+        "process": None if facts.other_side is None else facts.other_side.process,
+        "weight": None if facts.other_side is None else worker.weight,
+        "incarnation": str(facts.incarnation),
+        "address": facts.address,
+        "topology": f"tp{facts.topology.tensor}pp{facts.topology.pipeline}",
+        "ranks": facts.topology.ranks,
+        "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
+        "rooms": worker.places_taken,
+        "rooms_max": facts.rooms_max,
+        "tokens": worker.tokens,
+        "tokens_max": facts.tokens_max,
+        "load": _load(worker, now_ms),
+        "told_ms_ago": None if census is None else now_ms - census.at_ms,
+        "tokens_s": 0.0 if census is None else round(census.tokens_s, 1),
+        "queues": _ordered(told.get("queues", {})),
+        "phases": told.get("rooms", {}),
+        "pages": told.get("pages", {}),
+        "slots": told.get("slots", {}),
+    }
+
+
+def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
+    """What is known of a worker that tells its load; None of any other."""
+    usage, queue = worker.usage, worker.queue
+    if queue.load is not None:
+        return {
+            "tokens_waiting": queue.load.tokens_waiting,
+            "tokens_per_s": queue.load.tokens_per_s,
+            "left_ms": queue.left_ms(now_ms),
+            "placed_since": len(queue.since),
+        }
+    if usage.load is None:
+        return None
+    return {
+        "left_tokens": usage.left,
+        "running": usage.load.running,
+        "running_max": usage.load.running_max,
+        "waiting": usage.load.waiting,
+        "placed_since": len(usage.since),
+    }
+
+
+def _ordered(queues: Mapping[str, int]) -> dict[str, int]:
+    known = [name.value for name in RoomQueue if name in queues]
+    return {name: queues[name] for name in (*known, *(set(queues) - set(known)))}
+
+
+def _lost(lost: LostWorker) -> dict[str, Any]:
+    return {
+        "name": lost.facts.name,
+        "side": lost.facts.side.value,
+        "incarnation": str(lost.facts.incarnation),
+        "why": lost.why,
+        "wall_ms": lost.wall_ms,
+        "rooms": lost.rooms,
+    }
+
+
+def _summary(chain: Chain, rooms: Rooms) -> Summary:
+    last = chain[-1]
+    state = state_of(chain, retrying=last.id in rooms.admission.retrying)
+    own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
+    begun = min((event.wall_ms for event in own), default=rooms.clock.wall_ms())
+    first = next((event.wall_ms for event in own if event.name == Moment.FIRST_TOKEN_PASSED_ON), None)
+    end = last_word(event for event in last.events if event.source == BOOTSTRAP) if state in OVER else None
+    cause = None if state is State.PAUSED else cause_of(state, last)
+    return Summary(
+        request_id=last.request_id,
+        room=str(last.id),
+        rooms=len(chain),
+        state=state,
+        begun_wall_ms=begun,
+        total_ms=max((rooms.clock.wall_ms() if end is None else end.wall_ms) - begun, 0),
+        first_token_ms=None if first is None else first - begun,
+        prefill=last.names.get(Side.PREFILL, ""),
+        decode=last.decode.name,
+        same_process=last.is_kept,
+        reason="" if cause is None else cause.reason,
+        cause="" if cause is None else cause.text,
+    )
+
+
+def _refused(refused: RefusedRequest) -> Summary:
+    state = State.GONE if refused.status == CLIENT_GONE else State.REFUSED
+    begun = refused.wall_ms - refused.waited_ms
+    reason = "" if refused.status == NO_STATUS else str(refused.status)
+    return _roomless(refused.request_id, state, begun, refused.waited_ms, reason, refused.why)
+
+
+def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:
+    waited_ms = max(rooms.clock.wall_ms() - since_wall_ms, 0)
+    return _roomless(request_id, State.QUEUED, since_wall_ms, waited_ms, "", "")
+
+
+def _roomless(
+    request_id: str, state: State, begun_wall_ms: int, total_ms: int, reason: str, cause: str
+) -> Summary:
+    return Summary(request_id, "", 0, state, begun_wall_ms, total_ms, None, "", "", False, reason, cause)

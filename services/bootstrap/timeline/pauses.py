@@ -1,0 +1,51 @@
+"""For how long did a request stand still because its worker needed its pages?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from baton.bootstrap.timeline.retry_chains import BETWEEN, was_retracted
+from baton.bootstrap.timeline.timeline_schema import Line
+from baton.rooms.registry_records import RoomEntry
+from baton.rooms.timeline import BOOTSTRAP, Moment
+
+PAUSED: Final = "paused: the worker needed its pages"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    room: str
+    """That was retracted."""
+    ms: float
+    """Until the next token of every choice that it was to draw, or so far."""
+
+
+def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
+    """Of a request's `rooms`, in their order. One that was retracted again before it had a token is a part of
+    the pause before. `now_ms`: the end of what has no end yet."""
+    said: dict[tuple[str, str], float] = {}
+    for line in lines:
+        if line.lane == BOOTSTRAP:
+            said.setdefault((line.room, line.name), line.at_ms)
+    after: dict[str, list[str]] = {}
+    for entry in rooms:
+        if entry.retry_of is not None:
+            after.setdefault(str(entry.retry_of), []).append(str(entry.id))
+    within: set[str] = set()
+
+    def end_ms(room: str, *words: Moment) -> float:
+        """When the request, or the part of it that this room was for, had its next token or its end."""
+        within.add(room)
+        if told := [said[room, word] for word in (*words, *BETWEEN) if (room, word) in said]:
+            return min(told)
+        if next_ones := after.get(room):
+            return max(end_ms(each, Moment.FIRST_TOKEN_PASSED_ON) for each in next_ones)
+        return said.get((room, Moment.FAILED), now_ms)
+
+    pauses = []
+    for entry in rooms:
+        room = str(entry.id)
+        began_ms = said.get((room, Moment.RETRACTED))
+        if began_ms is not None and was_retracted(entry) and room not in within:
+            pauses.append(Pause(room, max(end_ms(room) - began_ms, 0.0)))
+    return pauses

@@ -1,0 +1,211 @@
+"""What is the whole story of a request, over all its rooms?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from baton.api.errors import CLIENT_GONE
+from baton.bootstrap.history import NO_STATUS, RefusedRequest
+from baton.bootstrap.timeline.aligned_clock import AlignedClock
+from baton.bootstrap.timeline.drawing import bars_of, client_bars, last_word, links_of
+from baton.bootstrap.timeline.lanes import lanes_of, lines_of
+from baton.bootstrap.timeline.pauses import pauses_of
+from baton.bootstrap.timeline.retry_chains import Chain, is_paused, was_retracted
+from baton.bootstrap.timeline.stages import stages_of
+from baton.bootstrap.timeline.text import headline, told_ms, why
+from baton.bootstrap.timeline.timeline_schema import (
+    OVER,
+    Attempt,
+    CauseInfo,
+    Line,
+    LineKind,
+    RequestTimeline,
+    State,
+)
+from baton.rooms.errors import Reason
+from baton.rooms.phases import Side
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Event, Moment
+
+
+def build_timeline(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> RequestTimeline:
+    """`now`: an event of the bootstrap's own, as if it were written down at this moment. `retrying`: the last
+    room failed, and another is looked for."""
+    clock = AlignedClock([entry.events for entry in rooms])
+    lines, lanes = lines_of(rooms, clock), lanes_of(rooms, clock)
+    state = state_of(rooms, retrying=retrying)
+    over = state in OVER
+    now_ms = max(clock.at_ms(now), 0.0)
+    total_ms = _ended_ms(rooms[-1], lines, now_ms) if over else now_ms
+    first_ms = next((line.at_ms for line in lines if line.name == Moment.FIRST_TOKEN_PASSED_ON), None)
+    own = {str(entry.id): [line for line in lines if line.room == str(entry.id)] for entry in rooms}
+    pauses = pauses_of(rooms, lines, total_ms)
+    bars = list(client_bars(rooms, lines, over=over))
+    for entry in rooms:
+        bars += bars_of(entry, own[str(entry.id)], lanes)
+    return RequestTimeline(
+        request_id=rooms[-1].request_id,
+        state=state,
+        headline=headline(
+            state,
+            rooms,
+            total_ms,
+            first_ms,
+            _passed_on(lines),
+            _detail(lines, Moment.NOT_RETRIED),
+            pauses,
+            _detail(lines, name=Moment.LOCAL),
+        ),
+        cause=cause_of(state, rooms[-1]),
+        begun_wall_ms=clock.begun_wall_ms,
+        total_ms=round(total_ms, 3),
+        first_token_ms=first_ms,
+        attempts=[_attempt(entry, own[str(entry.id)]) for entry in rooms],
+        lanes=lanes,
+        bars=bars,
+        links=[link for entry in rooms for link in links_of(entry, own[str(entry.id)])],
+        stages=[stage for entry in rooms for stage in stages_of(entry, own[str(entry.id)], pauses)],
+        lines=lines,
+        others=[str(each[-1].id) for each in others],
+        trace_id=rooms[-1].trace_id,
+    )
+
+
+def of_refused(refused: RefusedRequest) -> RequestTimeline:
+    """Of a request that no room was opened for."""
+    line = Line(
+        refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, Moment.REFUSED, refused.why, refused.wall_ms
+    )
+    gone = refused.status == CLIENT_GONE
+    if gone:
+        said = "The client hung up while it waited"
+    elif refused.status == NO_STATUS:
+        said = f"Given up: {refused.why}"
+    else:
+        said = f"Refused with {refused.status}: {refused.why}"
+    return _roomless(
+        refused.request_id,
+        State.GONE if gone else State.REFUSED,
+        f"{said}, {f'after {told_ms(refused.waited_ms)} in the queue' if refused.waited_ms else 'at once'}.",
+        CauseInfo(
+            State.REFUSED.value,
+            refused.why,
+            "No pair of workers had a place for it. Look at the workers, and at the queue."
+            if refused.status != NO_STATUS
+            else "It waited for a pair of workers, and went with the request. Look at its other prompts.",
+        ),
+        refused.wall_ms - refused.waited_ms,
+        refused.waited_ms,
+        [line],
+    )
+
+
+def of_queued(request_id: str, queued: Event, now: Event) -> RequestTimeline:
+    """Of a request that waits for its first room."""
+    waited_ms = max(now.wall_ms - queued.wall_ms, 0)
+    line = Line(0.0, BOOTSTRAP, "", LineKind.NOTE, queued.name, queued.detail, queued.wall_ms)
+    said = f"Waits for a pair of workers since {told_ms(waited_ms)}."
+    return _roomless(request_id, State.QUEUED, said, None, queued.wall_ms, waited_ms, [line])
+
+
+def state_of(rooms: Chain, *, retrying: bool) -> State:
+    last = rooms[-1]
+    if is_paused(last):
+        return State.PAUSED
+    if retrying:
+        return State.RETRYING
+    if last.phase is RoomPhase.OPEN:
+        # A stream that goes on has had its first token from a room before this one.
+        streams = any(event.name == Moment.FIRST_TOKEN_PASSED_ON for entry in rooms for event in entry.events)
+        return State.STREAMING if streams else State.PREFILL
+    if last.phase is RoomPhase.STREAMING:
+        return State.STREAMING
+    if last.cause is None:
+        return State.ANSWERED
+    if last.cause.reason is Reason.CLIENT_GONE:
+        return State.GONE
+    if was_retracted(last):
+        ended = last_word(event for event in last.events if event.source == BOOTSTRAP)
+        return State.ANSWERED if ended is None else UNPAUSED.get(ended.name, State.ANSWERED)
+    return State.FAILED if last.has_failed else State.ANSWERED
+
+
+UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
+"""By its last word: how a request ended whose last room was retracted."""
+
+
+def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
+    """Why the request is not answered, if it is not."""
+    if state is State.ANSWERED:
+        return None
+    if state is State.FAILED and was_retracted(last):
+        return CauseInfo(
+            Moment.NOT_RETRIED.value,
+            _detail(last.events, Moment.NOT_RETRIED),
+            "Its decode worker needed its pages, and in its time no pair of workers had space for it to go"
+            " on. Look at the workers, and at the queue.",
+        )
+    return why(last.cause)
+
+
+def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
+    """When the client had its last word."""
+    end = last_word(line for line in lines if line.lane == BOOTSTRAP and line.room == str(last.id))
+    return now_ms if end is None else end.at_ms
+
+
+def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
+    times = [line.at_ms for line in lines]
+    return Attempt(
+        room=str(entry.id),
+        phase=entry.phase.value,
+        prefill=entry.names.get(Side.PREFILL, ""),
+        same_process=entry.is_kept,
+        decode=entry.decode.name,
+        canary=entry.canary,
+        retry_of=None if entry.retry_of is None else str(entry.retry_of),
+        from_ms=min(times, default=0.0),
+        to_ms=max(times, default=0.0) if entry.phase is RoomPhase.RETIRED else None,
+        cause=why(entry.cause),
+        events_dropped=entry.events_dropped,
+    )
+
+
+def _passed_on(lines: Sequence[Line]) -> str:
+    """What the client had."""
+    rooms = sum(line.name == Moment.ANSWERED for line in lines)
+    if rooms > 1:
+        return f"its choices ended in {rooms} rooms"
+    return _detail(lines, Moment.ANSWERED) or _detail(lines, Moment.BROKEN_OFF)
+
+
+def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
+    """Of the last line of that name that says something."""
+    return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
+
+
+def _roomless(
+    request_id: str,
+    state: State,
+    said: str,
+    cause: CauseInfo | None,
+    begun_wall_ms: int,
+    total_ms: float,
+    lines: list[Line],
+) -> RequestTimeline:
+    return RequestTimeline(
+        request_id=request_id,
+        state=state,
+        headline=said,
+        cause=cause,
+        begun_wall_ms=begun_wall_ms,
+        total_ms=total_ms,
+        first_token_ms=None,
+        attempts=[],
+        lanes=[],
+        bars=[],
+        links=[],
+        stages=[],
+        lines=lines,
+        others=[],
+        trace_id="",
+    )

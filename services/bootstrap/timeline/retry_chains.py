@@ -1,0 +1,129 @@
+"""Which rooms are one request's story, and which request does an id mean?
+
+A room that went on for another names it, so a request is a chain of rooms, which branches where choices went
+on in rooms of their own. A client may reuse an id, and the prompts of one HTTP request are requests of their
+own, `ID-0`, `ID-1`, …: an id means the newest chain, and the others are named beside it.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from baton.fleet.registry import Registry
+from baton.ids import RoomId
+from baton.rooms.errors import UnknownRoom
+from baton.rooms.reasons import REASONS, Fault
+from baton.rooms.registry_records import RoomEntry, RoomPhase
+from baton.rooms.timeline import BOOTSTRAP, Moment
+
+PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
+"""What the API puts before a request's id to name its answer."""
+ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
+ROOMS_PER_REQUEST_MAX: Final = 64
+OTHERS_MAX: Final = 32
+SEARCHED_MAX: Final = 10_000
+"""A whole id is found wherever it is (`find`); a part of one is looked for in so many."""
+
+BETWEEN: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.GIVEN_UP)
+"""With one of these words a request ends that has no room."""
+
+Chain = list[RoomEntry]
+"""The rooms of one request, the first one first; the last one is that which says how the request stands."""
+
+
+class RetryChains:
+    """The rooms that are known now, for several looks at them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._index = registry.index
+
+    def find(self, asked: str) -> tuple[Chain, list[Chain]]:
+        """The chain that an id means (a request's, an answer's or a room's), and others of the same id,
+        newest first. Empty where nothing is kept under it."""
+        for name in dict.fromkeys((asked, PREFIX.sub("", asked, count=1))):
+            newest = next(self._index.named(name), None) or next(self._index.of_request(name), None)
+            if newest is not None:
+                return self._meant(newest, self._index.of_request(name))
+        entry = self._room(asked)
+        if entry is None:
+            return [], []
+        return self._meant(entry, self._index.named(entry.request_id))
+
+    def newest(self, limit: int, *, search: str = "", failed: bool = False) -> list[Chain]:
+        """Chains of clients' requests, the newest first: those whose ids contain `search`, of the newest
+        SEARCHED_MAX rooms, and, of `failed`, those whose last room failed."""
+        entries = self._index.failures() if failed else self._index.clients()
+        if search:
+            plain = PREFIX.sub("", search, count=1)
+            looked_at = islice(entries, SEARCHED_MAX)
+            entries = (each for each in looked_at if plain in each.request_id or search == str(each.id))
+        return self._chains(entries, limit)
+
+    def _meant(self, entry: RoomEntry, of_its_id: Iterable[RoomEntry]) -> tuple[Chain, list[Chain]]:
+        [meant] = self._chains([entry], 1)
+        others = self._chains(of_its_id, OTHERS_MAX + 1)
+        return meant, [each for each in others if each[-1] is not meant[-1]][:OTHERS_MAX]
+
+    def _room(self, asked: str) -> RoomEntry | None:
+        if ROOM.fullmatch(asked) is None:
+            return None
+        try:
+            return self._registry.get(RoomId(int(asked)))
+        except UnknownRoom:
+            return None
+
+    def _chains(self, entries: Iterable[RoomEntry], limit: int) -> list[Chain]:
+        """At most `limit` that `entries` are in."""
+        chains: dict[RoomId, Chain] = {}
+        for entry in entries:
+            first = self._first(entry)
+            if first.id not in chains:
+                chains[first.id] = self._from(first)
+            if len(chains) == limit:
+                break
+        return sorted(chains.values(), key=lambda chain: max(each.id for each in chain), reverse=True)
+
+    def _first(self, entry: RoomEntry) -> RoomEntry:
+        """The room that an entry's request began in, as far back as it is kept."""
+        while entry.retry_of is not None:
+            try:
+                entry = self._registry.get(entry.retry_of)
+            except UnknownRoom:
+                break
+        return entry
+
+    def _from(self, first: RoomEntry) -> Chain:
+        """The rooms that went on for `first`, the newest of them, and itself."""
+        rooms, ends = [first], []
+        for entry in rooms:
+            after = self._index.after(entry.id)
+            rooms += after
+            ends += [] if after else [entry]
+        telling = max(ends, key=_tells)
+        rest = sorted((each for each in rooms if each is not telling), key=lambda each: each.id)
+        return [*rest, telling][-ROOMS_PER_REQUEST_MAX:]
+
+
+def was_retracted(entry: RoomEntry) -> bool:
+    return entry.cause is not None and not REASONS[entry.cause.reason].is_attempt
+
+
+def is_paused(entry: RoomEntry) -> bool:
+    """A request's last room was retracted, and another is to follow."""
+    return was_retracted(entry) and not _said(entry, *BETWEEN)
+
+
+def _said(entry: RoomEntry, *words: Moment) -> bool:
+    """The bootstrap, of the room."""
+    return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
+
+
+def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
+    """Of several rooms that no other went on for, how much one says of the request: most does one that goes
+    on, then one that failed by itself, then the one that ended last."""
+    goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
+    by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
+    failed = by_itself and (entry.has_failed or _said(entry, Moment.NOT_RETRIED))
+    return goes_on, failed, entry.closing_ms, entry.id

@@ -1,0 +1,161 @@
+"""Estimated waits of a queue, by the tokens that were computed while something waited.
+
+Requests differ by orders of magnitude, so work is counted in tokens, and as it is done: a stack whose first
+answers are long has a pace before any of them ends. Only time in which something waited counts, since an idle
+stack is not slow. Too short a time, or too little work done in it, gives no estimate.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from baton.fleet.fair_queue import NOTHING_QUEUED, QueuedWork
+
+WINDOW_MS: Final = 60_000
+"""Of time in which something waited, counted together: what was before that says nothing any more."""
+BUSY_MS_MIN: Final = 2_000
+DONE_MIN: Final = 4
+"""Less than this is no measurement."""
+SPAN_MS: Final = 250
+"""What is done within so long is kept as one."""
+CLASSES_MAX: Final = 32
+"""Of those that waited last the pace is known."""
+SHARE_TIMES_MAX: Final = 128
+"""Requests of which a class's share is known, the older ones weighing less."""
+SHARE_MIN: Final = 1 / 64
+SPREAD_MS: Final = 60_000
+"""Those who are turned away are told to come back one by one, over so long at most: some never come."""
+
+
+class BusyThroughput:
+    """Of one queue. Bounded: WINDOW_MS / SPAN_MS spans. Time is an argument, and does not go back."""
+
+    def __init__(self) -> None:
+        self._spans: deque[list[int]] = deque()
+        """[milliseconds busy, units done, times something was done] each; the last one is added to."""
+        self._sums = [0, 0, 0]
+        """Of all spans."""
+        self.units_min = 1
+        """Less work done than this is no measurement."""
+        self._busy_since_ms: int | None = None
+
+    def look(self, now_ms: int, *, waits: bool) -> None:
+        """Note whether anything waits from now on. To be called whenever that changes, and regularly."""
+        if self._busy_since_ms is not None:
+            self._add(now_ms - self._busy_since_ms, 0, 0)
+        self._busy_since_ms = now_ms if waits else None
+
+    def done(self, units: int = 1) -> None:
+        """So much was served, or given back. It counts while something waits."""
+        if self._busy_since_ms is not None:
+            self._add(0, units, 1)
+
+    def wait_ms(self, units: int) -> int | None:
+        """How long it takes until so much was done; None without a measurement."""
+        busy_ms, units_done, times = self._sums
+        if busy_ms < BUSY_MS_MIN or times < DONE_MIN or units_done < max(self.units_min, 1):
+            return None
+        return units * busy_ms // units_done
+
+    def _add(self, busy_ms: int, units: int, times: int) -> None:
+        spans = self._spans
+        if not spans or spans[-1][0] >= SPAN_MS:
+            spans.append([0, 0, 0])
+        for each, more in enumerate((busy_ms, units, times)):
+            spans[-1][each] += more
+            self._sums[each] += more
+        while len(spans) > 1 and self._sums[0] - spans[0][0] >= WINDOW_MS:
+            for each, less in enumerate(spans.popleft()):
+                self._sums[each] -= less
+
+
+@dataclass(slots=True)
+class _ClassShare:
+    """Share of a class in the work that was begun while the class waited."""
+
+    waits: bool = False
+    tokens: int = 0
+    of_tokens: int = 0
+    times: int = 0
+    return_ms: int = 0
+    """When the last of it that was turned away is to come back."""
+
+    def served(self, tokens: int, *, is_own: bool) -> None:
+        if not self.waits:
+            return
+        self.times += 1
+        self.of_tokens += tokens
+        self.tokens += tokens * is_own
+        if self.times > SHARE_TIMES_MAX:
+            self.tokens, self.of_tokens, self.times = self.tokens // 2, self.of_tokens // 2, self.times // 2
+
+    def share(self) -> float:
+        """Return the share, and 1 while it is not known."""
+        return max(self.tokens / self.of_tokens, SHARE_MIN) if self.times >= DONE_MIN else 1.0
+
+
+class QueueThroughput:
+    """Pace of a line of several classes. A class gets its share of it: those above it go on coming. Bounded:
+    CLASSES_MAX."""
+
+    def __init__(self) -> None:
+        self._all = BusyThroughput()
+        self._classes: OrderedDict[int, _ClassShare] = OrderedDict()
+
+    def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
+        """Note how many wait from now on, in all and of each class. To be called whenever that changes, and
+        regularly."""
+        self._all.look(now_ms, waits=waiting > 0)
+        for priority, known in self._classes.items():
+            known.waits = in_class(priority) > 0
+
+    def waits(self, priority: int) -> None:
+        """Note that a request of this class waits from now on."""
+        self._of(priority).waits = True
+
+    def progressed(self, tokens: int, tokens_min: int) -> None:
+        """Count tokens of work that was done on rooms, of any class. `tokens_min`: less work done than this
+        is no measurement from now on."""
+        self._all.units_min = tokens_min
+        if tokens:
+            self._all.done(tokens)
+
+    def served(self, priority: int | None, tokens: int) -> None:
+        """Count a request that waited and got a room, by its expected work.
+
+        `priority`: its class, and None for one that had a room before.
+        """
+        for each, known in self._classes.items():
+            known.served(tokens, is_own=each == priority)
+
+    def wait_ms(self, ahead: QueuedWork, priority: int, tokens: int) -> int | None:
+        """Return the wait of a request of `tokens` behind those `ahead`. None without a measurement."""
+        known = self._classes.get(priority)
+        share = 1.0 if known is None else known.share()
+        in_class = round((ahead.tokens_in_class + tokens) / share)
+        return self._all.wait_ms(max(ahead.tokens + tokens, in_class))
+
+    def come_back_ms(
+        self, now_ms: int, ahead: QueuedWork, priority: int, tokens: int, may_wait_ms: int
+    ) -> int | None:
+        """Return for how long a request that is turned away is to stay away, until it finds a place.
+
+        It would wait no longer than it may by then, and those that were turned away before it have had
+        their places. None without a measurement.
+        """
+        one_ms = self.wait_ms(NOTHING_QUEUED, priority, tokens)
+        wait_ms = self.wait_ms(ahead, priority, tokens)
+        if one_ms is None or wait_ms is None:
+            return None
+        known = self._of(priority)
+        soonest_ms = now_ms + max(wait_ms - may_wait_ms, one_ms)
+        known.return_ms = min(max(soonest_ms, known.return_ms + one_ms), soonest_ms + SPREAD_MS)
+        return known.return_ms - now_ms
+
+    def _of(self, priority: int) -> _ClassShare:
+        known = self._classes.setdefault(priority, _ClassShare())
+        self._classes.move_to_end(priority)
+        if len(self._classes) > CLASSES_MAX:
+            self._classes.popitem(last=False)
+        return known

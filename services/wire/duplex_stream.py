@@ -1,0 +1,92 @@
+"""How does a caller speak and hear on one stream both ways, until it ends?
+
+What is to be said is collected until the stream can take a message, so that what many rooms have to say at
+one time travels together. Why the stream ended is the caller's to judge.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import grpc
+
+from baton.runtime.logging import Log
+from baton.wire.errors import RemoteError, remote_error
+
+log = Log(__name__)
+
+ENDED: Final = "it ended the stream"
+
+
+class ChannelClosed(RemoteError):
+    """The stream ended by this process, because another channel takes the place of its own: it says nothing
+    of the peer."""
+
+
+async def run_duplex(
+    call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any], hear: Callable[[Any], None]
+) -> RemoteError:
+    """Why the stream ended. `say`: what is to be said next, or None; asked again when there is `news`.
+    `hear`: takes each message.
+
+    A bug in either ends the stream, and is logged. The call is over when this returns or is cancelled.
+    """
+    ends: list[RemoteError] = []
+    call.add_done_callback(lambda _: ends.append(_at_once(_end_of(call))))
+    writer = asyncio.create_task(_write(call, news, say))
+    try:
+        async for message in call:
+            hear(message)
+    except grpc.aio.AioRpcError as broke:
+        # Where a write fails because the peer ended the stream, grpc.aio puts an error of its own in the
+        # place of what the peer said: that came first.
+        return ends[0] if ends else remote_error(broke)
+    except asyncio.CancelledError:
+        if _called_off():
+            raise
+        return ChannelClosed(grpc.StatusCode.CANCELLED, "", "the channel was closed under the stream")
+    except Exception as bug:
+        log.error("a peer's stream could not be read", error=bug)  # noqa: TRY400
+        return RemoteError(grpc.StatusCode.INTERNAL, "", f"the stream could not be read: {bug!r}")
+    finally:
+        call.cancel()  # grpc alone leaves some running, so that the peer never hears of it
+        writer.cancel()
+    return RemoteError(grpc.StatusCode.OK, "", ENDED)
+
+
+async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return RemoteError(code, "", ENDED)
+    told = await call.initial_metadata(), await call.trailing_metadata()
+    return remote_error(grpc.aio.AioRpcError(code, *told, await call.details()))
+
+
+def _at_once(told: Coroutine[Any, Any, RemoteError]) -> RemoteError:
+    """Of a call that is done, what would be waited for is there."""
+    try:
+        told.send(None)
+    except StopIteration as done:
+        error: RemoteError = done.value
+        return error
+    raise AssertionError("a call that is done does not tell how it ended")
+
+
+async def _write(call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any]) -> None:
+    try:
+        while True:
+            news.clear()
+            while (message := say()) is not None:
+                await call.write(message)
+            await news.wait()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the reader hears why
+    except Exception as bug:
+        log.error("nothing more can be said on a peer's stream", error=bug)  # noqa: TRY400
+        call.cancel()
+
+
+def _called_off() -> bool:
+    """This task is cancelled, and not merely the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

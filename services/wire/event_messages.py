@@ -1,0 +1,40 @@
+"""What does a line of a room's timeline look like on the wire?"""
+
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from baton.rooms.timeline import Event, Line, Moment
+from baton.wire.baton.v1 import rooms_pb2
+from baton.wire.text_validation import shown_from_wire
+
+LINE_BYTES_MAX: Final = 1024
+"""Longest line of a timeline that is kept as it came."""
+
+
+def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
+    return rooms_pb2.RoomEvent(
+        wall_ms=event.wall_ms,
+        source=event.source,
+        name=event.name,
+        detail=event.detail,
+        host_us=event.host_us,
+    )
+
+
+def line_from_wire(wire: bytes, source: str) -> Line:
+    """`source`: who is known to have told it. What the line itself says of that is not believed. One that is
+    too long is read at once, which cuts it."""
+    read = partial(event_from_wire, wire, source)
+    return read if len(wire) <= LINE_BYTES_MAX else read()
+
+
+def event_from_wire(wire: bytes, source: str) -> Event:
+    """One that makes no sense says so: it is read when somebody else asks for it."""
+    try:
+        event = rooms_pb2.RoomEvent.FromString(wire)
+    except DecodeError:
+        return Event(0, source, Moment.UNREADABLE)
+    name, detail = shown_from_wire(event.name, 64), shown_from_wire(event.detail, 512)
+    return Event(event.wall_ms, source, name, detail, event.host_us)

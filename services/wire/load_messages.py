@@ -1,0 +1,44 @@
+"""How does a worker say by what rooms are to be placed on it?"""
+
+from typing import Final
+
+from baton.fleet.worker_usage import WorkerLoad
+from baton.ids import RoomId
+from baton.pages.layout import GROUPS_MAX
+from baton.rooms.step_cost import SCORE_PRICE_MAX
+from baton.wire.baton.v1 import rooms_pb2
+
+RATE_MAX: Final = 2**32 - 1
+"""Tokens a second."""
+
+
+def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
+    """`number`: higher than that of any which this process told before."""
+    return rooms_pb2.WorkerLoad(
+        number=number,
+        free_pages=load.free,
+        asked_pages=load.asked,
+        waiting=load.waiting,
+        running=load.running,
+        running_max=load.running_max,
+        entered=load.entered,
+        tokens_waiting=load.tokens_waiting,
+        tokens_per_s=min(load.tokens_per_s, RATE_MAX),
+        score_price=load.score_price,
+    )
+
+
+def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
+    """Of more groups than a layout may have it is of no worker's: they are cut off."""
+    return WorkerLoad(
+        free=tuple(wire.free_pages[: GROUPS_MAX + 1]),
+        asked=tuple(wire.asked_pages[: GROUPS_MAX + 1]),
+        waiting=wire.waiting,
+        running=wire.running,
+        running_max=wire.running_max,
+        entered=RoomId(wire.entered),
+        number=wire.number,
+        tokens_waiting=wire.tokens_waiting,
+        tokens_per_s=wire.tokens_per_s,
+        score_price=min(wire.score_price, SCORE_PRICE_MAX),
+    )

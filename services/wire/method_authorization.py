@@ -1,0 +1,109 @@
+"""Who may call which method? Looked up by the name in the caller's certificate, where there are some."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+
+from baton.rooms.phases import Side
+from baton.wire.baton.v1 import rooms_pb2, workers_pb2
+from baton.wire.conversions import side_to_wire
+from baton.wire.errors import NotAdmitted, errors_as_status
+from baton.wire.handler_wrapper import wrap_handler
+from baton.wire.service_role import ServiceRole
+
+OURS: Final = "/baton.v1."
+SAN: Final = "x509_subject_alternative_name"
+
+BOOTSTRAP: Final = frozenset({ServiceRole.BOOTSTRAP})
+WORKERS: Final = frozenset({ServiceRole.PREFILL, ServiceRole.DECODE})
+ALL: Final = BOOTSTRAP | WORKERS
+
+ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
+    "WorkerRegistry/Register": WORKERS,
+    "WorkerRegistry/Renew": WORKERS,
+    "WorkerRegistry/Drain": WORKERS,
+    "WorkerRegistry/Leave": WORKERS,
+    "WorkerRegistry/ReportExit": ALL,  # whoever started the worker: its launcher, or that of the whole stack
+    "WorkerRegistry/SetWeight": BOOTSTRAP,  # who can be that can start and stop everything
+    "PresenceService/WhoIsThere": BOOTSTRAP,
+    "RoomService/OpenRoom": BOOTSTRAP,
+    "RoomService/WatchRoom": BOOTSTRAP,
+    "RoomService/ReportRooms": ALL,
+    "RoomService/CancelRoom": BOOTSTRAP,
+    "RoomService/GetRoom": BOOTSTRAP,
+    "RoomService/ListRooms": BOOTSTRAP,
+    "PrefillService/RunRoom": BOOTSTRAP,
+    "PrefillService/RunRooms": BOOTSTRAP,
+    "DecodeService/StreamRoom": BOOTSTRAP,
+    "DecodeService/StreamRooms": BOOTSTRAP,
+    "HandoverService/HandOver": frozenset({ServiceRole.DECODE}),
+}
+"""Of our own services. A method that is not here is nobody's. Health and reflection, which say nothing of
+rooms, are for every holder of a certificate."""
+
+
+SIDES: Final = {ServiceRole.of(side): side_to_wire(side) for side in Side}
+
+
+class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Before a call is served. For servers that ask for certificates (`known-callers-only`)."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith(OURS):
+            return handler
+        allowed = ALLOWED_CALLERS.get(details.method.removeprefix(OURS), frozenset())
+
+        async def admit(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            async with errors_as_status(context):
+                _check_own(_admitted(context, allowed), request)
+            return request
+
+        return wrap_handler(admit, handler, handler.request_deserializer)
+
+
+def has_certificate(context: grpc.aio.ServicerContext) -> bool:
+    """Whether the caller had to say who it is: on a port that asks for certificates, everyone whom `AuthorizationInterceptor`
+    let in; on a plain one, nobody."""
+    return bool(_names(context))
+
+
+def check_caller_side(
+    context: grpc.aio.ServicerContext, side: Side, also: frozenset[ServiceRole] = frozenset()
+) -> None:
+    """A caller that shows a certificate speaks for workers of its own side alone, or is one of `also`. Raises
+    NotAdmitted."""
+    allowed = also | {ServiceRole.of(side)}
+    if has_certificate(context):
+        _admitted(context, allowed)
+
+
+def _names(context: grpc.aio.ServicerContext) -> set[str]:
+    """In the caller's certificate; none without one."""
+    return {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
+
+
+def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]) -> frozenset[ServiceRole]:
+    """As whom the caller is let in. Raises NotAdmitted."""
+    names = _names(context)
+    parties = frozenset(party for party in allowed if party.tls_name in names)
+    if not parties:
+        wanted = " or ".join(sorted(party.tls_name for party in allowed)) or "nobody"
+        raise NotAdmitted(f"this is for {wanted}: the caller's certificate has another name")
+    return parties
+
+
+def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
+    """A worker registers for its own side, and tells what it saw, not how a caller's room ended. Raises
+    NotAdmitted."""
+    who = " and ".join(sorted(parties))
+    if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):
+        raise NotAdmitted(f"the certificate is a {who} worker's, the registration is not")
+    nameless = isinstance(request, rooms_pb2.ReportRoomsRequest) and not request.incarnation
+    if nameless and ServiceRole.BOOTSTRAP not in parties:
+        raise NotAdmitted(f"a {who} worker reports under its own incarnation, not without one")

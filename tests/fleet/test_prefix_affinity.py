@@ -1,0 +1,199 @@
+"""Is the beginning of a prompt known where it was sent, for as long as it may be held there?"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+
+import pytest
+
+from baton.fleet.placement import Need
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, Sent, blocks
+from baton.fleet.registry import Registry
+from baton.ids import Incarnation, RoomId
+from baton.rooms.phases import Side
+from tests.fleet.test_registry import LOST, facts, registry_of
+
+PROMPT = tuple(range(1000, 1000 + 5 * BLOCK_TOKENS))
+OTHER = (*PROMPT[: 2 * BLOCK_TOKENS], 7, *PROMPT[2 * BLOCK_TOKENS + 1 :])
+
+
+@dataclass(frozen=True)
+class Opened:
+    id: RoomId
+    names: tuple[str, str]
+
+
+def workers(rooms_max: int = 10) -> Registry:
+    return registry_of(
+        *(facts(side, number, tokens_max=10_000, rooms_max=rooms_max) for side in Side for number in (1, 2))
+    )
+
+
+def send(stack: Registry, prompt: tuple[int, ...], tokens: int = 400) -> Opened:
+    need = Need(tokens, tokens, blocks(prompt))
+    entry = stack.open_room("request", stack.place(need), need, 0)
+    return Opened(entry.id, (entry.names[Side.PREFILL], entry.decode.name))
+
+
+def over(stack: Registry, opened: Opened) -> None:
+    stack.end(opened.id, None, 0)
+    for side in Side:
+        stack.side_retired(opened.id, side)
+
+
+def test_two_prompts_share_the_blocks_that_they_share_from_the_start() -> None:
+    one, other = blocks(PROMPT), blocks(OTHER)
+    assert len(one) == len(other) == 5
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True, True, False, False, False]
+    assert blocks(PROMPT[1:])[0] not in one
+    assert len(set(one)) == 5
+
+
+@pytest.mark.parametrize(("length", "count"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2)])
+def test_a_block_that_is_not_whole_is_none(length: int, count: int) -> None:
+    assert len(blocks(PROMPT[:length])) == count
+
+
+def test_same_root_only_prompts_of_two_salts_share_no_block() -> None:
+    plain, one, other = (blocks(PROMPT, salt) for salt in (0, 1, 2**128 - 1))
+    assert len({*plain, *one, *other}) == 15
+    assert blocks(PROMPT, 1) == one
+
+
+def test_blocks_are_the_same_in_every_process() -> None:
+    assert blocks(range(64))[0].hex() == "03366a5a5b3d9e06b3387c35802c119d"
+
+
+def test_the_longest_known_beginning_counts() -> None:
+    sent = Sent(100 * BLOCK_TOKENS)
+    sent.add(blocks(PROMPT))
+    assert sent.tokens(blocks(PROMPT)) == 5 * BLOCK_TOKENS
+    assert sent.tokens(blocks(OTHER)) == 2 * BLOCK_TOKENS
+    assert sent.tokens(blocks(PROMPT[1:])) == 0
+
+
+def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first() -> None:
+    sent = Sent(6 * BLOCK_TOKENS)
+    sent.add(blocks(PROMPT))
+    sent.add(blocks(tuple(range(4 * BLOCK_TOKENS))))
+    assert len(sent) == 6
+    assert sent.tokens(blocks(PROMPT)) == 2 * BLOCK_TOKENS
+
+
+def test_the_worker_that_was_sent_the_beginning_is_preferred_on_either_side() -> None:
+    stack = workers()
+    first = send(stack, PROMPT)
+    assert send(stack, OTHER).names != first.names, "more is spoken for there than it spares"
+    over(stack, first)
+    assert send(stack, PROMPT).names == first.names
+    assert send(stack, PROMPT[1:]).names == first.names, "nobody was sent that: the least loaded one"
+
+
+def test_a_request_is_charged_for_what_a_worker_was_not_sent_before_and_given_back_the_same() -> None:
+    stack = workers()
+    first = send(stack, PROMPT)
+    over(stack, first)
+    again, other = send(stack, PROMPT), send(stack, OTHER)
+    charged = {each.facts.name: each.tokens for each in stack.workers()}
+    # Prefill computes no more than that. In decode each step attends to all of it.
+    assert [charged[name] for name in again.names] == [(400 - 320) + (400 - 128), 400]
+    for each in (again, other):
+        over(stack, each)
+    assert {each.tokens for each in stack.workers()} == {0}
+
+
+def test_a_worker_that_keeps_no_prefixes_is_not_thought_to_have_any() -> None:
+    stack = registry_of(
+        *(replace(facts(side, number), keeps_prefixes=False) for side in Side for number in (1, 2))
+    )
+    first = send(stack, PROMPT)
+    over(stack, first)
+    names = {send(stack, PROMPT).names for _ in range(2)}
+    assert len(names) == 2, "by their load alone"
+    assert {each.tokens for each in stack.workers()} == {400}
+
+
+def test_a_conversation_stays_for_as_long_as_less_waits_there_than_it_spares() -> None:
+    stack = workers()
+    long = tuple(range(5_000, 5_000 + 20 * BLOCK_TOKENS))
+    first = send(stack, long, tokens=1_300)
+    over(stack, first)
+    by_name = {worker.facts.name: worker for worker in stack.workers()}
+    holders = (by_name[first.names[0]], by_name[first.names[1]])
+    others = Need(len(long) - 1, len(long) - 1)
+    stack.open_room("another", holders, others, 0)
+    again = send(stack, long, tokens=1_300)
+    assert again.names == first.names
+    over(stack, again)
+    stack.open_room("another", holders, Need(2, 2), 0)
+    assert not set(send(stack, long, tokens=1_300).names) & set(first.names)
+
+
+@pytest.mark.parametrize("shared", [0, 64, 128])
+@pytest.mark.parametrize("at_a_time", [8, 32])
+def test_a_short_beginning_that_all_prompts_share_does_not_bring_them_all_to_one_worker(
+    shared: int, at_a_time: int
+) -> None:
+    """As a system's message does: each of four workers gets its share."""
+    stack = registry_of(
+        *(facts(side, number, tokens_max=300_000, rooms_max=99) for side in Side for number in range(1, 5))
+    )
+    got, rooms = Counter[str](), deque[Opened]()
+    for number in range(400):
+        if len(rooms) == at_a_time:
+            over(stack, rooms.popleft())
+        own = range(1_000 * (number + 1), 1_000 * (number + 2) - shared)
+        rooms.append(send(stack, (*range(shared), *own), tokens=1_000))
+        got.update(rooms[-1].names)
+    assert len(got) == 8
+    assert min(got.values()) >= 80, got
+
+
+def test_a_full_worker_is_not_waited_for() -> None:
+    stack = workers(rooms_max=1)
+    first = send(stack, PROMPT)
+    assert send(stack, PROMPT).names != first.names
+
+
+def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
+    stack = workers()
+    first = send(stack, PROMPT)
+    gone = next(worker.facts for worker in stack.workers() if worker.facts.name == first.names[0])
+    stack.leave(gone.incarnation, "exited", 0)
+    stack.register(replace(gone, incarnation=Incarnation(gone.incarnation + 1000)), 0)
+    assert [worker.sent.tokens(blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
+
+
+def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
+    """A chat that says no length may come to fill decode's cache, and takes its few tokens of prefill's."""
+    stack = workers()
+    need = Need(len(PROMPT), 9_000, blocks(PROMPT))
+    first = stack.open_room("request", stack.place(need), need, 0)
+    stack.side_retired(first.id, Side.PREFILL)
+    second = stack.open_room("request", stack.place(need), need, 0)
+    assert second.prefill == first.prefill
+    assert second.decode.name != first.decode.name
+
+
+def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_computes_itself() -> None:
+    stack = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
+    need = Need(200, 300, blocks(range(200)))
+    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent
+    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
+    stack.local(rooms[0].id)
+    assert held.tokens(need.blocks) == 192, "two others compute it"
+    stack.end(rooms[1].id, LOST, 0)
+    stack.side_retired(rooms[1].id, Side.PREFILL)
+    stack.local(rooms[2].id)
+    assert held.tokens(need.blocks) == 0, "of those one failed, and the other did not compute it"
+    rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(2)]
+    stack.side_retired(rooms[0].id, Side.PREFILL)
+    stack.local(rooms[1].id)
+    assert held.tokens(need.blocks) == 192, "the first of them computed it"
+    assert not held._awaited
+
+
+def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:
+    one = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
+    assert not one.asks_what_was_sent
+    one.register(facts(Side.DECODE, 2), 0)
+    assert one.asks_what_was_sent
