@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import httpx
 
+from baton.fleet.room_entry import RoomPhase
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomPhase
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 REQUEST_S: Final = 300.0

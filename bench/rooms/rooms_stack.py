@@ -24,10 +24,10 @@ from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
 from baton.bootstrap.metrics import BootstrapMetrics
 from baton.bootstrap.request_stream import RoomBackend
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.fleet.registry import Registry
+from baton.fleet.worker_record import WorkerState
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import WorkerState
 from baton.rooms.request import Request, Sampling
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import StartupError
@@ -147,7 +147,7 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     stack.push_async_callback(channels.close)
     port = server.bind(HOST, 0)
     registry = Registry(model=MODEL, first_room=1, lease_ms=LEASE_MS, kept=1024, failed_kept=1024)
-    rooms = Rooms(registry, clock, channels, BootstrapMetrics(CollectorRegistry()), QUEUE, LEASE_MS)
+    rooms = RoomController(registry, clock, channels, BootstrapMetrics(CollectorRegistry()), QUEUE, LEASE_MS)
     stack.callback(rooms.links.close)
     backend = RoomBackend(rooms, CONTEXT, REQUEST_S)
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)

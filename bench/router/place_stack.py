@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from baton.fleet.placement import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, blocks
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import Registry
-from baton.fleet.worker_usage import WorkerLoad
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, StackFacts, WorkerFacts
+from baton.rooms.worker_facts import StackFacts, WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from bench.report import seconds_of
 
 LEASE_MS: Final = 3_000
@@ -133,4 +134,4 @@ def _prompt(number: int) -> tuple[Block, ...]:
     own = range(1_000_000 + PROMPT * talk, 1_000_000 + PROMPT * (talk + 1))
     old = BLOCK_TOKENS * (turn + 1)
     new = range(-PROMPT * (number + 1), -PROMPT * number)
-    return blocks((*range(SHARED), *own[:old], *new[: PROMPT - SHARED - old]))
+    return hash_blocks((*range(SHARED), *own[:old], *new[: PROMPT - SHARED - old]))

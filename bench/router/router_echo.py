@@ -16,24 +16,24 @@ from typing import Any, Final
 
 import uvloop
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.phases import Side
 from baton.rooms.request import FinishReason, Request, Token
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.clock import SystemClock
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2
 from baton.wire.channel import Channels, Server
 from baton.wire.conversions import (
     finish_to_wire,
-    layout_to_wire,
     outcome_to_wire,
     request_from_wire,
     side_to_wire,
     token_to_wire,
 )
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.load_messages import load_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.lease import LeaseKeeper
@@ -211,7 +211,7 @@ async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
                 tokens_max=TOKENS_MAX,
                 rooms_max=ROOMS_MAX,
                 pid=os.getpid(),
-                worker_credential=own,
+                credential=own,
             )
             lease = LeaseKeeper(at_bootstrap, registration, lambda _: None, lambda _: None, echo.holds)
             for work in (lease.run(), reporter.run()):

@@ -41,7 +41,8 @@ from baton.transfer.exposure import Exposure
 from baton.transfer.interface import PutId, PutState, Region, Transfer, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.channel import Channels, open_channel
-from baton.wire.conversions import layout_to_wire, request_to_wire
+from baton.wire.conversions import request_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.wire.service_role import ServiceRole
 from baton.worker.assembly import RankMemory, RankPorts

@@ -25,10 +25,11 @@ from prometheus_client.exposition import choose_encoder
 
 from baton.api.http.authentication import operators_only
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 from baton.rooms.errors import UnknownRoom, UnknownWorker
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import WHOLE, RoomEntry
+from baton.rooms.worker_facts import WEIGHT_TOTAL
 from baton.wire.malformed import Malformed
 from baton.wire.registration import process_from_wire
 
@@ -83,17 +84,17 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
 def admin_router(
     registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
 ) -> APIRouter:
-    """`weigh`: as `Rooms.weigh`. Nothing here reads a body, so that none is to be bounded."""
+    """`weigh`: as `RoomController.weigh`. Nothing here reads a body, so that none is to be bounded."""
     router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.put("/workers/{process}")
-    async def worker(process: str, prefill_weight: int = Query(ge=0, le=WHOLE)) -> JSONResponse:
+    async def worker(process: str, prefill_weight: int = Query(ge=0, le=WEIGHT_TOTAL)) -> JSONResponse:
         try:
             weigh(process_from_wire(process), prefill_weight)
         except (Malformed, UnknownWorker) as error:
             return _not_found(str(error), "process")
         told = {"process": process, "prefill_weight": prefill_weight}
-        return JSONResponse({**told, "decode_weight": WHOLE - prefill_weight})
+        return JSONResponse({**told, "decode_weight": WEIGHT_TOTAL - prefill_weight})
 
     @router.get("/metrics")
     async def metrics_page(request: Request) -> Response:

@@ -17,14 +17,14 @@ from baton.bootstrap.placement_request import NotInTime, PlacementRequest, Queue
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
 from baton.fleet.placement import Need, Pair
-from baton.fleet.prefix_affinity import blocks
+from baton.fleet.prefix_affinity import hash_blocks
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomEntry
 from baton.fleet.wait_estimator import WaitEstimator
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoneReady, NoSuchWorker, Reason, Refusal, TooLarge
 from baton.rooms.phases import Side
 from baton.rooms.plurals import counted
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import Event, Moment
 from baton.rooms.trace import TraceContext
 from baton.runtime.clock import Clock
@@ -448,7 +448,7 @@ class Admission:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
         if asked.prompt and self._registry.asks_what_was_sent:
-            asked.need, asked.prompt = replace(asked.need, blocks=blocks(asked.prompt, asked.salt)), ()
+            asked.need, asked.prompt = replace(asked.need, blocks=hash_blocks(asked.prompt, asked.salt)), ()
             if retry is not None and retry.back is not None:
                 self._registry.computed(retry.back, asked.need.blocks)
         try:

@@ -9,21 +9,17 @@ from typing import Final
 import grpc
 
 from baton.bootstrap.placement_request import QueueFull
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
+from baton.bootstrap.room_messages import room_to_wire
+from baton.fleet.room_entry import RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, Reason, UnknownRoom, UnknownWorker
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
-from baton.rooms.registry_records import RoomPhase
 from baton.rooms.request import CHOICES_MAX
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.census import census_from_wire
-from baton.wire.conversions import (
-    Malformed,
-    outcome_from_wire,
-    peer_to_wire,
-    room_to_wire,
-)
+from baton.wire.conversions import Malformed, outcome_from_wire, peer_to_wire
 from baton.wire.errors import errors_as_status
 from baton.wire.event_messages import event_to_wire, line_from_wire
 from baton.wire.load_messages import load_from_wire
@@ -42,7 +38,7 @@ CALLER: Final = "caller"
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: RoomController) -> None:
         self._rooms = rooms
 
     async def Register(
@@ -127,7 +123,7 @@ class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
 
 
 class RoomService(rooms_pb2_grpc.RoomServiceServicer):
-    def __init__(self, rooms: Rooms) -> None:
+    def __init__(self, rooms: RoomController) -> None:
         self._rooms = rooms
 
     async def OpenRoom(

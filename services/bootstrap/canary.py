@@ -14,14 +14,15 @@ from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.request_stream import RoomBackend
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.fleet.pair_health import PairId
 from baton.fleet.placement import Need, Pair
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side
 from baton.rooms.plurals import counted
-from baton.rooms.registry_records import CANARY_TOKENS, Worker, WorkerState
 from baton.rooms.request import Request
+from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -41,7 +42,7 @@ PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
 class Canary:
     """Runs as one task: one canary at a time."""
 
-    def __init__(self, rooms: Rooms, backend: RoomBackend, request: Request) -> None:
+    def __init__(self, rooms: RoomController, backend: RoomBackend, request: Request) -> None:
         """`request`: what is asked, with a prompt of its own each time: of `canary_request`."""
         self._rooms = rooms
         self._backend = backend

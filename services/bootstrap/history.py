@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from baton.fleet.room_index import is_of
 from baton.ids import Incarnation
-from baton.rooms.registry_records import WorkerFacts
+from baton.rooms.worker_facts import WorkerFacts
 
 EMPTY_CENSUS: Final[Mapping[str, Any]] = MappingProxyType({})
 

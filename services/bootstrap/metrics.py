@@ -11,10 +11,12 @@ from prometheus_client.registry import Collector
 
 from baton.fleet.registry import GOODBYE, Registry
 from baton.fleet.retry import RETRIED
+from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.worker_record import WorkerState
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
-from baton.rooms.registry_records import WHOLE, RoomEntry, RoomPhase, WorkerState
+from baton.rooms.worker_facts import WEIGHT_TOTAL
 from baton.telemetry.failed_room_counter import FailedRoomCounter
 from baton.telemetry.histogram import LabelledHistogram, LoopHistogram
 
@@ -258,7 +260,7 @@ class RegistryCollector(Collector):
                 for each in self._registry.workers()
                 if (each.facts.side, each.state) == (side, WorkerState.READY)
             )
-            weights.add_metric([side.value], parts / WHOLE)
+            weights.add_metric([side.value], parts / WEIGHT_TOTAL)
         yield weights
         yield GaugeMetricFamily(
             "baton_alone_workers",

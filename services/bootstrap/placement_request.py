@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from baton.fleet.fair_queue import QueueKey
 from baton.fleet.placement import Need
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Reason
 from baton.rooms.reasons import REASONS
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import Event
 from baton.rooms.trace import TraceContext
 

@@ -20,15 +20,23 @@ from baton.bootstrap.admission import QUEUED_GONE
 from baton.bootstrap.history import NO_STATUS
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.placement_request import QueueFull, Retry
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream
 from baton.fleet.placement import Need
-from baton.fleet.retry import RETRIED, RetryBounds, guilty, margin_tokens, may_retry, pause_s, went_on
+from baton.fleet.retry import (
+    RETRIED,
+    RetryBounds,
+    avoided_sides,
+    made_progress,
+    margin_tokens,
+    may_retry,
+    pause_s,
+)
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation
 from baton.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
 
@@ -87,7 +95,7 @@ class RequestStream:
 
     def __init__(
         self,
-        rooms: Rooms,
+        rooms: RoomController,
         follow: Follow,
         entry: RoomEntry,
         request: Request,
@@ -228,7 +236,7 @@ class RequestStream:
             raise failure
         if not REASONS[cause.reason].is_attempt and strand.paused_ms is None:
             strand.paused_ms = failed.closing_ms
-        if went_on(sum(len(self._outputs[choice]) - strand.began for choice in strand.choices)):
+        if made_progress(sum(len(self._outputs[choice]) - strand.began for choice in strand.choices)):
             strand.opened = 1
         pause = self._pause_s(strand, cause)
         if not may_retry(cause.reason, strand.opened, left_s - pause, self._bounds):
@@ -240,7 +248,7 @@ class RequestStream:
                 had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
                 self._rooms.not_retried(failed.id, had)
             raise failure
-        guilt = guilty(cause.reason, strand.room.teller)
+        guilt = avoided_sides(cause.reason, strand.room.teller)
         strand.avoid |= {failed.worker(side).incarnation for side in guilt.intersection(failed.sides)}
         return cause
 
@@ -343,7 +351,7 @@ class RoomBackend:
 
     def __init__(
         self,
-        rooms: Rooms,
+        rooms: RoomController,
         context_tokens: int,
         timeout_s: float,
         bounds: RetryBounds = RetryBounds(),  # noqa: B008 - frozen

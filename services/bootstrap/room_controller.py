@@ -18,13 +18,15 @@ from baton.bootstrap.metrics import BootstrapMetrics, ExitRejection, Loss, compu
 from baton.bootstrap.timelines import Timelines
 from baton.bootstrap.worker_streams import WorkerStreams
 from baton.fleet.registry import Registry
-from baton.fleet.worker_usage import WorkerLoad
+from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NameInUse, NotGone, Reason, TurnStalled, UnknownRoom
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.registry_records import RoomEntry, RoomPhase, Worker, WorkerFacts
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_facts import WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.clock import Clock
 from baton.runtime.logging import Log
 from baton.telemetry.room_spans import RoomSpans

@@ -21,13 +21,13 @@ import grpc
 
 from baton.api.backend import Hangup, RoomFailed, TokenBatch
 from baton.bootstrap.outbox import Outbox
-from baton.bootstrap.room_controller import ANSWERED, Rooms
+from baton.bootstrap.room_controller import ANSWERED, RoomController
+from baton.fleet.room_entry import RoomEntry
 from baton.pages.record import ALTERNATIVES_MAX
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.plurals import counted
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.request import FinishReason, Request, Score, Token
 from baton.rooms.timeline import Moment
 from baton.runtime.logging import Log
@@ -57,7 +57,7 @@ class RoomStream:
     """One room being followed: a `baton.api.backend.TokenStream` to its reader, and a
     `baton.bootstrap.worker_streams.Hearer` to the streams of both its workers."""
 
-    def __init__(self, rooms: Rooms, entry: RoomEntry, request: Request, timeout_s: float) -> None:
+    def __init__(self, rooms: RoomController, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0
         self.cause: Cause | None = None
         """Why the room failed, once it has."""

@@ -6,9 +6,9 @@ Its timeline, and the span of its trace, which has the bootstrap's own lines as 
 import asyncio
 
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 from baton.rooms.errors import Cause
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 from baton.rooms.trace import TraceContext
 from baton.runtime.clock import Clock

@@ -24,7 +24,7 @@ from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.reasoning_key import thoughts_key
 from baton.bootstrap.request_stream import RoomBackend
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.settings import BootstrapSettings
 from baton.bootstrap.timeline.routes import page_router, timeline_router
 from baton.fleet.registry import Registry
@@ -88,7 +88,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         failed_kept=settings.failed_rooms_kept,
         context_length=facts.context_length,
     )
-    rooms = Rooms(
+    rooms = RoomController(
         registry,
         clock,
         channels,
@@ -175,7 +175,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         await tracer.stop(STOP_GRACE_S)
 
 
-def operator_routers(rooms: Rooms, metrics: CollectorRegistry) -> list[APIRouter]:
+def operator_routers(rooms: RoomController, metrics: CollectorRegistry) -> list[APIRouter]:
     """The pages for operators, on the API's port or on their own."""
     return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms), page_router()]
 
@@ -189,7 +189,7 @@ def _bind(server: Server, settings: BootstrapSettings) -> int:
         raise cannot_listen(host, port, flag) from error
 
 
-async def _drain(http: HttpServers, rooms: Rooms, timeout_ms: int) -> bool:
+async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> bool:
     """No new requests; those that were accepted are answered (`drain-keeps-promises`), or told why they are
     not. Returns whether all were answered."""
     stopping = asyncio.create_task(http.api.stop())

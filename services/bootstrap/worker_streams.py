@@ -16,16 +16,16 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import WorkerFacts
+from baton.rooms.worker_facts import WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.channel import REQUEST_BYTES_MAX, Channels
 from baton.wire.conversions import cause_to_wire
-from baton.wire.duplex_stream import converse
+from baton.wire.duplex_stream import run_duplex
 from baton.wire.errors import CommandTooLong, RemoteError, refusal_from_wire
 from baton.wire.load_messages import load_from_wire
 from baton.wire.service_role import ServiceRole
@@ -220,7 +220,7 @@ class WorkerStream:
             call = inference_pb2_grpc.DecodeServiceStub(channel).StreamRooms()
         error = RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed")
         try:
-            error = await converse(call, self._news, self._next, self._read)
+            error = await run_duplex(call, self._news, self._next, self._read)
         finally:
             self._break(error)
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 from baton.decode.settings import DecodeSettings
 from baton.prefill.settings import PrefillSettings
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import WHOLE
+from baton.rooms.worker_facts import WEIGHT_TOTAL
 from baton.runtime.errors import SettingsError
 from baton.runtime.setting_kinds import NAME_CHARS_MAX, PORT, choices, number
 from baton.runtime.settings import setting, settings_of
@@ -40,10 +40,10 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     side: str = setting("both", "Which side the worker serves, or both in one process.", SIDES)
     prefill_weight: int = setting(
-        WHOLE // 2,
+        WEIGHT_TOTAL // 2,
         "Of 100 parts of the process's time: so many are meant for prefill, the others for decode. A side"
         " with 0 gets no request while another worker serves that side. `baton role` changes it at once.",
-        number(0, WHOLE),
+        number(0, WEIGHT_TOTAL),
     )
     prefill_grpc_port: int = setting(
         0, "gRPC port of the prefill side; --grpc-port is of the decode side (0: any free one).", PORT

@@ -14,10 +14,10 @@ from rich.text import Text
 from baton.bootstrap.timeline.timeline_schema import State
 from baton.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
 from baton.cli.keyboard import Keyboard
+from baton.fleet.worker_record import WorkerState
 from baton.pages.pool import PageState
 from baton.rooms.plurals import counted
 from baton.rooms.queues import RoomQueue
-from baton.rooms.registry_records import WorkerState
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110

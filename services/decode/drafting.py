@@ -11,7 +11,7 @@ from baton.decode.batch import ChoiceStep
 from baton.decode.drafter import Drafter
 from baton.decode.room import Choice
 from baton.engine.interface import DraftPages
-from baton.rooms.draft_budget import Drafts, DraftSource, allot
+from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.step_cost import StepCost
 
 READ_MAX: Final = 16_384
@@ -52,7 +52,7 @@ class Drafting:
             places.append(place)
             promises.append(Drafts(drafter.acceptance, available, available if forced else 0))
         positions = beside + sum(part.positions for part in step)
-        counts = allot(promises, len(step), positions, self.cost.told.position)
+        counts = allocate_drafts(promises, len(step), positions, self.cost.told.position)
         for place, count in zip(places, counts, strict=True):
             drafted[place] = drafted[place][:count]
         if self._ahead:
@@ -94,7 +94,9 @@ class Drafting:
         drafters = [each for part in step if (each := part.choice.drafter) is not None]
         promises = [Drafts(each.acceptance, each.ahead) for each in drafters]
         cost = self.cost.told.position + self.cost.told.draft
-        for drafter, count in zip(drafters, allot(promises, len(step), positions, cost), strict=True):
+        for drafter, count in zip(
+            drafters, allocate_drafts(promises, len(step), positions, cost), strict=True
+        ):
             if drafter.proposal is not None:
                 drafter.proposal.wanted = count
 

@@ -25,9 +25,10 @@ from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
-from baton.wire.conversions import Malformed, cause_to_wire, layout_from_wire, layout_to_wire
-from baton.wire.duplex_stream import ChannelClosed, converse
+from baton.wire.conversions import Malformed, cause_to_wire
+from baton.wire.duplex_stream import ChannelClosed, run_duplex
 from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
+from baton.wire.layout_messages import layout_from_wire, layout_to_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox
 
@@ -358,7 +359,7 @@ class SenderLink:
         channel = self._channels.to(self.peer.address, ServiceRole.PREFILL, self.incarnation)
         self._greeted = self._answered = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
-        return await converse(call, self._news, self._next, self._receive)
+        return await run_duplex(call, self._news, self._next, self._receive)
 
     def _next(self) -> inference_pb2.HandOverRequest | None:
         """What is said next, if anything."""

@@ -33,7 +33,7 @@ class DecodeStepping(Stepping[StepOf]):
         drafting: Drafting,
         local_gap_ms: int,
     ) -> None:
-        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptTiming.gap_ms`."""
+        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
         super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptTiming(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)

@@ -22,7 +22,6 @@ from baton.decode.page_check import PageCheck
 from baton.decode.polling import poll_s
 from baton.decode.room import DecodeRoom
 from baton.decode.stepping import DecodeStepping
-from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.receiving import NEAR_S, Receiving
 from baton.handover.requests import (
     ClaimRoom,
@@ -41,6 +40,7 @@ from baton.rooms.evidence import Connected
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Roster
+from baton.rooms.worker_load import WorkerLoad
 from baton.runtime.errors import MemoryKept
 from baton.runtime.host_memory import CannotMove
 from baton.runtime.logging import Log

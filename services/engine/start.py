@@ -11,7 +11,7 @@ from baton.engine.memory import enough
 from baton.engine.ranks import join_team
 from baton.engine.team import Team, alone
 from baton.models.model_files import prepare, resolve
-from baton.rooms.registry_records import CANARY_TOKENS
+from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import GroupLost
 from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import returning_memory

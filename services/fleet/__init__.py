@@ -1,0 +1,9 @@
+"""The router's view of its workers: which are there, which gets a room, and who waits for one.
+
+`bootstrap` alone calls it: `Registry.register` and `renew` for workers, `place` and `open_room` for a
+request, `end` and `side_retired` for its room. Requests that fit no worker wait in a `FairQueue`. A
+`WaitEstimator` says for how long.
+
+The package is pure: time is an argument, and randomness is injected. It imports `rooms`, `topology` and
+`ids`. No worker imports it.
+"""

@@ -26,11 +26,12 @@ from typing import Final, NoReturn, TypeAlias
 from baton.fleet.pair_health import PairHealth, PairId
 from baton.fleet.prefix_affinity import Block
 from baton.fleet.side_workers import Ranking, SideWorkers
+from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation
 from baton.rooms.choice_pages import positions_of
 from baton.rooms.errors import NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import Worker, WorkerFacts
+from baton.rooms.worker_facts import WorkerFacts
 
 LOOKS_MAX: Final = 32
 """Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from baton.fleet.worker_usage import UnreportedRooms, WorkerLoad
+from baton.fleet.worker_usage import UnreportedRooms
 from baton.ids import RoomId
+from baton.rooms.worker_load import WorkerLoad
 
 LEFT_MS_MAX: Final = 2**32 - 1
 """More is told as this, which is seven weeks."""

@@ -13,11 +13,12 @@ from typing import Final, TypeVar
 
 from baton.fleet.due_queue import DueQueue
 from baton.fleet.pair_health import PairHealth
-from baton.fleet.placement import Need, Pair, beyond, place, place_back, to_reserve
+from baton.fleet.placement import Need, Pair, place, place_back, to_reserve, uncached_tokens
 from baton.fleet.prefix_affinity import Block
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_index import RoomIndex
 from baton.fleet.side_workers import SideWorkers
-from baton.fleet.worker_usage import WorkerLoad
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import (
     Cause,
@@ -31,16 +32,9 @@ from baton.rooms.errors import (
     WorkerRefused,
 )
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import (
-    WHOLE,
-    RoomEntry,
-    RoomPhase,
-    StackFacts,
-    Worker,
-    WorkerFacts,
-    WorkerState,
-)
 from baton.rooms.timeline import Event
+from baton.rooms.worker_facts import WEIGHT_TOTAL, StackFacts, WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 
 DEPARTED_MAX: Final = 1024
 TURN_MS_MAX: Final = 3_000
@@ -475,7 +469,7 @@ class Registry:
             request_id,
             None if prefill is None else prefill.facts,
             decode.facts,
-            need.prompt_tokens if prefill is None else beyond(prefill, need),
+            need.prompt_tokens if prefill is None else uncached_tokens(prefill, need),
             need.first_on(decode.facts),
             now_ms,
             canary,
@@ -682,7 +676,7 @@ class Registry:
             return
         if theirs.incarnation == worker.facts.incarnation:
             worker.twin, twin.twin = twin, worker
-            worker.weight = WHOLE - twin.weight
+            worker.weight = WEIGHT_TOTAL - twin.weight
             self._loaded(worker)
 
     def _part(self, worker: Worker) -> None:

@@ -15,7 +15,6 @@ from zlib import crc32
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
-from baton.rooms.registry_records import BOTH
 
 LEFT_S_MIN: Final = 0.5
 """A request with less time left than this is not worth another room."""
@@ -53,7 +52,7 @@ def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
         case Fault.TELLER if teller is not None:
             return frozenset({teller})
         case Fault.EITHER | Fault.TELLER:
-            return BOTH
+            return frozenset(Side)
         case Fault.NOBODY | Fault.CALLER | Fault.REQUEST | Fault.BOOTSTRAP:
             return frozenset()
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from typing import Final
 
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
-from baton.rooms.registry_records import RoomEntry
 
 PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
 """What the prompts of one HTTP request have behind its id."""

@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import Final
 
 from baton.fleet.prefix_affinity import Block
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
-from baton.rooms.registry_records import Worker, WorkerState
 
 HOLDERS_MAX: Final = 32
 """A beginning that more workers of a side were sent distinguishes none of them."""

@@ -1,7 +1,7 @@
 """Expected waits of requests that have no room yet, and the bounds by which they are turned away.
 
-The work before a request is set against the work that was done lately while requests waited (`QueueThroughput`).
-Both are counted in tokens (`RunningWork`).
+The work before a request is set against the work that was done lately while requests waited
+(`QueueThroughput`). Both are counted in tokens (`RunningWork`).
 """
 
 from collections.abc import Callable

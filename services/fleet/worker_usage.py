@@ -16,40 +16,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from baton.ids import PageCounts, RoomId
+from baton.ids import RoomId
+from baton.rooms.worker_load import WorkerLoad
 
 WAITING_MIN: Final = 2
 WAITING_SHARE: Final = 8
 """Of the sequences that run. A room that a worker cannot begin yet is sent to it while fewer wait there: it
 gets its pages, or joins the batch, in the very turn in which another ends. Where more than these end at one
 time, the worker says so at once, and the next are placed: it does not idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """What a worker says of itself, as of one moment between two of its turns."""
-
-    free: PageCounts
-    """Of each group: pages that a room could be granted now, beyond what is left for those that run."""
-    asked: PageCounts
-    """Of each group: pages that the rooms ask for which are not granted yet."""
-    waiting: int
-    """How many rooms those are."""
-    running: int
-    """Sequences of granted rooms that go on."""
-    running_max: int
-    """Sequences that a step continues at most; 0: not said."""
-    entered: RoomId
-    """The highest id among its rooms; 0 without any. Ids ascend in the order in which they are issued."""
-    number: int = 0
-    """Higher than that of any which the same process said before."""
-    tokens_waiting: int = 0
-    """Of a prefill worker: tokens that it has yet to compute of its rooms, by what they cost."""
-    tokens_per_s: int = 0
-    """Of a prefill worker: that it computed of late in a second of computing; 0: it has not."""
-    score_price: int = 0
-    """Of a prefill worker: thousandths of a token by which a token that is scored counts for more, in both
-    (`counted-work`)."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """How do the rooms of a decode rank take pages as they draw, and how much is left for that?
 
-`baton.rooms.page_growth` decides who gets what; here is what it decides by, and what follows for the pages.
+`baton.rooms.page_growth` decides who gets what; here is what it decides by, and what follows for the
+pages.
 """
 
 from collections.abc import Iterable, Sequence

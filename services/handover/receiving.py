@@ -11,7 +11,6 @@ from math import inf
 from operator import gt
 from typing import Final, TypeVar, assert_never
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.growing import DraftReach, Growing, Space
 from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.requests import (
@@ -44,6 +43,7 @@ from baton.rooms.reasons import REASONS, Fault
 from baton.rooms.request import FinishReason, Request, Token
 from baton.rooms.roster import NOTHING, ROWS_MAX, Capacity
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_load import WorkerLoad
 
 NEAR_S: Final = 0.01
 """What comes between a record and its seal takes a few milliseconds mostly."""

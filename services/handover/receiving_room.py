@@ -10,7 +10,7 @@ from baton.rooms.page_growth import Age
 from baton.rooms.phases import Phase
 from baton.rooms.receiver import Receiver
 from baton.rooms.request import Request, Token
-from baton.rooms.running_choices import Choices
+from baton.rooms.running_choices import RunningChoices
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +44,12 @@ class ReceivingRoom(Receiver):
     """Until when its seal is looked for without a pause, once its record is there."""
     outputs: tuple[list[int], ...] = field(init=False)
     """All tokens drawn of each choice."""
-    ends: Choices = field(init=False)
+    ends: RunningChoices = field(init=False)
     concluded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.outputs = tuple(list(self.request.output) for _ in range(self.request.choices))
-        self.ends = Choices(self.request.choices)
+        self.ends = RunningChoices(self.request.choices)
         self.covered = self.division.begun
 
     @property

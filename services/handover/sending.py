@@ -12,7 +12,6 @@ from math import lcm
 from operator import gt
 from typing import Final, Protocol, TypeVar, assert_never
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.requests import (
     BeginWrites,
     Forget,
@@ -38,6 +37,7 @@ from baton.rooms.plurals import counted
 from baton.rooms.request import Request, Token
 from baton.rooms.sender import Sender
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_load import WorkerLoad
 
 CLAIMED: Final = Cause(Reason.LOCAL, "the decode worker computes the prompt itself")
 GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room up")

@@ -18,8 +18,8 @@ from baton.prefill.turn import PrefillWork
 from baton.rooms.errors import PeerFault, Refusal, UnknownRoom
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.channel import check_incarnation
-from baton.wire.conversions import layout_to_wire
 from baton.wire.errors import refusal_to_wire
+from baton.wire.layout_messages import layout_to_wire
 
 ANSWERS_MAX: Final = 4_096
 """That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""

@@ -16,8 +16,9 @@ from baton.rooms.errors import NotConnected, WorkerRefused
 from baton.transfer.bounds import check_endpoint
 from baton.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
 from baton.wire.baton.v1 import inference_pb2
-from baton.wire.conversions import Malformed, checksum_from_wire, layout_from_wire
+from baton.wire.conversions import Malformed
 from baton.wire.errors import NotQuiet
+from baton.wire.layout_messages import checksum_from_wire, layout_from_wire
 
 
 class Routes:

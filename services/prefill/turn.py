@@ -9,7 +9,6 @@ import asyncio
 from collections import abc
 from typing import Final, assert_never
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.requests import (
     BeginWrites,
     Forget,
@@ -34,6 +33,7 @@ from baton.rooms.errors import Cause
 from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Roster
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.worker.assembly import RankPorts
 from baton.worker.mailbox import Answer

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from baton.pages.checksum import KvChecksum
 from baton.rooms.ballot import PLACES_MAX
-from baton.rooms.registry_records import CANARY_ROOMS
+from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import Quantize
 from baton.runtime.service_settings import HOST_OR_NONE, ServiceSettings

@@ -16,7 +16,7 @@ from baton.runtime.setting_kinds import join_address
 from baton.wire.errors import WrongIncarnation
 from baton.wire.message_limits import TAKEN_BYTES_MAX
 from baton.wire.method_authorization import AuthorizationInterceptor
-from baton.wire.run_token import Showing, TokenInterceptor
+from baton.wire.run_token import TokenChannel, TokenInterceptor
 from baton.wire.service_role import ServiceRole
 from baton.wire.thread_channel import ThreadChannel
 from baton.wire.tls_identity import Identity
@@ -97,7 +97,7 @@ def _open(library: Any, address: str, party: ServiceRole, identity: Identity | N
     else:
         options = (*_CHANNEL, ("grpc.ssl_target_name_override", party.tls_name))
         channel = library.secure_channel(address, identity.channel(), options=options)
-    return Showing(channel, run_token) if run_token else channel
+    return TokenChannel(channel, run_token) if run_token else channel
 
 
 class _CountAccepted(grpc.aio.ServerInterceptor):  # type: ignore[misc]

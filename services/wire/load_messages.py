@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.pages.layout import GROUPS_MAX
 from baton.rooms.step_cost import SCORE_PRICE_MAX
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2
 
 RATE_MAX: Final = 2**32 - 1

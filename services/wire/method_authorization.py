@@ -68,8 +68,8 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc
 
 
 def has_certificate(context: grpc.aio.ServicerContext) -> bool:
-    """Whether the caller had to say who it is: on a port that asks for certificates, everyone whom `AuthorizationInterceptor`
-    let in; on a plain one, nobody."""
+    """Whether the caller had to say who it is: on a port that asks for certificates, everyone whom
+    `AuthorizationInterceptor` let in; on a plain one, nobody."""
     return bool(_names(context))
 
 

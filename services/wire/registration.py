@@ -2,16 +2,10 @@
 
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import WHOLE, OtherSide, StackFacts, WorkerFacts
+from baton.rooms.worker_facts import WEIGHT_TOTAL, OtherSide, StackFacts, WorkerFacts
 from baton.wire.baton.v1 import workers_pb2
-from baton.wire.conversions import (
-    Malformed,
-    check_peer,
-    checksum_from_wire,
-    layout_from_wire,
-    side_to_wire,
-    topology_from_wire,
-)
+from baton.wire.conversions import Malformed, check_peer, side_to_wire
+from baton.wire.layout_messages import checksum_from_wire, layout_from_wire, topology_from_wire
 from baton.wire.receiver_secret import DIGEST_BYTES
 from baton.wire.text_validation import label_from_wire, name_from_wire
 
@@ -84,6 +78,6 @@ def process_from_wire(name: str) -> str:
 
 def weight_from_wire(prefill_weight: int) -> int:
     """Of 100. Raises Malformed."""
-    if not 0 <= prefill_weight <= WHOLE:
-        raise Malformed(f"prefill_weight must be 0 to {WHOLE}")
+    if not 0 <= prefill_weight <= WEIGHT_TOTAL:
+        raise Malformed(f"prefill_weight must be 0 to {WEIGHT_TOTAL}")
     return prefill_weight

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.handover.requests import Outcome, Report, Retired
 from baton.handover.side import HandOverSide
 from baton.ids import RoomId
@@ -18,6 +17,7 @@ from baton.rooms.phases import Phase, Vote
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Capacity, Roster
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
 from baton.wire.census import census_to_wire
 from baton.wire.load_messages import load_to_wire

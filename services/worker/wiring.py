@@ -34,7 +34,8 @@ from baton.transfer.nixl_library import install_memory_hooks
 from baton.transfer.start import offering
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
-from baton.wire.conversions import layout_to_wire, side_to_wire, topology_to_wire
+from baton.wire.conversions import side_to_wire
+from baton.wire.layout_messages import layout_to_wire, topology_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.follower_host import FollowerHost

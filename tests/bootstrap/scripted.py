@@ -14,26 +14,27 @@ from baton.api.requests.schemas import Drawing
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.request_stream import RequestStream, RoomBackend
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import RoomStream
 from baton.fleet.registry import Registry
 from baton.fleet.retry import RetryBounds
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase, WorkerFacts
 from baton.rooms.request import FinishReason, Request, Sampling, Score, Token
+from baton.rooms.worker_facts import WorkerFacts
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.conversions import (
     finish_to_wire,
-    layout_to_wire,
     outcome_to_wire,
     request_from_wire,
     scores_to_wire,
     token_to_wire,
 )
 from baton.wire.errors import refusal_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.receiver_secret import digest_of
 from baton.wire.registration import worker_from_wire
 from baton.worker.shared_stream import ends_some, rooms_reply
@@ -314,7 +315,7 @@ class House:
         self.registry = Registry("model", first_room=1, lease_ms=LEASE_MS, kept=50, failed_kept=50)
         self.channels = Channels()
         self.metrics = CollectorRegistry()
-        self.rooms = Rooms(
+        self.rooms = RoomController(
             self.registry,
             self.clock,
             self.channels,

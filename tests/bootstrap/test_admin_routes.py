@@ -12,8 +12,8 @@ from baton.api.app import create_app
 from baton.bootstrap.admin_routes import admin_router, probe_router
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import OtherSide
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_facts import OtherSide
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 from tests.bootstrap.scripted import House, house

@@ -10,12 +10,12 @@ import pytest
 from baton.bootstrap.placement_request import NotInTime, QueueFull, Retry
 from baton.fleet.fair_queue import QUANTUM
 from baton.fleet.placement import Need, Pair
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.registry import DELIVERY_MS, EXPECTED_MS
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase
 from baton.wire.service_role import ServiceRole
 from tests.bootstrap.scripted import LEASE_MS, DecodeWorker, House, PrefillWorker, house
 from tests.patience import PATIENCE_S
@@ -215,8 +215,8 @@ async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> Non
     prompt = tuple(range(BLOCK_TOKENS))
     entry = await at.admission.admit("a", 100, 200, prompt=prompt, salt=7)
     held = next(each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL]).sent
-    assert held.tokens(blocks(prompt, 7)) == BLOCK_TOKENS
-    assert held.tokens(blocks(prompt)) == held.tokens(blocks(prompt, 8)) == 0
+    assert held.tokens(hash_blocks(prompt, 7)) == BLOCK_TOKENS
+    assert held.tokens(hash_blocks(prompt)) == held.tokens(hash_blocks(prompt, 8)) == 0
 
 
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:

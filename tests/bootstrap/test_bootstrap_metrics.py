@@ -8,10 +8,10 @@ import pytest
 
 from baton.bootstrap.placement_request import QueueFull
 from baton.fleet.placement import Need
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, NoSuchWorker, Reason
 from baton.rooms.phases import Side
+from baton.rooms.worker_load import WorkerLoad
 from tests.bootstrap.scripted import House, house
 from tests.wire.servers import until
 

@@ -10,15 +10,16 @@ import pytest
 
 from baton.bootstrap import bootstrap_services
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
+from baton.fleet.room_entry import RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomPhase
 from baton.rooms.timeline import Moment
 from baton.wire import liveness
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
-from baton.wire.conversions import layout_to_wire, outcome_to_wire
+from baton.wire.conversions import outcome_to_wire
 from baton.wire.errors import RemoteError, remote_error
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.load_messages import load_from_wire
 from baton.wire.receiver_secret import digest_of
 from baton.wire.worker_credential import incarnation_of, of_ranks

@@ -12,11 +12,12 @@ from baton.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canar
 from baton.bootstrap.canary_request import canary_request
 from baton.fleet.pair_health import BROKEN_AFTER
 from baton.fleet.placement import Need
+from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import CANARY_ROOMS, WorkerState
 from baton.rooms.request import EOS_TOKEN_IDS_MAX, Sampling
+from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.runtime.errors import StartupError
 from tests.bootstrap.scripted import (
     CANARY,

@@ -7,10 +7,10 @@ import grpc
 import pytest
 
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.load_messages import load_from_wire
 from baton.wire.worker_credential import of_ranks

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from baton.bootstrap.placement_request import NotInTime, QueueFull
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
-from baton.rooms.registry_records import RoomEntry
 from tests.bootstrap.scripted import House, house
 
 TICK_MS = 100

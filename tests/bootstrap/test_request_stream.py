@@ -12,16 +12,16 @@ from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap import room_stream
 from baton.bootstrap.canary import Canary
 from baton.bootstrap.placement_request import QueueFull, Retry
+from baton.bootstrap.room_messages import room_to_wire
 from baton.fleet.placement import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import RETRIED
+from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
-from baton.rooms.registry_records import WorkerState
 from baton.rooms.request import Request, Sampling
-from baton.wire.conversions import room_to_wire
 from baton.wire.errors import Draining, WrongIncarnation
 from tests.bootstrap.scripted import (
     CANARY,
@@ -187,7 +187,7 @@ async def test_same_root_only_each_room_of_a_request_is_placed_and_asked_for_und
     assert await read(await at.backend.generate(request)) == ([7, 8, 9], "length")
     for name in ("prefill-0", "decode-0", "decode-1"):
         sent = next(each for each in at.registry.workers() if each.facts.name == name).sent
-        told = [sent.tokens(blocks(request.prompt, salt)) for salt in (0, 9)]
+        told = [sent.tokens(hash_blocks(request.prompt, salt)) for salt in (0, 9)]
         assert told == [0, BLOCK_TOKENS], name
     await at.all_at_rest(2, 3)
     assert {each.salt for worker in at.workers for each in worker.asked} == {9}

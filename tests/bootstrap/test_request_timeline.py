@@ -17,11 +17,11 @@ from baton.bootstrap.timeline.routes import FILES, PAGE, page_router, timeline_r
 from baton.bootstrap.timeline.timeline_schema import Activity, State
 from baton.fleet.placement import Need
 from baton.fleet.registry import CANARIES_KEPT
-from baton.fleet.worker_usage import WorkerLoad
+from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import Event, Moment
+from baton.rooms.worker_load import WorkerLoad
 from baton.topology import Topology
 from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.event_messages import event_from_wire

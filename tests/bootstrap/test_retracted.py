@@ -12,13 +12,13 @@ from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.placement_request import Retry
 from baton.bootstrap.request_stream import RequestStream
 from baton.fleet.placement import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, blocks
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import MARGIN_TOKENS
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side
 from baton.rooms.request import Request
+from baton.rooms.worker_load import WorkerLoad
 from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap import test_choices
 from tests.bootstrap.scripted import (
@@ -432,7 +432,7 @@ async def test_what_was_drawn_of_it_is_looked_for_too(monkeypatch: pytest.Monkey
         for _ in range(2):
             await stream.next()
         output = at.decode.asked[1].output
-        assert [each.blocks for each in needs] == [blocks(prompt), blocks((*prompt, *output))]
+        assert [each.blocks for each in needs] == [hash_blocks(prompt), hash_blocks((*prompt, *output))]
         assert len(needs[1].blocks) == 2
         await stream.hang_up(Hangup.CLIENT_GONE)
 

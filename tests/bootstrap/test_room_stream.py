@@ -7,11 +7,12 @@ import pytest
 
 from baton.api.backend import Hangup, NoWorker, Overloaded
 from baton.bootstrap import room_stream
-from baton.bootstrap.worker_streams import Hearer, Open, WorkerStream
+from baton.bootstrap.worker_streams import Open, RoomListener, WorkerStream
+from baton.fleet.room_entry import RoomPhase
+from baton.fleet.worker_record import WorkerState
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason, RosterFull
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomPhase, WorkerState
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.errors import Draining
 from tests.bootstrap.scripted import LENGTH, STOP, House, accepted, asked, ended, first, house, read, tokens
@@ -266,7 +267,7 @@ async def test_decode_is_asked_first_since_prefill_waits_for_its_destination(
     at.decode.script = [accepted(D), tokens(0, [7], LENGTH), ended(D)]
     opened = WorkerStream.open
 
-    def noted(link: WorkerStream, request: Open, hearer: Hearer) -> None:
+    def noted(link: WorkerStream, request: Open, hearer: RoomListener) -> None:
         order.append(P if isinstance(request, inference_pb2.RunRoomRequest) else D)
         opened(link, request, hearer)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.api.backend import RoomFailed, TokenStream
-from baton.rooms.registry_records import RoomEntry
+from baton.fleet.room_entry import RoomEntry
 from baton.rooms.request import Request, Sampling, Score
 from tests.bootstrap.scripted import LENGTH, D, House, P, accepted, ended, first, house, read, scores, tokens
 from tests.bootstrap.test_request_stream import PairHealth, decodes, prefills, two_pairs

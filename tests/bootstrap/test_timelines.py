@@ -5,10 +5,11 @@ import asyncio
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.placement import Need
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomEntry
+from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, Worker
 from baton.rooms.timeline import Moment
 from baton.telemetry.room_spans import RoomSpans
 from tests.bootstrap.scripted import DecodeWorker, PrefillWorker

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.bootstrap import worker_streams as links
+from baton.bootstrap import worker_streams
 from baton.bootstrap.worker_streams import WorkerStream, WorkerStreams
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import StackFacts, WorkerFacts
+from baton.rooms.worker_facts import StackFacts, WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.errors import RemoteError
@@ -147,7 +147,7 @@ async def test_many_rooms_are_asked_for_in_one_message_and_answered_in_one(at: A
 async def test_long_requests_go_one_by_one_and_none_is_over_before_it_is_opened(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "MESSAGE_BYTES", 1)
+    monkeypatch.setattr(worker_streams, "MESSAGE_BYTES", 1)
     at.open(1, 2, 3)
     at.over(1, 2, 3)
     await until(lambda: at.worker.cancelled == [1, 2, 3])
@@ -203,7 +203,7 @@ async def test_a_worker_that_is_lost_is_told_nothing_any_more(at: At) -> None:
 async def test_a_request_too_long_for_any_message_fails_alone(
     at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "OPEN_BYTES_MAX", 8)
+    monkeypatch.setattr(worker_streams, "OPEN_BYTES_MAX", 8)
     at.ears[1] = Ear()
     at.link.open(inference_pb2.RunRoomRequest(room=1, incarnation=7), at.ears[1])
     assert at.ears[1].error is None, "nobody is told while he asks"

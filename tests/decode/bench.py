@@ -32,8 +32,9 @@ from baton.testing.memory_transfer import MemoryTransfer
 from baton.transfer.exposure import Exposure
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
-from baton.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire, token_from_wire
+from baton.wire.conversions import cause_to_wire, request_to_wire, token_from_wire
 from baton.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.stepper import Stepper

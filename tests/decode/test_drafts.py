@@ -8,7 +8,7 @@ import pytest
 from baton.decode.drafter import Drafter
 from baton.engine.interface import Sequence as Tokens
 from baton.ids import RoomId
-from baton.rooms.draft_budget import Drafts, DraftSource, allot
+from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.page_growth import spared
 from baton.rooms.request import Grammar, GrammarKind
 from baton.wire.baton.v1 import group_pb2, inference_pb2
@@ -272,7 +272,7 @@ async def test_a_step_that_computes_a_prompt_too_is_longer_by_that_for_its_draft
 
     def noting(drafts: Sequence[Drafts], rows: int, positions: int, cost: int) -> list[int]:
         seen.append((rows, positions))
-        return allot(drafts, rows, positions, cost)
+        return allocate_drafts(drafts, rows, positions, cost)
 
     monkeypatch.setattr("baton.decode.drafting.allot", noting)
     local = asked(2, 2, 1, prompt=tuple(range(30)))

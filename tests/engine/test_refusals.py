@@ -30,7 +30,7 @@ from baton.engine.start import start_engine
 from baton.engine.supported import COUNTING, WINDOW, refuse_by_configuration
 from baton.engine.team import Mute, alone
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
-from baton.rooms.registry_records import CANARY_TOKENS
+from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat
 from baton.topology import Topology

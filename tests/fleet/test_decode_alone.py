@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from baton.fleet.placement import Need
-from baton.fleet.worker_usage import WorkerLoad
+from baton.fleet.room_entry import RoomPhase
 from baton.ids import RoomId
 from baton.rooms.errors import LocalBug, NoCapacity, NoneReady, NoSuchWorker, TooLarge
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomPhase
+from baton.rooms.worker_load import WorkerLoad
 from tests.fleet.test_registry import D1, D2, P1, P2, apart, registry_of
 
 NEED = Need(10, 20, may_be_local=True)

@@ -10,14 +10,15 @@ import pytest
 
 from baton.fleet import placement
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.placement import LOOKS_MAX, Need, beyond
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, blocks
+from baton.fleet.placement import LOOKS_MAX, Need, uncached_tokens
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS, Registry
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.side_workers import HOLDERS_MAX
+from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import NoCapacity, NoSuchWorker
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase, Worker
 from tests.fleet.test_registry import LOST, apart, facts, registry_of
 
 FEW, MANY = 10, 1_000
@@ -42,7 +43,7 @@ def fleet(workers: int, first: int = 1, tokens_max: int = 100_000) -> Registry:
 
 def prompt(number: int, begin: tuple[int, ...] = (), length: int = 10 * BLOCK_TOKENS) -> tuple[Block, ...]:
     own = range(1_000 * (number + 1), 1_000 * (number + 1) + length - len(begin))
-    return blocks((*begin, *own))
+    return hash_blocks((*begin, *own))
 
 
 def send(stack: Registry, need: Need) -> RoomEntry:
@@ -62,9 +63,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 
     def counted(worker: Worker, need: Need) -> int:
         looked.append(worker)
-        return beyond(worker, need)
+        return uncached_tokens(worker, need)
 
-    monkeypatch.setattr(placement, "beyond", counted)
+    monkeypatch.setattr(placement, "uncached_tokens", counted)
     return looked
 
 
@@ -203,7 +204,7 @@ def best_of_all(
 
 
 def fullness(worker: Worker, need: Need) -> tuple[bool, float, int, str]:
-    waits, more = not worker.usage.begins(need.asked_of(worker)), beyond(worker, need)
+    waits, more = not worker.usage.begins(need.asked_of(worker)), uncached_tokens(worker, need)
     return waits, (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
 
 

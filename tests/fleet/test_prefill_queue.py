@@ -4,9 +4,9 @@ import pytest
 
 from baton.fleet.placement import Need
 from baton.fleet.prefill_queue import LEFT_MS_MAX, PrefillQueue
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.rooms.phases import Side
+from baton.rooms.worker_load import WorkerLoad
 from tests.fleet.test_registry import D1, P1, P2, registry_of
 
 RATE = 1_000

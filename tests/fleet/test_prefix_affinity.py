@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.fleet.placement import Need
-from baton.fleet.prefix_affinity import BLOCK_TOKENS, Sent, blocks
+from baton.fleet.prefix_affinity import BLOCK_TOKENS, SentPrefixes, hash_blocks
 from baton.fleet.registry import Registry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side
@@ -29,7 +29,7 @@ def workers(rooms_max: int = 10) -> Registry:
 
 
 def send(stack: Registry, prompt: tuple[int, ...], tokens: int = 400) -> Opened:
-    need = Need(tokens, tokens, blocks(prompt))
+    need = Need(tokens, tokens, hash_blocks(prompt))
     entry = stack.open_room("request", stack.place(need), need, 0)
     return Opened(entry.id, (entry.names[Side.PREFILL], entry.decode.name))
 
@@ -41,42 +41,42 @@ def over(stack: Registry, opened: Opened) -> None:
 
 
 def test_two_prompts_share_the_blocks_that_they_share_from_the_start() -> None:
-    one, other = blocks(PROMPT), blocks(OTHER)
+    one, other = hash_blocks(PROMPT), hash_blocks(OTHER)
     assert len(one) == len(other) == 5
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, True, False, False, False]
-    assert blocks(PROMPT[1:])[0] not in one
+    assert hash_blocks(PROMPT[1:])[0] not in one
     assert len(set(one)) == 5
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (63, 0), (64, 1), (127, 1), (128, 2)])
 def test_a_block_that_is_not_whole_is_none(length: int, count: int) -> None:
-    assert len(blocks(PROMPT[:length])) == count
+    assert len(hash_blocks(PROMPT[:length])) == count
 
 
 def test_same_root_only_prompts_of_two_salts_share_no_block() -> None:
-    plain, one, other = (blocks(PROMPT, salt) for salt in (0, 1, 2**128 - 1))
+    plain, one, other = (hash_blocks(PROMPT, salt) for salt in (0, 1, 2**128 - 1))
     assert len({*plain, *one, *other}) == 15
-    assert blocks(PROMPT, 1) == one
+    assert hash_blocks(PROMPT, 1) == one
 
 
 def test_blocks_are_the_same_in_every_process() -> None:
-    assert blocks(range(64))[0].hex() == "03366a5a5b3d9e06b3387c35802c119d"
+    assert hash_blocks(range(64))[0].hex() == "03366a5a5b3d9e06b3387c35802c119d"
 
 
 def test_the_longest_known_beginning_counts() -> None:
-    sent = Sent(100 * BLOCK_TOKENS)
-    sent.add(blocks(PROMPT))
-    assert sent.tokens(blocks(PROMPT)) == 5 * BLOCK_TOKENS
-    assert sent.tokens(blocks(OTHER)) == 2 * BLOCK_TOKENS
-    assert sent.tokens(blocks(PROMPT[1:])) == 0
+    sent = SentPrefixes(100 * BLOCK_TOKENS)
+    sent.add(hash_blocks(PROMPT))
+    assert sent.tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
+    assert sent.tokens(hash_blocks(OTHER)) == 2 * BLOCK_TOKENS
+    assert sent.tokens(hash_blocks(PROMPT[1:])) == 0
 
 
 def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first() -> None:
-    sent = Sent(6 * BLOCK_TOKENS)
-    sent.add(blocks(PROMPT))
-    sent.add(blocks(tuple(range(4 * BLOCK_TOKENS))))
+    sent = SentPrefixes(6 * BLOCK_TOKENS)
+    sent.add(hash_blocks(PROMPT))
+    sent.add(hash_blocks(tuple(range(4 * BLOCK_TOKENS))))
     assert len(sent) == 6
-    assert sent.tokens(blocks(PROMPT)) == 2 * BLOCK_TOKENS
+    assert sent.tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS
 
 
 def test_the_worker_that_was_sent_the_beginning_is_preferred_on_either_side() -> None:
@@ -160,13 +160,13 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
     gone = next(worker.facts for worker in stack.workers() if worker.facts.name == first.names[0])
     stack.leave(gone.incarnation, "exited", 0)
     stack.register(replace(gone, incarnation=Incarnation(gone.incarnation + 1000)), 0)
-    assert [worker.sent.tokens(blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
+    assert [worker.sent.tokens(hash_blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
 
 
 def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
     """A chat that says no length may come to fill decode's cache, and takes its few tokens of prefill's."""
     stack = workers()
-    need = Need(len(PROMPT), 9_000, blocks(PROMPT))
+    need = Need(len(PROMPT), 9_000, hash_blocks(PROMPT))
     first = stack.open_room("request", stack.place(need), need, 0)
     stack.side_retired(first.id, Side.PREFILL)
     second = stack.open_room("request", stack.place(need), need, 0)
@@ -176,7 +176,7 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
 
 def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_computes_itself() -> None:
     stack = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
-    need = Need(200, 300, blocks(range(200)))
+    need = Need(200, 300, hash_blocks(range(200)))
     held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent
     rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
     stack.local(rooms[0].id)

@@ -19,6 +19,8 @@ from baton.fleet.registry import (
     TURN_MS_MAX,
     Registry,
 )
+from baton.fleet.room_entry import EVENTS_PER_ROOM_MAX, RoomEntry, RoomPhase
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import (
     Cause,
@@ -34,16 +36,8 @@ from baton.rooms.errors import (
     WorkerRefused,
 )
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import (
-    EVENTS_PER_ROOM_MAX,
-    RoomEntry,
-    RoomPhase,
-    StackFacts,
-    Worker,
-    WorkerFacts,
-    WorkerState,
-)
 from baton.rooms.timeline import Event
+from baton.rooms.worker_facts import StackFacts, WorkerFacts
 
 DIGEST, OTHER_DIGEST = (sha256(secret).digest() for secret in (b"of a starter", b"of another"))
 

@@ -7,7 +7,7 @@ from baton.fleet.retry import (
     PAUSE_S_MAX,
     RETRIED,
     RetryBounds,
-    guilty,
+    avoided_sides,
     margin_tokens,
     may_retry,
     pause_s,
@@ -28,14 +28,14 @@ def test_the_clients_own_ends_and_ours_are_final() -> None:
     assert set(Reason) - RETRIED == final | {Reason.LOCAL}, "which ends no room"
     for reason in final:
         assert not may_retry(reason, 1, 1_000.0, BOUNDS)
-        assert guilty(reason, Side.DECODE) == set()
+        assert avoided_sides(reason, Side.DECODE) == set()
 
 
 def test_retracted_is_no_failure_it_costs_no_room_no_pause_and_avoids_nobody() -> None:
     assert may_retry(Reason.RETRACTED, 1_000_000, 0.01, BOUNDS)
     assert not may_retry(Reason.RETRACTED, 1, 0.0, BOUNDS), "the request's own time is over"
     assert pause_s(Reason.RETRACTED, 5, 7, "request") == 0.0
-    assert all(guilty(Reason.RETRACTED, teller) == set() for teller in (None, *Side))
+    assert all(avoided_sides(Reason.RETRACTED, teller) == set() for teller in (None, *Side))
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_a_pause_is_the_requests_own_whenever_it_is_asked() -> None:
 
 @pytest.mark.parametrize("teller", [None, *Side])
 def test_a_lost_worker_is_guilty_whoever_tells(teller: Side | None) -> None:
-    assert guilty(Reason.PREFILL_LOST, teller) == {Side.PREFILL}
-    assert guilty(Reason.DECODE_LOST, teller) == {Side.DECODE}
+    assert avoided_sides(Reason.PREFILL_LOST, teller) == {Side.PREFILL}
+    assert avoided_sides(Reason.DECODE_LOST, teller) == {Side.DECODE}
 
 
 @pytest.mark.parametrize("reason", [Reason.ENGINE_FAILED, Reason.DRAINING, Reason.REFUSED])
 def test_who_says_that_it_cannot_is_guilty(reason: Reason) -> None:
-    assert [guilty(reason, side) for side in Side] == [{side} for side in Side]
-    assert guilty(reason, None) == BOTH, "nobody knows which"
+    assert [avoided_sides(reason, side) for side in Side] == [{side} for side in Side]
+    assert avoided_sides(reason, None) == BOTH, "nobody knows which"
 
 
 @pytest.mark.parametrize("reason", [Reason.TRANSFER_FAILED, Reason.CONNECT_FAILED, Reason.DEADLINE])
 def test_what_lay_between_them_is_either_ones(reason: Reason) -> None:
-    assert guilty(reason, Side.PREFILL) == BOTH
+    assert avoided_sides(reason, Side.PREFILL) == BOTH

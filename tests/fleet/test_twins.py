@@ -7,11 +7,11 @@ import pytest
 
 from baton.fleet.placement import Need, Pair
 from baton.fleet.registry import Registry
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import NoCapacity, UnknownWorker
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import OtherSide, WorkerFacts
+from baton.rooms.worker_facts import OtherSide, WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from tests.fleet import test_registry
 from tests.fleet.test_registry import apart, registry_of
 

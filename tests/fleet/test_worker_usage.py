@@ -8,11 +8,14 @@ import pytest
 
 from baton.fleet.placement import GROWN_TOKENS, LOOKS_MAX, Need
 from baton.fleet.registry import Registry
-from baton.fleet.worker_usage import WAITING_MIN, WAITING_SHARE, WorkerLoad, WorkerUsage
+from baton.fleet.room_entry import RoomEntry
+from baton.fleet.worker_record import Worker
+from baton.fleet.worker_usage import WAITING_MIN, WAITING_SHARE, WorkerUsage
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import NoCapacity
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, Worker, WorkerFacts
+from baton.rooms.worker_facts import WorkerFacts
+from baton.rooms.worker_load import WorkerLoad
 from tests.fleet.test_placement import FEW, MANY, fleet
 from tests.fleet.test_registry import D1, D2, P1, registry_of
 

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from baton.fleet.placement import Need
 from baton.fleet.registry import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS, Registry
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase, StackFacts, WorkerFacts
+from baton.rooms.worker_facts import StackFacts, WorkerFacts
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 

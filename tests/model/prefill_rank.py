@@ -33,7 +33,7 @@ from baton.rooms.phases import Effect, SenderEffect
 from baton.rooms.request import Request, Token
 from baton.transfer.interface import PutState, Transfer
 from baton.wire.baton.v1 import inference_pb2
-from baton.wire.conversions import layout_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
 from tests.model.laws import Broken, Law
 from tests.model.rank import FAR, Done, Rank, Told

@@ -14,8 +14,9 @@ reported in THREAD: what it tells        of a field defect,
 Before and after are parsed: layout, comments and docstrings do not matter. Each is consecutive statements,
 one expression, or the header of a compound statement (`for room in rooms:`) whose body stays. What is before
 occurs exactly once in the place. A name that several files define has its package or module before it
-(`bootstrap.Rooms.end`). Code outside all functions and classes is in its module (`rooms.phases`). A fault of
-the model's own code is in `tests.model` and the name. An edit of another place names it: `@@ QUALIFIED NAME`.
+(`bootstrap.RoomController.end`). Code outside all functions and classes is in its module (`rooms.phases`). A
+fault of the model's own code is in `tests.model` and the name. An edit of another place names it: `@@
+QUALIFIED NAME`.
 """
 
 import re

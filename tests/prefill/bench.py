@@ -29,7 +29,8 @@ from baton.testing.memory_transfer import MemoryTransfer
 from baton.transfer.exposure import Exposure
 from baton.transfer.interface import Region, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
-from baton.wire.conversions import cause_to_wire, layout_to_wire, request_to_wire
+from baton.wire.conversions import cause_to_wire, request_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox

@@ -17,7 +17,7 @@ from baton.testing.memory_transfer import MemoryTransfer
 from baton.topology import Topology
 from baton.transfer.interface import PutId, Region, Run, kv_region
 from baton.wire.baton.v1 import inference_pb2
-from baton.wire.conversions import layout_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from tests.layouts import changed, group_of, one_group
 
 WHOLE: Final = one_group("toy", "float32", 4, (0, 3, 5), (1, 2), 1)

@@ -8,7 +8,8 @@ from baton.rooms.errors import NotConnected
 from baton.testing.memory_fabric import MemoryFabric
 from baton.topology import Topology
 from baton.transfer.interface import TransferError
-from baton.wire.conversions import Malformed, layout_to_wire
+from baton.wire.conversions import Malformed
+from baton.wire.layout_messages import layout_to_wire
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks, layouts
 
 

@@ -12,7 +12,7 @@ from baton.rooms.draft_budget import (
     POSITIONS_MAX,
     Acceptance,
     Drafts,
-    allot,
+    allocate_drafts,
 )
 from baton.rooms.step_cost import BEFORE, PROMPTS, PROMPTS_ALIKE, SENT_STEPS, StepCost
 
@@ -35,39 +35,39 @@ def _missed(steps: int = 8) -> Acceptance:
 
 
 def test_what_is_taken_is_drafted_further_and_what_is_not_is_not() -> None:
-    assert allot([Drafts(_taken(), 9)], 1, 1, COST) == [9]
-    assert allot([Drafts(_taken(16), 99)], 1, 1, COST) == [DRAFTS_MAX]
-    assert allot([Drafts(_missed(), 9)], 1, 1, COST) == [0]
-    assert 0 < allot([Drafts(Acceptance(), 9)], 1, 1, COST)[0] < 9, "nobody knows yet"
+    assert allocate_drafts([Drafts(_taken(), 9)], 1, 1, COST) == [9]
+    assert allocate_drafts([Drafts(_taken(16), 99)], 1, 1, COST) == [DRAFTS_MAX]
+    assert allocate_drafts([Drafts(_missed(), 9)], 1, 1, COST) == [0]
+    assert 0 < allocate_drafts([Drafts(Acceptance(), 9)], 1, 1, COST)[0] < 9, "nobody knows yet"
 
 
 def test_drafts_are_fewer_where_a_position_takes_longer_and_where_more_is_drawn_without() -> None:
     half = _acceptance(*[(2, 4)] * 8)
-    cheap, dear = (allot([Drafts(half, 16)], 1, 1, cost)[0] for cost in (10, 300))
+    cheap, dear = (allocate_drafts([Drafts(half, 16)], 1, 1, cost)[0] for cost in (10, 300))
     assert cheap > dear
-    alone, beside_many = (allot([Drafts(half, 16)], rows, rows, 50)[0] for rows in (1, 32))
+    alone, beside_many = (allocate_drafts([Drafts(half, 16)], rows, rows, 50)[0] for rows in (1, 32))
     assert alone > beside_many
-    beside_a_prompt = allot([Drafts(half, 16)], 1, 1 + 64, 300)[0]
+    beside_a_prompt = allocate_drafts([Drafts(half, 16)], 1, 1 + 64, 300)[0]
     assert beside_a_prompt > dear, "it adds less to a step that is long anyway"
 
 
 def test_the_promising_ones_come_first() -> None:
     some = _acceptance(*[(1, 2)] * 8)
-    counts = allot([Drafts(some, 8), Drafts(_taken(), 8), Drafts(_missed(), 8)], 3, 3, COST)
+    counts = allocate_drafts([Drafts(some, 8), Drafts(_taken(), 8), Drafts(_missed(), 8)], 3, 3, COST)
     assert counts[1] > counts[0] >= counts[2] == 0
 
 
 def test_what_is_certain_is_drafted_whatever_it_costs_and_what_is_behind_it_is_not() -> None:
-    assert allot([Drafts(_missed(), 9, certain=5)], 1, 1, 10_000) == [5]
-    assert allot([Drafts(_missed(), 9, certain=5), Drafts(_missed(), 9)], 40, 40, COST) == [5, 0]
-    assert allot([Drafts(_taken(16), 9, certain=2)], 1, 1, COST) == [9]
-    assert allot([Drafts(_missed(), 99, certain=99)], 1, 1, COST) == [DRAFTS_MAX]
+    assert allocate_drafts([Drafts(_missed(), 9, certain=5)], 1, 1, 10_000) == [5]
+    assert allocate_drafts([Drafts(_missed(), 9, certain=5), Drafts(_missed(), 9)], 40, 40, COST) == [5, 0]
+    assert allocate_drafts([Drafts(_taken(16), 9, certain=2)], 1, 1, COST) == [9]
+    assert allocate_drafts([Drafts(_missed(), 99, certain=99)], 1, 1, COST) == [DRAFTS_MAX]
 
 
 def test_one_that_was_given_none_for_long_is_tried_ever_less_often() -> None:
     acceptance, tried = _missed(), []
     for step in range(4 * PAUSE_MAX):
-        (count,) = allot([Drafts(acceptance, 8)], 1, 1, COST)
+        (count,) = allocate_drafts([Drafts(acceptance, 8)], 1, 1, COST)
         assert count <= 1
         if count:
             tried.append(step)
@@ -78,14 +78,14 @@ def test_one_that_was_given_none_for_long_is_tried_ever_less_often() -> None:
     assert pauses[-1] == PAUSE_MAX + 1
     for _ in range(4):
         acceptance.note(1, 1)
-    assert allot([Drafts(acceptance, 8)], 1, 1, COST)[0] > 1, "it is taken again"
+    assert allocate_drafts([Drafts(acceptance, 8)], 1, 1, COST)[0] > 1, "it is taken again"
 
 
 def test_drafts_that_are_not_taken_cost_little() -> None:
     """Of a text of which none is: the time of all steps, beside that without any."""
     acceptance, steps, time = Acceptance(), 128, 0.0
     for _ in range(steps):
-        (count,) = allot([Drafts(acceptance, 8)], 1, 1, COST)
+        (count,) = allocate_drafts([Drafts(acceptance, 8)], 1, 1, COST)
         acceptance.note(count, 0)
         time += 1 + COST / 1000 * (1 + count)
     assert time / (steps * (1 + COST / 1000)) < 1.02
@@ -100,7 +100,7 @@ def test_no_more_than_there_are_and_no_more_than_a_step_may(
     each: list[tuple[int, int]], rows: int, cost: int
 ) -> None:
     drafts = [Drafts(_taken(steps=steps), available) for steps, available in each]
-    counts = allot(drafts, rows, rows, cost)
+    counts = allocate_drafts(drafts, rows, rows, cost)
     assert all(0 <= count <= min(of.available, DRAFTS_MAX) for count, of in zip(counts, drafts, strict=True))
     assert sum(counts) <= POSITIONS_MAX
 

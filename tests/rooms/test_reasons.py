@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from baton.fleet.retry import guilty
+from baton.fleet.retry import avoided_sides
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS, Fault
@@ -99,9 +99,9 @@ def test_a_room_goes_on_with_one_worker_only_where_that_computes_it_all() -> Non
 
 @pytest.mark.parametrize("side", list(Side))
 def test_a_lost_worker_is_the_one_that_the_next_room_avoids(side: Side) -> None:
-    assert guilty(LOST[side], None) == {side}
+    assert avoided_sides(LOST[side], None) == {side}
 
 
 def test_the_next_room_avoids_somebody_for_exactly_the_failures_that_are_retried() -> None:
     for reason, facts in REASONS.items():
-        assert bool(guilty(reason, None)) is (facts.is_retried and facts.is_attempt)
+        assert bool(avoided_sides(reason, None)) is (facts.is_retried and facts.is_attempt)

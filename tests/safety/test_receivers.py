@@ -15,8 +15,8 @@ import pytest
 
 from baton.pages.record import SCHEMA_HASH
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
-from baton.wire.conversions import layout_to_wire
 from baton.wire.errors import KIND_KEY
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.receiver_secret import digest_of
 from baton.wire.service_role import ServiceRole
 from tests.process.actors import Actor

@@ -21,7 +21,7 @@ from baton.runtime.settings import load, settings_of, to_flags
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_channel
 from baton.wire.errors import remote_error
-from baton.wire.run_token import KEY, Showing
+from baton.wire.run_token import KEY, TokenChannel
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
 from baton.wire.worker_credential import draw
@@ -122,7 +122,7 @@ async def test_a_channel_that_is_not_of_asyncio_shows_it_as_well() -> None:
 
         def asked(token: str) -> str:
             with grpc.insecure_channel(address) as plain:
-                stub = workers_pb2_grpc.WorkerRegistryStub(Showing(plain, token))
+                stub = workers_pb2_grpc.WorkerRegistryStub(TokenChannel(plain, token))
                 try:
                     stub.Renew(request, timeout=CALL_S)
                     stub.Renew.future(request, timeout=CALL_S).result()

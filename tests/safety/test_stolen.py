@@ -8,9 +8,10 @@ from typing import Final
 
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.fleet.placement import Need
+from baton.fleet.room_entry import RoomPhase
+from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomPhase, WorkerState
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels, Server, open_channel
 from baton.wire.method_authorization import ALLOWED_CALLERS

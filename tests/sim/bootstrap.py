@@ -12,11 +12,11 @@ from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
 from baton.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
 from baton.bootstrap.request_stream import RoomBackend
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomPhase
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
-from baton.rooms.registry_records import RoomPhase
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels
@@ -38,7 +38,7 @@ CANARY: Final = Request(REQUEST_ID, canary_prompt(RoomId(0)), OUTPUT_TOKENS, ign
 LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 
-class WatchedRooms(Rooms):
+class WatchedRooms(RoomController):
     """Rooms do not wait for a timer where news exists (`terminal-reaches-peer`), and nobody is lost who lives
     and says so (`live-is-not-lost`)."""
 

@@ -22,9 +22,9 @@ from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Effect, ReceiverEffect, Side
 from baton.rooms.receiver import UNDECIDED
-from baton.rooms.registry_records import CANARY_ROOMS
 from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
+from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.topology import Topology
 from baton.transfer.exposure import Exposure
 from baton.transfer.interface import Transfer

@@ -13,8 +13,8 @@ from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
 from baton.fleet.placement import Need
+from baton.fleet.worker_record import Worker
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import Worker
 from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest
 from tests.sim.clients import Clients, make_request
 from tests.sim.engine import StepFault, answer

@@ -19,8 +19,9 @@ from baton.rooms.errors import Cause, Reason, RostersDiverged
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.channel import Channels
-from baton.wire.conversions import layout_to_wire, side_to_wire
+from baton.wire.conversions import side_to_wire
 from baton.wire.errors import Draining
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.liveness import PresenceService
 from baton.wire.receiver_secret import digest_of
 from baton.wire.service_role import ServiceRole

@@ -11,15 +11,15 @@ SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
     ceilings.fragments: 582,
-    ceilings.forbidden_names: 136,
+    ceilings.forbidden_names: 129,
     ceilings.long_sentences_of_docs: 193,
     ceilings.long_sentences_of_docstrings: 66,
-    ceilings.equal_file_names: 40,
+    ceilings.equal_file_names: 33,
     ceilings.empty_packages: 16,
-    ceilings.long_files: 15,
+    ceilings.long_files: 14,
     ceilings.long_functions: 13,
     ceilings.private_reads: 354,
-    ceilings.crowded_folders: 68,
+    ceilings.crowded_folders: 55,
 }
 
 

@@ -19,7 +19,7 @@ MORE_PARTS: Final = {
     "BootstrapSettings": "a setting each",
     "WorkerSettings": "a setting each",
     "ServeSettings": "a setting each",
-    "Story": "what a page shows, a record",
+    "RequestTimeline": "what a page shows, a record",
     "Exchange": "what is left of a request, a record",
     "WorkerFacts": "what a worker registers, a record",
     "RoomEntry": "what the registry knows of a room, a record",

@@ -20,7 +20,6 @@ from baton.pages.layout import (
 )
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import OtherSide
 from baton.rooms.request import (
     CHOICES_MAX,
     GRAMMAR_BYTES_MAX,
@@ -37,11 +36,18 @@ from baton.rooms.request import (
     Token,
 )
 from baton.rooms.timeline import Event, Moment
+from baton.rooms.worker_facts import OtherSide
 from baton.topology import Topology
 from baton.wire import conversions as wire
 from baton.wire import event_messages
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2, workers_pb2
 from baton.wire.conversions import Malformed
+from baton.wire.layout_messages import (
+    layout_from_wire,
+    layout_to_wire,
+    topology_from_wire,
+    topology_to_wire,
+)
 from baton.wire.registration import worker_from_wire
 from baton.wire.text_validation import LABEL, REQUEST_ID
 from tests.layouts import one_group
@@ -149,7 +155,7 @@ def test_layouts_come_back_as_they_were(model: str, listed: list[KvGroup]) -> No
         for number, group in enumerate(listed)
     )
     layout = KvLayout(model, tuple(apart))
-    assert wire.layout_from_wire(wire.layout_to_wire(layout)) == layout
+    assert layout_from_wire(layout_to_wire(layout)) == layout
 
 
 def group_message(**fields: Any) -> workers_pb2.KvGroup:
@@ -165,7 +171,7 @@ def test_a_layout_that_names_a_layer_or_head_twice_or_out_of_order_is_refused(
 ) -> None:
     message = workers_pb2.KvLayout(groups=[group_message(**{field: ids})])
     with pytest.raises(Malformed, match=f"layout.{field} are not in ascending order"):
-        wire.layout_from_wire(message)
+        layout_from_wire(message)
 
 
 @pytest.mark.parametrize(
@@ -183,28 +189,28 @@ def test_a_layout_that_names_a_layer_or_head_twice_or_out_of_order_is_refused(
 )
 def test_groups_that_no_memory_has_are_refused(groups: list[workers_pb2.KvGroup], problem: str) -> None:
     with pytest.raises(Malformed, match=problem):
-        wire.layout_from_wire(workers_pb2.KvLayout(groups=groups))
+        layout_from_wire(workers_pb2.KvLayout(groups=groups))
 
 
 def test_a_rank_may_hold_no_layer_of_a_group() -> None:
     message = workers_pb2.KvLayout(groups=[group_message(), group_message(layers=[])])
-    assert [group.layers for group in wire.layout_from_wire(message).groups] == [(0,), ()]
+    assert [group.layers for group in layout_from_wire(message).groups] == [(0,), ()]
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
 def test_topologies_come_back_as_they_were(tensor: int, pipeline: int, context: int) -> None:
     topology = Topology(tensor, pipeline, context)
-    assert wire.topology_from_wire(wire.topology_to_wire(topology)) == topology
+    assert topology_from_wire(topology_to_wire(topology)) == topology
 
 
 def test_a_worker_that_does_not_say_is_one_rank() -> None:
-    assert wire.topology_from_wire(workers_pb2.Topology()) == Topology()
+    assert topology_from_wire(workers_pb2.Topology()) == Topology()
 
 
 @pytest.mark.parametrize("dimension", ["tensor_parallel", "pipeline_parallel", "context_parallel"])
 def test_more_ranks_than_a_worker_has_are_refused(dimension: str) -> None:
     with pytest.raises(Malformed, match=r"topology: .* ranks, a worker has 1024 at most"):
-        wire.topology_from_wire(workers_pb2.Topology(**{dimension: 2**32 - 1}))
+        topology_from_wire(workers_pb2.Topology(**{dimension: 2**32 - 1}))
 
 
 @given(st.builds(Event, st.integers(0, 2**62), texts, texts, texts, st.integers(0, 2**62)))
@@ -295,8 +301,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("grammar.kind", held("xml", "<a/>")),
         ("finish", lambda: wire.finish_from_wire(17)),
         ("reason", lambda: wire.cause_from_wire(rooms_pb2.Cause(reason="bad luck"))),
-        ("dtype", lambda: wire.layout_from_wire(workers_pb2.KvLayout(groups=[group_message(dtype="int4")]))),
-        ("dimension", lambda: wire.layout_from_wire(workers_pb2.KvLayout(groups=[group_message(heads=[])]))),
+        ("dtype", lambda: layout_from_wire(workers_pb2.KvLayout(groups=[group_message(dtype="int4")]))),
+        ("dimension", lambda: layout_from_wire(workers_pb2.KvLayout(groups=[group_message(heads=[])]))),
         ("room", lambda: wire.room_from_wire(0)),
         ("decode needs", lambda: wire.check_peer(rooms_pb2.Peer(name="x", address="y"), "decode")),
     ],
@@ -327,7 +333,7 @@ def registration(**fields: Any) -> workers_pb2.RegisterRequest:
         worker=rooms_pb2.Peer(name="w", incarnation=3, address="a:1"),
         side=rooms_pb2.SIDE_DECODE,
         topology=workers_pb2.Topology(tensor_parallel=2, pipeline_parallel=3),
-        layout=wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64)),
+        layout=layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64)),
         schema="s",
         tokens_max=10,
         rooms_max=2,
@@ -345,14 +351,14 @@ def test_a_registration_says_what_the_worker_is() -> None:
     facts = worker_from_wire(registration())
     assert (facts.name, facts.side, facts.incarnation, facts.pid) == ("w", Side.DECODE, 3, 7)
     assert (facts.model, facts.topology, facts.tokens_max, facts.rooms_max) == ("m", Topology(2, 3), 10, 2)
-    layout = wire.layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
+    layout = layout_to_wire(one_group("m", "bfloat16", 16, (0, 1), (0,), 64, context_length=4096))
     longer = registration()
     longer.layout.CopyFrom(layout)
     assert (facts.context_length, worker_from_wire(longer).context_length) == (0, 4096)
-    assert wire.layout_from_wire(layout).context_length == 4096
-    assert wire.layout_from_wire(layout).quantize == "none"
+    assert layout_from_wire(layout).context_length == 4096
+    assert layout_from_wire(layout).quantize == "none"
     layout.quantize = "int8"
-    assert wire.layout_from_wire(layout).quantize == "int8"
+    assert layout_from_wire(layout).quantize == "int8"
     longer.layout.CopyFrom(layout)
     told = [each.stack.quantize for each in (facts, worker_from_wire(longer))]
     assert told == ["none", "int8"], "what a worker that does not say does"

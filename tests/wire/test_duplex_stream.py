@@ -9,7 +9,7 @@ import pytest
 
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.wire.channel import open_channel
-from baton.wire.duplex_stream import ChannelClosed, converse
+from baton.wire.duplex_stream import ChannelClosed, run_duplex
 from baton.wire.errors import NotAdmitted, RemoteError, errors_as_status
 from baton.wire.service_role import ServiceRole
 from tests.patience import PATIENCE_S
@@ -46,7 +46,7 @@ class Talk:
         self.heard: list[inference_pb2.HandOverReply] = []
         self.news = asyncio.Event()
         call: Any = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
-        self.task = asyncio.ensure_future(converse(call, self.news, self.next, self.hear))
+        self.task = asyncio.ensure_future(run_duplex(call, self.news, self.next, self.hear))
 
     def next(self) -> Any:
         message = self.waiting.pop(0) if self.waiting else None

@@ -25,6 +25,7 @@ from baton.wire import conversions as wire
 from baton.wire import event_messages
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2
 from baton.wire.conversions import TEXT_CHARS_MAX
+from baton.wire.layout_messages import layout_from_wire, layout_to_wire
 from baton.wire.registration import worker_from_wire
 from baton.wire.text_validation import REQUEST_ID, request_id_from_wire, shown_from_wire
 from tests.wire.fuzz import TEXTS, messages, unsigned
@@ -154,9 +155,9 @@ def test_an_outcome_is_what_it_says_or_refused(message: rooms_pb2.Outcome) -> No
 
 @given(messages(workers_pb2.KvLayout, SENSIBLE))
 def test_a_layout_is_what_it_says_or_refused(message: workers_pb2.KvLayout) -> None:
-    layout = read(wire.layout_from_wire, message)
+    layout = read(layout_from_wire, message)
     if layout is not None:
-        assert canonical(wire.layout_to_wire(layout[0])) == canonical(message)
+        assert canonical(layout_to_wire(layout[0])) == canonical(message)
         assert sum(group.page_bytes for group in layout[0].groups) > 0
 
 

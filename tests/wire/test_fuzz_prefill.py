@@ -21,7 +21,7 @@ from baton.testing.memory_fabric import MemoryFabric
 from baton.transfer.bounds import check_endpoint
 from baton.transfer.interface import TransferError, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2
-from baton.wire.conversions import layout_to_wire
+from baton.wire.layout_messages import layout_to_wire
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PrefillBench, Receiver, connect_request
 from tests.wire.fuzz import computable, messages, unsigned

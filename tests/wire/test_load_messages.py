@@ -1,8 +1,8 @@
 """Does a worker's load come through whole, and within bounds whoever sends it?"""
 
-from baton.fleet.worker_usage import WorkerLoad
 from baton.ids import RoomId
 from baton.pages.layout import GROUPS_MAX
+from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.load_messages import load_from_wire, load_to_wire
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from baton.runtime.setting_kinds import ADDRESS, NAME, SettingKind
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
 from baton.wire.census import census_from_wire
-from baton.wire.conversions import cause_from_wire, check_peer, layout_to_wire
+from baton.wire.conversions import cause_from_wire, check_peer
 from baton.wire.event_messages import event_from_wire
+from baton.wire.layout_messages import layout_to_wire
 from baton.wire.malformed import Malformed
 from baton.wire.registration import process_from_wire, worker_from_wire
 from baton.wire.text_validation import (

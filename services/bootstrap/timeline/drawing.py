@@ -11,8 +11,8 @@ from baton.bootstrap.timeline.lanes import CLIENT
 from baton.bootstrap.timeline.pauses import PAUSED
 from baton.bootstrap.timeline.retry_chains import BETWEEN
 from baton.bootstrap.timeline.timeline_schema import Activity, Arrow, Bar, Lane, Line
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase
 from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 Begin = tuple[Activity, str]

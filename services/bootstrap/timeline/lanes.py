@@ -5,8 +5,8 @@ from typing import Final
 
 from baton.bootstrap.timeline.aligned_clock import AlignedClock
 from baton.bootstrap.timeline.timeline_schema import Lane, Line, LineKind
+from baton.fleet.room_entry import RoomEntry
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"

@@ -10,14 +10,15 @@ from typing import Any, Final
 
 from baton.api.errors import CLIENT_GONE
 from baton.bootstrap.history import NO_STATUS, LostWorker, RefusedRequest
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.timeline.drawing import last_word
 from baton.bootstrap.timeline.request_timeline import cause_of, state_of
 from baton.bootstrap.timeline.retry_chains import Chain, RetryChains
 from baton.bootstrap.timeline.timeline_schema import OVER, State
+from baton.fleet.room_entry import RoomPhase
+from baton.fleet.worker_record import Worker
 from baton.rooms.phases import Side
 from baton.rooms.queues import RoomQueue
-from baton.rooms.registry_records import RoomPhase, Worker
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 RECENT: Final = 50
@@ -44,7 +45,7 @@ class Summary:
     cause: str
 
 
-def workers(rooms: Rooms) -> dict[str, Any]:
+def workers(rooms: RoomController) -> dict[str, Any]:
     """Those that hold a lease, by side and name, and those that went last."""
     now_ms = rooms.clock.now_ms()
     held = sorted(
@@ -56,7 +57,9 @@ def workers(rooms: Rooms) -> dict[str, Any]:
     }
 
 
-def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed: bool) -> list[Summary]:
+def requests(
+    rooms: RoomController, kept: RetryChains, limit: int, search: str, *, failed: bool
+) -> list[Summary]:
     """The newest first. Those without a room stand among the others by their time."""
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
@@ -70,7 +73,7 @@ def requests(rooms: Rooms, kept: RetryChains, limit: int, search: str, *, failed
     return sorted(found, key=lambda each: each.begun_wall_ms, reverse=True)[:limit]
 
 
-def live(rooms: Rooms) -> dict[str, Any]:
+def live(rooms: RoomController) -> dict[str, Any]:
     kept = RetryChains(rooms.registry)
     phases = rooms.registry.phases
     return {
@@ -85,7 +88,7 @@ def live(rooms: Rooms) -> dict[str, Any]:
     }
 
 
-def _worker(worker: Worker, rooms: Rooms, now_ms: int) -> dict[str, Any]:
+def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any]:
     facts, census = worker.facts, rooms.notebook.censuses.get(worker.facts.incarnation)
     told = {} if census is None else census.told
     return {
@@ -150,7 +153,7 @@ def _lost(lost: LostWorker) -> dict[str, Any]:
     }
 
 
-def _summary(chain: Chain, rooms: Rooms) -> Summary:
+def _summary(chain: Chain, rooms: RoomController) -> Summary:
     last = chain[-1]
     state = state_of(chain, retrying=last.id in rooms.admission.retrying)
     own = [event for entry in chain for event in entry.events if event.source == BOOTSTRAP]
@@ -181,7 +184,7 @@ def _refused(refused: RefusedRequest) -> Summary:
     return _roomless(refused.request_id, state, begun, refused.waited_ms, reason, refused.why)
 
 
-def _waiting(request_id: str, rooms: Rooms, since_wall_ms: int) -> Summary:
+def _waiting(request_id: str, rooms: RoomController, since_wall_ms: int) -> Summary:
     waited_ms = max(rooms.clock.wall_ms() - since_wall_ms, 0)
     return _roomless(request_id, State.QUEUED, since_wall_ms, waited_ms, "", "")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from baton.bootstrap.timeline.retry_chains import BETWEEN, was_retracted
 from baton.bootstrap.timeline.timeline_schema import Line
-from baton.rooms.registry_records import RoomEntry
+from baton.fleet.room_entry import RoomEntry
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PAUSED: Final = "paused: the worker needed its pages"

@@ -11,7 +11,7 @@ from baton.bootstrap.timeline.lanes import lanes_of, lines_of
 from baton.bootstrap.timeline.pauses import pauses_of
 from baton.bootstrap.timeline.retry_chains import Chain, is_paused, was_retracted
 from baton.bootstrap.timeline.stages import stages_of
-from baton.bootstrap.timeline.text import headline, told_ms, why
+from baton.bootstrap.timeline.text import format_ms, headline, why
 from baton.bootstrap.timeline.timeline_schema import (
     OVER,
     Attempt,
@@ -21,9 +21,9 @@ from baton.bootstrap.timeline.timeline_schema import (
     RequestTimeline,
     State,
 )
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry, RoomPhase
 from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 
@@ -82,10 +82,11 @@ def of_refused(refused: RefusedRequest) -> RequestTimeline:
         said = f"Given up: {refused.why}"
     else:
         said = f"Refused with {refused.status}: {refused.why}"
+    when = f"after {format_ms(refused.waited_ms)} in the queue" if refused.waited_ms else "at once"
     return _roomless(
         refused.request_id,
         State.GONE if gone else State.REFUSED,
-        f"{said}, {f'after {told_ms(refused.waited_ms)} in the queue' if refused.waited_ms else 'at once'}.",
+        f"{said}, {when}.",
         CauseInfo(
             State.REFUSED.value,
             refused.why,
@@ -103,7 +104,7 @@ def of_queued(request_id: str, queued: Event, now: Event) -> RequestTimeline:
     """Of a request that waits for its first room."""
     waited_ms = max(now.wall_ms - queued.wall_ms, 0)
     line = Line(0.0, BOOTSTRAP, "", LineKind.NOTE, queued.name, queued.detail, queued.wall_ms)
-    said = f"Waits for a pair of workers since {told_ms(waited_ms)}."
+    said = f"Waits for a pair of workers since {format_ms(waited_ms)}."
     return _roomless(request_id, State.QUEUED, said, None, queued.wall_ms, waited_ms, [line])
 
 

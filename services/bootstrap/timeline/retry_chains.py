@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Final
 
 from baton.fleet.registry import Registry
+from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.ids import RoomId
 from baton.rooms.errors import UnknownRoom
 from baton.rooms.reasons import REASONS, Fault
-from baton.rooms.registry_records import RoomEntry, RoomPhase
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")

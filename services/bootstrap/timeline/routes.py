@@ -19,9 +19,9 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from baton.api.http.authentication import known_callers_only, operators_only
 from baton.api.model_routes import root_answer
-from baton.bootstrap.room_controller import Rooms
+from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.timeline import live_view
-from baton.bootstrap.timeline.request_timeline import of_queued, of_refused, tell
+from baton.bootstrap.timeline.request_timeline import build_timeline, of_queued, of_refused
 from baton.bootstrap.timeline.retry_chains import PREFIX, RetryChains
 from baton.bootstrap.timeline.timeline_schema import RequestTimeline
 from baton.fleet.room_index import is_of
@@ -74,7 +74,7 @@ def page_router() -> APIRouter:
     return router
 
 
-def timeline_router(rooms: Rooms) -> APIRouter:
+def timeline_router(rooms: RoomController) -> APIRouter:
     """What the page shows, for operators."""
     router = APIRouter(dependencies=[Depends(operators_only)])
 
@@ -113,11 +113,11 @@ def timeline_router(rooms: Rooms) -> APIRouter:
     return router
 
 
-def _story(rooms: Rooms, asked: str) -> RequestTimeline | None:
+def _story(rooms: RoomController, asked: str) -> RequestTimeline | None:
     chain, others = RetryChains(rooms.registry).find(asked)
     if chain:
         retrying = chain[-1].id in rooms.admission.retrying
-        return tell(chain, others, rooms.timelines.line(Moment.ASKED), retrying=retrying)
+        return build_timeline(chain, others, rooms.timelines.line(Moment.ASKED), retrying=retrying)
     for name in (asked, PREFIX.sub("", asked, count=1)):
         queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
         if queued is not None:

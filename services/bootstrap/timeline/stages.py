@@ -6,8 +6,8 @@ from typing import Final
 
 from baton.bootstrap.timeline.pauses import PAUSED, Pause
 from baton.bootstrap.timeline.timeline_schema import Line, RequestStep
+from baton.fleet.room_entry import RoomEntry
 from baton.rooms.phases import Side
-from baton.rooms.registry_records import RoomEntry
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 P, D, B = Side.PREFILL.value, Side.DECODE.value, BOOTSTRAP

@@ -6,9 +6,9 @@ from typing import Final
 from baton.bootstrap.timeline.pauses import Pause
 from baton.bootstrap.timeline.retry_chains import was_retracted
 from baton.bootstrap.timeline.timeline_schema import CauseInfo, State
+from baton.fleet.room_entry import RoomEntry
 from baton.rooms.errors import Cause
 from baton.rooms.reasons import REASONS
-from baton.rooms.registry_records import RoomEntry
 
 ENDS_SENTENCE: Final = (".", "!", "?")
 
