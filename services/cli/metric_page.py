@@ -1,4 +1,4 @@
-"""How is the list of all metrics told to people? What docs/metrics.md holds, and `baton metrics` prints."""
+"""The text of docs/metrics.md, which `baton metrics` prints."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,14 +8,14 @@ from baton.cli.metric_catalog import OPEN, QUESTIONS, Exported, exported
 HEAD: Final = """\
 # Metrics
 
-Made by `baton metrics` from the collectors themselves; a test compares the two. The bootstrap serves them on
-its `/metrics`, a worker on its metrics port, every rank of a group for itself (those behind the leader choose
-a free port where none is given). Every series is there from the start of its process, at 0, so that `rate`
-and alerts see the first event. Gauges return to where they were at idle. Nothing is counted for each token
-but by the bootstrap's two latencies.
+Made by `baton metrics` from the collectors themselves; a test compares the two. The bootstrap
+serves them on its `/metrics`, a worker on its metrics port. Every rank of a group has its own port;
+ranks other than the leader choose a free one if none is given. Every series exists from the start
+of its process, at 0, so that `rate` and alerts see the first event. At idle gauges return to their
+start. Only the bootstrap's two latencies count single tokens.
 
-What both sides export is told apart by joining `baton_build_info`, whatever the scrape configuration calls
-its targets:
+To tell apart what both sides export, join `baton_build_info`. That works whatever names the scrape
+configuration gives to its targets:
 
 ```promql
 sum by (role, state) (
@@ -23,10 +23,12 @@ sum by (role, state) (
 )
 ```
 
-The ranks of a worker hold the same rooms and pages, each its own part of the bytes: rank 0 stands for all.
+The ranks of a worker hold the same rooms and pages, each its own part of the bytes: rank 0 stands
+for all.
 
-A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Rules and alerts are in `deploy/prometheus`,
-what to do about an alert in [runbook.md](runbook.md), a dashboard in `deploy/grafana`.
+A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Rules and alerts are in
+`deploy/prometheus`, what to do about an alert in [runbook.md](runbook.md), a dashboard in
+`deploy/grafana`.
 """
 
 

@@ -1,6 +1,7 @@
-"""How is every setting told to people? What docs/settings.md holds, made from the settings classes."""
+"""The text of docs/settings.md, made from the settings classes."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any, Final
 
 from baton.cli.serve_settings import SERVICES, ServeSettings, not_taken
@@ -21,11 +22,11 @@ from baton.runtime.settings import Setting, settings_of
 HEAD: Final = """\
 # Settings
 
-Made from the settings classes; a test compares the two. Each is a flag and a variable: a flag wins over its
-variable, which wins over the default, and a misspelt name is an error, as is a value that is not allowed.
-`baton bootstrap --help`, and that of `prefill`, `decode`, `worker` and `serve`, say the same. The Helm chart
-has them under `bootstrap.settings`, `prefill.settings` and `decode.settings`, but for those that follow from
-other values ([deploy.md](deploy.md)).
+Made from the settings classes; a test compares the two. Each is a flag and a variable: a flag wins
+over its variable, which wins over the default, and a misspelt name is an error, as is a value that
+is not allowed. `baton bootstrap --help`, and that of `prefill`, `decode`, `worker` and `serve`, say
+the same. The Helm chart has them under `bootstrap.settings`, `prefill.settings` and
+`decode.settings`, but for those that follow from other values ([deploy.md](deploy.md)).
 """
 
 LEGEND: Final[Mapping[str, SettingKind[Any]]] = {
@@ -49,17 +50,20 @@ TITLES: Final[Mapping[tuple[str, ...], str]] = {
     ("decode", "worker"): "Decode",
     ("worker",): "Workers of both sides",
 }
-"""By who reads a setting: a worker of both sides reads those of either."""
+"""Headings by the services that read a setting. A worker of both sides reads those of either."""
 
 SERVE: Final = """\
-It takes these, and hands those of the services above on to its parts, all but {rest}: these it chooses for
-each part, or leaves at their defaults.
+It has the settings below, and passes those of the services above on to its parts. It chooses some
+for each part itself, or leaves them at their defaults:
+
+{rest}
 """
 
 OTHERS: Final = """\
-The libraries read variables of their own. What becomes of each is decided before the first of them is loaded.
-The first line that has the name counts; `*` stands for any ending. `dropped`: taken out, and said so; `set`,
-`default`: as told; `ignored`: nothing of Baton reads it; `honoured`: it means what its library says.
+The libraries read variables of their own. Baton decides about each before the first of them is
+loaded. The first line with the name counts; `*` stands for any ending. `dropped`: removed, with a
+message; `set`, `default`: as the line says; `ignored`: nothing of Baton reads it; `honoured`: as
+its library says.
 """
 
 COLUMNS: Final = "| flag | variable | default | values | meaning |\n|---|---|---|---|---|"
@@ -74,7 +78,7 @@ def settings_page() -> str:
     found: dict[str, list[Setting]] = {title: [] for title in TITLES.values()}
     for each, roles in readers.items():
         found[TITLES[roles]].append(each)
-    rest = ", ".join(f"`{each.flag}`" for each in not_taken())
+    rest = fill(", ".join(f"`{each.flag}`" for each in not_taken()), 100, break_on_hyphens=False)
     return "\n".join(
         [
             HEAD,

@@ -1,4 +1,4 @@
-"""How does docs/models.md say which models are served?"""
+"""The text of docs/models.md: the models that are served, and those that are refused."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,23 +19,25 @@ INTRODUCTION: Final = """\
 # Which models are served?
 
 Look yours up by its name, or by the `model_type` in its `config.json`. This page is of transformers
-{version}. `{rewrite}` writes it: it builds a small model of random weights for every
-type, with what its type is released with left on (scaled rotations, windows, soft caps, sinks, the pattern of
-its layers), and holds Baton's answers against `generate`'s in float32: token for token, and the log
-probabilities with them. Prompts are of 5, 70 and 300 tokens (windows of 64), alone and together, in chunks of
-512 and of 40, after a hand-over to another cache, and behind another's prefix. `make verify-models` does
-the same and holds this page against it.
+{version}. `{rewrite}` writes it. It builds a small model of random weights for every type, with the
+features of its releases (scaled rotations, windows, soft caps, sinks, the pattern of its layers).
+It compares Baton's answers with `generate`'s in float32, token for token, and their log
+probabilities. Prompts have 5, 70 and 300 tokens (windows of 64). They run alone and together, in
+chunks of 512 and of 40, after a hand-over to another cache, and after another prompt's prefix.
+`make verify-models` does the same and compares this page with it.
 
-* **Served** means that all of that was equal. Nothing else is served: a model that would be computed
-  otherwise is refused at the start, with the words that stand here.
-* Where the library's own attentions differ from each other (ALiBi, say), the column *with* says which one
-  is meant.
-* Of a model that reads images or sound, too, the text is served.
-* Quantised checkpoints are dequantised as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4, GPTQ and
-  AWQ ([which](engine.md#quantised-checkpoints)).
-* Who computes a step, and what that costs, is in [engine.md](engine.md#who-computes-it).
+* **Served** means that all of that was equal. Nothing else is served: any other model is refused at
+  the start, with the words of this page.
+* If the library's own attentions differ from each other (with ALiBi, for one), the column *with*
+  says which one was compared.
+* If a model reads images or sound too, its text is served.
+* Quantized checkpoints are dequantized as they are loaded: FP8, compressed-tensors, MXFP4, NVFP4,
+  GPTQ and AWQ ([which](engine.md#quantized-checkpoints)).
+* How a step is computed, and what that costs, is in
+  [engine.md](engine.md#ways-of-computing-a-step).
 
-Of {types} types of language models {equal} are served, and of {containers} types that read more {texts}.
+Of {types} types of language models {equal} are served, and of {containers} types that read more
+{texts}.
 
 ## By name
 
@@ -47,8 +49,9 @@ A name stands for its family.
 BY_TYPE: Final = """
 ## By type
 
-*TP*: over tensor-parallel ranks (`--tp`). *PP*: over pipeline stages (`--prefill-pp`). *Yes* means that the
-tokens of two were equal, too. How a model is cut is in [groups.md](groups.md#which-models).
+*TP*: over tensor-parallel ranks (`--tp`). *PP*: over pipeline stages (`--prefill-pp`). *Yes* means
+that the tokens of two were equal, too. How a model is cut is in
+[groups.md](groups.md#which-models).
 
 | `model_type` | computed by | with | TP | PP |
 |---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""What does docs/behaviours.md say of the table?"""
+"""The text of docs/behaviours.md, made from the table of behaviours."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,20 +8,20 @@ from tests.api.behaviours.asking import Behaviour, Refused
 from tests.api.behaviours.table import GROUPS, is_fault, is_right
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "behaviours.md"
-HEAD: Final = """# Beside vLLM's and SGLang's own tests
+HEAD: Final = """# Compared with vLLM's and SGLang's own tests
 
-Which behaviours the test suites of vLLM (`tests/entrypoints`, `tests/tool_use`) and SGLang
-(`test/registered/openai_server`) assert of a server that generates text, as they stood in November 2026,
-and what Baton does with each. They were read and told in our words. Each is a row of
-`tests/api/behaviours`, and `pytest tests/api/test_behaviours.py` asks all of them of the
-application, with a model that says what the row says; with `--rewrite` it writes this page. Images,
-audio, adapters and other kinds of service are no generation of text: a row for each kind says how it is
+What the test suites of vLLM (`tests/entrypoints`, `tests/tool_use`) and SGLang
+(`test/registered/openai_server`) assert of a server that generates text, and what Baton does. They
+were read in November 2026 and are described in our words. Each is a row of
+`tests/api/behaviours`. `pytest tests/api/test_behaviours.py` sends all of them to the
+application, with a model that generates the row's text. With `--rewrite` it writes this page.
+Images, audio, adapters and other services generate no text: one row for each kind says how it is
 refused.
 
-* **right**: the answer is what the peer's test asserts; or the request is at fault there as here, and
-  the error names its field.
-* **refused by name**: the peer serves it. Here it is a 400 that names the field, or a 404 of a route,
-  and nothing is computed.
+* **right**: the answer is what the peer's test asserts. Or the request is invalid for both, and the
+  error names its field.
+* **refused by name**: the peer serves it. Here it is a 400 that names the field, or a 404 of a
+  route, and nothing is computed.
 * **wrong**: neither. The test fails on each.
 """
 
