@@ -28,21 +28,21 @@ from starlette.responses import Response
 
 from baton.api.backend import Backend, BackendError
 from baton.api.errors import ApiError
-from baton.api.generation.generation_service import Generating
-from baton.api.generation.prompt_encoder import Prompts
+from baton.api.generation.generation_service import GenerationService
+from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.generation_routes import generate_routes
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.http.metrics import HttpMetrics
-from baton.api.http.middleware import Edge, api_error, backend_error, bug, exchange_of, routing_error
+from baton.api.http.middleware import ApiMiddleware, api_error, backend_error, bug, exchange_of, routing_error
 from baton.api.http.openapi_document import document
-from baton.api.http.request_bodies import Bodies
-from baton.api.messages.anthropic_errors import manners_of
+from baton.api.http.request_bodies import RequestBodies
+from baton.api.messages.anthropic_errors import error_format_of
 from baton.api.messages.routes import messages_routes
 from baton.api.model_routes import model_routes, root_route
 from baton.api.requests.validation_errors import first_fault
-from baton.api.responses.response_store import KeptResponses
+from baton.api.responses.response_store import ResponseStore
 from baton.api.responses.routes import kept_routes, response_routes
-from baton.api.responses.signed_reasoning import KEY_BYTES, Carrier
+from baton.api.responses.signed_reasoning import KEY_BYTES, ReasoningSigner
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.token_routes import token_routes
@@ -59,10 +59,10 @@ def create_app(
     settings: ApiSettings | None = None,
     clock: Clock | None = None,
     routers: Sequence[APIRouter] = (),
-    door: Door | None = None,
+    door: AccessControl | None = None,
     tracer: Tracer = OFF,
     ask: Ask | None = None,
-) -> Edge:
+) -> ApiMiddleware:
     """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
     Everybody comes in where there is no `door`. `ask`: whether answers can be held to a grammar; where it is
     not given, a process of its own, which is started when it is asked first."""
@@ -70,14 +70,14 @@ def create_app(
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
     prompts, bodies = (
-        Prompts(model, backend, takes_templates=settings.trust_request_chat_template),
-        Bodies(settings, backend),
+        PromptEncoder(model, backend, takes_templates=settings.trust_request_chat_template),
+        RequestBodies(settings, backend),
     )
     version = release()
     ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
-    generating = Generating(backend, model, prompts, metrics, settings, ask)
-    kept = KeptResponses(settings.responses_kept, settings.responses_kept_bytes)
-    carrier = Carrier(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
+    generating = GenerationService(backend, model, prompts, metrics, settings, ask)
+    kept = ResponseStore(settings.responses_kept, settings.responses_kept_bytes)
+    carrier = ReasoningSigner(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
     answered = [
         generate_routes(generating, model, bodies, clock),
         messages_routes(generating, bodies),
@@ -98,7 +98,9 @@ def create_app(
     return _application([*own, *routers, root_route(version)], metrics, direct, door, tracer)
 
 
-def create_pages(api: Edge, routers: Sequence[APIRouter], door: Door | None = None) -> Edge:
+def create_pages(
+    api: ApiMiddleware, routers: Sequence[APIRouter], door: AccessControl | None = None
+) -> ApiMiddleware:
     """What is served apart from `api`, on another port: with request ids and error shapes like its, and
     counted with it."""
     return _application(routers, api.metrics, {}, door)
@@ -108,9 +110,9 @@ def _application(
     routers: Sequence[APIRouter],
     metrics: HttpMetrics,
     direct: Mapping[tuple[str, str], APIRoute],
-    door: Door | None,
+    door: AccessControl | None,
     tracer: Tracer = OFF,
-) -> Edge:
+) -> ApiMiddleware:
     """The edge is around the framework, not one of its middlewares: what is direct does not enter it."""
     app = FastAPI(
         title="Baton",
@@ -133,7 +135,7 @@ def _application(
         app.include_router(router)
         # The application itself does not list their routes: it keeps the routers.
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
-    return Edge(app, metrics, direct, door or Door(), tracer, manners_of)
+    return ApiMiddleware(app, metrics, direct, door or AccessControl(), tracer, error_format_of)
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from baton.api.answers import ChatAnswer, ChatChunk, CompletionAnswer, CompletionChunk
 from baton.api.chat.chat_rendering import ChatRendering
 from baton.api.completions.completion_rendering import CompletionRendering
-from baton.api.generation.generation_service import Generating
+from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
 from baton.api.http.middleware import exchange_of
 from baton.api.http.openapi_document import GENERATING, told
-from baton.api.http.request_bodies import Bodies
+from baton.api.http.request_bodies import RequestBodies
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton.api.served_model import ServedModel
 from baton.runtime.clock import Clock
@@ -26,7 +26,9 @@ def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
     return CompletionRequest if "prompt" in fields and "messages" not in fields else ChatRequest
 
 
-def generate_routes(generating: Generating, model: ServedModel, bodies: Bodies, clock: Clock) -> APIRouter:
+def generate_routes(
+    generating: GenerationService, model: ServedModel, bodies: RequestBodies, clock: Clock
+) -> APIRouter:
     """`/v1/chat/completions`, `/v1/completions`, and SageMaker's `/invocations`, which is one of both."""
     router = APIRouter()
 

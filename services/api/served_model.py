@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from baton.api.requests.sampling_defaults import differing, recommended
-from baton.api.requests.schemas import Drawing
+from baton.api.requests.schemas import RecommendedSampling
 from baton.api.text.chat_template import ChatTemplateFailed
-from baton.api.text.token_bound import TokenFloor
+from baton.api.text.token_bound import TokenBound
 from baton.api.text.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
 from baton.models.model_facts import CONFIG_FILE, ModelFacts, json_object
 from baton.models.tokenizer_files import TokenizerUnusable
@@ -22,8 +22,10 @@ TEMPLATE: Final = "chat_template.jinja"
 TOOLS_KNOWN: Final = "the chat template knows tools"
 TOOLS_TOLD: Final = "the chat template knows no tools: they are told in the system message"
 TOOLS_REFUSED: Final = "the chat template knows no tools: requests with some are refused"
-LENGTH_KNOWN: Final = "texts too long for the context are refused by their length, before tokenising"
-LENGTH_UNKNOWN: Final = "texts too long for the context are refused by their tokens: their length bounds none"
+LENGTH_BOUNDED: Final = "texts too long for the context are refused by their length, before tokenising"
+LENGTH_UNBOUNDED: Final = (
+    "texts too long for the context are refused by their tokens: their length bounds none"
+)
 AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
 """Files in which a chat template may be beside other words."""
 
@@ -39,7 +41,7 @@ class ServedModel:
     """Ids that end a sequence unless `ignore_eos`."""
     vocabulary: int
     """Token ids are below this: the rows of the model's embedding."""
-    drawing: Drawing = field(default_factory=Drawing)
+    drawing: RecommendedSampling = field(default_factory=RecommendedSampling)
     """Of what a request does not say."""
     forms: Forms = field(default_factory=Forms)
     """In which it writes calls and thoughts."""
@@ -69,7 +71,7 @@ def load_served_model(
     model recommends it; how it is told of tools, and how its calls and thoughts are read. Raises
     TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
     """
-    drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else Drawing()
+    drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else RecommendedSampling()
     tokenizer = load_tokenizer(model_dir)
     try:
         tokenizer.check_chat()
@@ -107,12 +109,12 @@ def load_served_model(
     )
 
 
-def log_floor(floor: TokenFloor) -> None:
+def log_floor(floor: TokenBound) -> None:
     """Log whether a text that cannot fit is refused before it is tokenised."""
     if floor.unknown_because:
-        log.info(LENGTH_UNKNOWN, because=floor.unknown_because)
+        log.info(LENGTH_UNBOUNDED, because=floor.unknown_because)
     else:
-        log.info(LENGTH_KNOWN, bytes_per_token=floor.bytes_per_token)
+        log.info(LENGTH_BOUNDED, bytes_per_token=floor.bytes_per_token)
 
 
 def _template_file(model_dir: Path) -> Path:

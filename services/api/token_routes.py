@@ -11,16 +11,18 @@ from starlette.responses import Response
 from baton.api.answers import TextOfTokens, TokensOfText
 from baton.api.backend import Backend
 from baton.api.errors import invalid, too_long
-from baton.api.generation.prompt_encoder import Prompts
+from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.http.openapi_document import TAKING, told
-from baton.api.http.request_bodies import Bodies
+from baton.api.http.request_bodies import RequestBodies
 from baton.api.requests.chat_messages import check_tools
 from baton.api.requests.request_builder import check_ids, check_model
 from baton.api.requests.schemas import DetokenizeRequest, TokenizeRequest
 from baton.api.served_model import ServedModel
 
 
-def token_routes(backend: Backend, model: ServedModel, prompts: Prompts, bodies: Bodies) -> APIRouter:
+def token_routes(
+    backend: Backend, model: ServedModel, prompts: PromptEncoder, bodies: RequestBodies
+) -> APIRouter:
     """`/tokenize` and `/detokenize`, also below `/v1`."""
     router = APIRouter()
 
@@ -65,7 +67,7 @@ def _json(body: dict[str, Any]) -> Response:
     return Response(to_json(body), media_type="application/json")
 
 
-async def _tokens(request: Request, body: TokenizeRequest, prompts: Prompts) -> list[int]:
+async def _tokens(request: Request, body: TokenizeRequest, prompts: PromptEncoder) -> list[int]:
     if body.prompt is not None and body.messages:
         raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
     if body.messages:

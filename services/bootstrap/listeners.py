@@ -13,9 +13,9 @@ from typing import Final
 
 from starlette.types import ASGIApp
 
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.http.cors import open_to
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.api.http.rate_limit import RateLimit
 from baton.bootstrap.settings import BootstrapSettings
 from baton.runtime.listening_ports import bind_port
@@ -60,8 +60,8 @@ class HttpListeners:
     """Sockets that listen, and what guards them. Made before the slow part of a start: what is wrong fails
     first."""
 
-    api: Door
-    admin: Door
+    api: AccessControl
+    admin: AccessControl
     """Of the pages' own port."""
     apart: bool
     """Whether the pages have a port of their own."""
@@ -82,7 +82,11 @@ class HttpListeners:
             each.close()
 
     async def serve(
-        self, api: Edge, pages: Callable[[], Edge], graceful_s: int, connections: ClosedConnections
+        self,
+        api: ApiMiddleware,
+        pages: Callable[[], ApiMiddleware],
+        graceful_s: int,
+        connections: ClosedConnections,
     ) -> HttpServers:
         """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
         first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
@@ -127,14 +131,14 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
         prefixes=_prefixes(settings, keys),
         operator_pages=_operator_pages(settings, keys, admin_keys),
     )
-    api = Door(
+    api = AccessControl(
         keys,
         rate,
         admin_keys,
         open_admin=settings.open_admin,
         share_prefixes=settings.share_prefix_cache,
     )
-    admin = Door(admin_keys=admin_keys, open_metrics=True)
+    admin = AccessControl(admin_keys=admin_keys, open_metrics=True)
     return HttpListeners(
         api,
         admin,

@@ -9,7 +9,7 @@ from typing import Final
 
 from baton.api.generation.choice_assembler import Heard
 from baton.api.requests.chat_messages import offered, plain_tools, schemas_of
-from baton.api.requests.schemas import ChatRequest, NamedTool
+from baton.api.requests.schemas import ChatRequest, ForcedTool
 from baton.api.text.tokenizer import Tokenizer
 from baton.openai.dialects import (
     AUTO,
@@ -138,7 +138,7 @@ def heard(
     if by_template and forms.template is not None:
         end = tokenizer.decode(prompt[-PREFIX_TOKENS:], skip_special_tokens=False)
         voice, marks = TemplateVoice(forms.template, end, plain_tools(tools)), dict(tokenizer.special)
-    by_name = isinstance(body.tool_choice, NamedTool)
+    by_name = isinstance(body.tool_choice, ForcedTool)
     return Heard(
         voice,
         marks if body.skip_special_tokens else {},

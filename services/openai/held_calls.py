@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from baton.api.errors import invalid
 from baton.api.requests.chat_messages import offered
-from baton.api.requests.schemas import AllowedTools, ChatRequest, NamedTool, Tool
+from baton.api.requests.schemas import AllowedTools, ChatRequest, ForcedTool, Tool
 from baton.api.text.tokenizer import Tokenizer
 from baton.openai.argued_calls import BRACKET, ArguedForm, NotByName, argued_in, call_rule, up_to
 from baton.openai.dialects import CALL_FORMS, HERMES, Form, named
@@ -100,7 +100,7 @@ def shape_held(form: Form) -> CallShape | None:
 def is_forced(body: ChatRequest) -> bool:
     choice = body.tool_choice
     mode = choice.mode if isinstance(choice, AllowedTools) else choice
-    return isinstance(choice, NamedTool) or mode == "required"
+    return isinstance(choice, ForcedTool) or mode == "required"
 
 
 def is_held(body: ChatRequest, *, to_a_form: bool) -> bool:
@@ -115,7 +115,7 @@ def held_tools(body: ChatRequest, options: Mapping[str, Any], form: Form) -> Ite
     loosely = form.names[0] in SHAPES
     allowed = offered(body)
     for place, tool in enumerate(body.tools):
-        if isinstance(body.tool_choice, NamedTool) and tool.function.name != body.tool_choice.name:
+        if isinstance(body.tool_choice, ForcedTool) and tool.function.name != body.tool_choice.name:
             continue
         if tool not in allowed:
             continue
@@ -157,7 +157,7 @@ def whole_grammar(
     shape = SHAPES.get(form.names[0], ())
     mark = shape[0] if argued is None else argued.mark
     framed = form.names[0] == HARMONY  # all of an answer is messages, and a call is the last of them
-    several = not framed and body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
+    several = not framed and body.parallel_tool_calls and not isinstance(body.tool_choice, ForcedTool)
     calls = f'call ("\\n"? call){{0,{CALLS_MAX - 1}}}' if several else "call"
     names = " | ".join(f"call_{place}" for place, _ in enumerate(tools))
     for place, tool in enumerate(tools):

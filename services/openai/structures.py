@@ -16,11 +16,11 @@ from starlette.requests import Request
 from baton.api.errors import invalid
 from baton.api.http.authentication import caller_in
 from baton.api.http.disconnect import unless_gone
-from baton.api.http.metrics import HttpMetrics, Judged
+from baton.api.http.metrics import GrammarOutcome, HttpMetrics
 from baton.api.requests.request_builder import check_ids
 from baton.api.requests.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
 from baton.api.served_model import ServedModel
-from baton.api.text.tokenizer_pool import TextTurns
+from baton.api.text.tokenizer_pool import FairThreadPool
 from baton.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
 from baton.openai.dialects import Form
 from baton.openai.held_calls import (
@@ -65,7 +65,7 @@ class Structures:
         self._model = model
         self._metrics = metrics
         self._ask = ask
-        self._turns = TextTurns("grammar", "compiled")
+        self._turns = FairThreadPool("grammar", "compiled")
         self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
         """What workers are told, or why it is refused."""
 
@@ -133,10 +133,10 @@ class Structures:
         return found
 
 
-def _outcome(found: Grammar | str) -> Judged:
+def _outcome(found: Grammar | str) -> GrammarOutcome:
     if isinstance(found, Grammar):
-        return Judged.COMPILED
-    return Judged.NOT_SURVIVED if found in (TOO_LONG, TOO_COMPLEX) else Judged.REFUSED
+        return GrammarOutcome.COMPILED
+    return GrammarOutcome.NOT_SURVIVED if found in (TOO_LONG, TOO_COMPLEX) else GrammarOutcome.REFUSED
 
 
 def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Structure]:

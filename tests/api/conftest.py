@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.grammars.judge import Spelled, judged
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar
@@ -61,12 +61,12 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def app(backend: ScriptedBackend, registry: CollectorRegistry) -> Edge:
+def app(backend: ScriptedBackend, registry: CollectorRegistry) -> ApiMiddleware:
     return create_app(backend, tiny.model(), registry, clock=ManualClock(wall_ms=CREATED_S * 1000))
 
 
 @pytest.fixture
-async def http(app: Edge) -> AsyncIterator[httpx.AsyncClient]:
+async def http(app: ApiMiddleware) -> AsyncIterator[httpx.AsyncClient]:
     """Straight into the application, no socket."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -74,7 +74,7 @@ async def http(app: Edge) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def url(app: Edge) -> AsyncIterator[str]:
+async def url(app: ApiMiddleware) -> AsyncIterator[str]:
     """The application on a real socket."""
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), graceful_timeout_s=5)
     yield f"http://127.0.0.1:{server.port}"

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.messages.message_request import OF_MESSAGES, MessagesRequest
+from baton.api.messages.message_request import MESSAGES_UNSUPPORTED, MessagesRequest
 from baton.api.requests.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -85,7 +85,7 @@ def test_the_fields_of_anthropics_api_are_named() -> None:
     parts = {"id", "input", "data", "text", "content", "role", "tool_use_id", "caller", "citations"}
     shared = {*Sampled.model_fields, *fields_of(StructuredOutputs)[""]}
     assert fields - shared - parts - {"schema", "toolset_name"} <= told
-    assert {*OF_MESSAGES.ignored, *OF_MESSAGES.harmless} <= told
+    assert {*MESSAGES_UNSUPPORTED.ignored, *MESSAGES_UNSUPPORTED.harmless} <= told
 
 
 def test_every_way_of_reading_calls_is_named() -> None:

@@ -10,7 +10,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from baton.api.backend import RoomFailed
-from baton.api.requests.schemas import Drawing
+from baton.api.requests.schemas import RecommendedSampling
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.request_stream import RequestStream, RoomBackend
@@ -285,7 +285,7 @@ class ScriptedDefaults(NamedTuple):
     name: str = "mine"
     eos_token_ids: tuple[int, ...] = (2,)
     vocabulary: int = 100
-    drawing: Drawing = Drawing()
+    drawing: RecommendedSampling = RecommendedSampling()
 
 
 CANARY = canary_request(ScriptedDefaults(), 500)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from baton.api.app import create_app
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.http.cors import open_to
 from baton.api.http.rate_limit import RateLimit
 from baton.api.settings import ApiSettings
@@ -28,7 +28,7 @@ READABLE: Final = "access-control-allow-origin"
 
 def application(*origins: str) -> ASGIApp:
     """Behind a key, with a rate of two requests and bodies of 1,000 bytes."""
-    door = Door(ApiKeys([KEY], None), RateLimit(2, lambda: 100.0))
+    door = AccessControl(ApiKeys([KEY], None), RateLimit(2, lambda: 100.0))
     settings = ApiSettings(body_bytes_max=1000)
     return open_to(
         create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), settings, door=door), origins

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app, create_pages
-from baton.api.http.authentication import Door, operators_only
+from baton.api.http.authentication import AccessControl, operators_only
 from baton.api.http.rate_limit import CALLERS_MAX, RateLimit
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny
@@ -48,7 +48,7 @@ class DoorClock:
 
 
 def application(keys: ApiKeys | None, rate: RateLimit | None = None) -> Any:
-    door = Door(keys, rate)
+    door = AccessControl(keys, rate)
     return create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=[router()], door=door)
 
 
@@ -116,7 +116,7 @@ async def test_a_browser_reads_by_its_own_dialogue_and_cannot_be_made_to_compute
 
 async def test_pages_that_are_served_apart_need_no_key_and_are_counted_with_the_api() -> None:
     registry = CollectorRegistry()
-    door = Door(ApiKeys([KEY], None))
+    door = AccessControl(ApiKeys([KEY], None))
     api = create_app(ScriptedBackend(), tiny.model(), registry, door=door)
     async with asking_app(create_pages(api, [router()])) as pages, asking_app(api) as http:
         assert (await pages.get("/rooms")).json() == "timelines"
@@ -277,7 +277,7 @@ def test_a_rate_is_kept_over_time_and_its_table_is_bounded() -> None:
 async def test_a_request_without_api_keys_counts_once(headers: dict[str, str]) -> None:
     """Clients send any key to a server without keys. Admin keys alone do not make it a wrong one."""
     clock = DoorClock()
-    door = Door(None, RateLimit(2, lambda: clock.now_s), admin_keys=ApiKeys([OTHER], None))
+    door = AccessControl(None, RateLimit(2, lambda: clock.now_s), admin_keys=ApiKeys([OTHER], None))
     app = create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=[router()], door=door)
     async with asking_app(app) as http:
         statuses = [(await http.post(CHAT, json=BODY, headers=headers)).status_code for _ in range(3)]

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app, create_pages
-from baton.api.http.authentication import Door
-from baton.api.http.middleware import Edge
+from baton.api.http.authentication import AccessControl
+from baton.api.http.middleware import ApiMiddleware
 from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.wiring import operator_routers
 from baton.web.api_keys import ApiKeys
@@ -69,15 +69,15 @@ def keys(*given: str) -> ApiKeys:
     return ApiKeys(given, None)
 
 
-def doors() -> dict[str, Door]:
+def doors() -> dict[str, AccessControl]:
     return {
-        "no keys": Door(),
-        "one key": Door(keys(KEY)),
-        "several keys": Door(keys(KEY, OTHER)),
-        "several keys, open": Door(keys(KEY, OTHER), open_admin=True),
-        "several keys and an admin's": Door(keys(KEY, OTHER), admin_keys=keys(ADMIN)),
-        "one key and an admin's": Door(keys(KEY), admin_keys=keys(ADMIN)),
-        "an admin's key alone": Door(admin_keys=keys(ADMIN)),
+        "no keys": AccessControl(),
+        "one key": AccessControl(keys(KEY)),
+        "several keys": AccessControl(keys(KEY, OTHER)),
+        "several keys, open": AccessControl(keys(KEY, OTHER), open_admin=True),
+        "several keys and an admin's": AccessControl(keys(KEY, OTHER), admin_keys=keys(ADMIN)),
+        "one key and an admin's": AccessControl(keys(KEY), admin_keys=keys(ADMIN)),
+        "an admin's key alone": AccessControl(admin_keys=keys(ADMIN)),
     }
 
 
@@ -123,7 +123,7 @@ async def at() -> AsyncIterator[House]:
         yield made
 
 
-def application(at: House, door: Door) -> Edge:
+def application(at: House, door: AccessControl) -> ApiMiddleware:
     routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
     return create_app(ScriptedBackend(), tiny.model(), CollectorRegistry(), routers=routers, door=door)
 
@@ -155,7 +155,7 @@ def example(path: str) -> str:
 
 
 async def test_every_route_has_a_line(at: House) -> None:
-    assert {*routes_of(application(at, Door())._app)} == ROUTES.keys()
+    assert {*routes_of(application(at, AccessControl())._app)} == ROUTES.keys()
 
 
 @pytest.mark.parametrize("door", RIGHTS)
@@ -172,7 +172,9 @@ async def test_a_port_of_their_own_is_for_its_network_or_for_admin_keys(at: Hous
     routers = [probe_router(at.registry, lambda: None), *operator_routers(at.rooms, at.metrics)]
     admin_keys = keys(ADMIN) if door == "an admin key" else None
     app = create_pages(
-        application(at, Door(keys(KEY, OTHER))), routers, Door(admin_keys=admin_keys, open_metrics=True)
+        application(at, AccessControl(keys(KEY, OTHER))),
+        routers,
+        AccessControl(admin_keys=admin_keys, open_metrics=True),
     )
     for method, path in routes_of(app._app):
         kind = ROUTES[method, path]

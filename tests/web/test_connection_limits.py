@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from baton.api.app import create_app
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.runtime.listening_ports import bind_port
 from baton.runtime.tls_files import TlsFiles
 from baton.web import connection_limits
@@ -219,7 +219,7 @@ async def serving(files: TlsFiles | None = None, *, keys: bool = False, **how: A
     async def much() -> Response:
         return Response(MUCH)
 
-    door = Door(ApiKeys([KEY], None)) if keys else None
+    door = AccessControl(ApiKeys([KEY], None)) if keys else None
     app = create_app(backend, tiny.model(), registry, routers=[router], door=door)
     sock = bind_port("127.0.0.1", 0, "test")
     server = await serve_http(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from baton.api.backend import TokenBatch
-from baton.api.generation.prompt_echo import Beginning
+from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.requests.schemas import GenerationRequest
 from baton.api.text.detokenizer import Detokenizer
 from baton.api.text.stop_strings import StopStrings
@@ -94,7 +94,7 @@ class Delta:
     finish: FinishReason | None = None
     parts: Sequence[Told] | None = None
     """What the text is, where it is told apart; None: all of it is the answer."""
-    beginning: Beginning | None = None
+    beginning: PromptEcho | None = None
     """The prompt, whose text the text begins with; of a choice's first, where it is echoed."""
 
     @property
@@ -145,7 +145,7 @@ class ChoiceAssembler:
         body: GenerationRequest,
         tokenizer: Tokenizer,
         heard: Heard | None = None,
-        beginning: Beginning | None = None,
+        beginning: PromptEcho | None = None,
     ) -> None:
         """`beginning`: what is told of the prompt, if anything is."""
         self.index = index

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from baton.api.backend import Backend
 from baton.api.generation.choice_assembler import ChoiceAssembler, Heard
-from baton.api.generation.prompt_encoder import Prompts
+from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.generation.rendering import Rendering
-from baton.api.generation.reply import Answering, StreamedReply, WholeReply
+from baton.api.generation.reply import PendingAnswer, StreamedReply, WholeReply
 from baton.api.generation.transcript import Transcript
 from baton.api.http.authentication import prefix_owner_in
 from baton.api.http.metrics import HttpMetrics
@@ -47,14 +47,14 @@ Render = Callable[[], Rendering]
 """Of one reply. Called once the request's own fields are found good."""
 
 
-class Generating:
+class GenerationService:
     """Of one application."""
 
     def __init__(
         self,
         backend: Backend,
         model: ServedModel,
-        prompts: Prompts,
+        prompts: PromptEncoder,
         metrics: HttpMetrics,
         settings: ApiSettings,
         ask: Ask,
@@ -168,7 +168,7 @@ class Generating:
             for index, (each, beginning) in enumerate(answers)
         ]
         logs = settings.log_prompts
-        answering = Answering(
+        answering = PendingAnswer(
             backend=self._backend,
             choices=choices,
             rendering=rendering,

@@ -20,7 +20,7 @@ ALL: Final = -1
 
 
 @dataclass(slots=True)
-class Beginning:
+class PromptEcho:
     """Of the answers to one prompt."""
 
     prompt: Sequence[int]
@@ -77,15 +77,15 @@ def _too_many(param: str, count: int) -> ApiError:
     return invalid(param, why)
 
 
-def beginning_of(
+def prompt_echo_of(
     body: GenerationRequest, prompt: Sequence[int], given: str | list[int] | None, tokenizer: Tokenizer
-) -> Beginning | None:
+) -> PromptEcho | None:
     """`given`: the prompt as it was sent, where it was not shortened. None where nothing is told of it."""
     if isinstance(body, ChatRequest):
         text = _last_said(body) if body.echo else None
-        return None if text is None and body.prompt_logprobs is None else Beginning(prompt, text)
+        return None if text is None and body.prompt_logprobs is None else PromptEcho(prompt, text)
     if not isinstance(body, CompletionRequest) or not body.echo:
-        return None if body.prompt_logprobs is None else Beginning(prompt)
+        return None if body.prompt_logprobs is None else PromptEcho(prompt)
     as_text = isinstance(given, str)
     detokenizer = Detokenizer(tokenizer.codec, (), skip_special_tokens=as_text, alone=tokenizer.alone)
     texts, offsets, chars = [], [], 0
@@ -94,7 +94,7 @@ def beginning_of(
         texts.append(detokenizer.push(token))
         chars += len(texts[-1])
     text = given if isinstance(given, str) else "".join([*texts, detokenizer.flush()])
-    return Beginning(prompt, text, [min(each, len(text)) for each in offsets], alone=body.max_tokens == 0)
+    return PromptEcho(prompt, text, [min(each, len(text)) for each in offsets], alone=body.max_tokens == 0)
 
 
 def _last_said(body: ChatRequest) -> str | None:
@@ -103,14 +103,14 @@ def _last_said(body: ChatRequest) -> str | None:
     return "".join(last.content or ()) if last.role == "assistant" else None
 
 
-def prompt_tokens(beginning: Beginning, top: int) -> list[Token]:
+def prompt_tokens(beginning: PromptEcho, top: int) -> list[Token]:
     """The prompt's, as if they had been drawn, with `top` of the likeliest in the place of each."""
     scores = zip(beginning.prompt[1:], beginning.scores, strict=True)
     told = [Token(token, score.logprob, score.top[:top]) for token, score in scores]
     return [*map(Token, beginning.prompt[:1]), *told]
 
 
-def shown_scores(beginning: Beginning, top: int, text: TokenText) -> list[dict[str, Any] | None]:
+def shown_scores(beginning: PromptEcho, top: int, text: TokenText) -> list[dict[str, Any] | None]:
     """`prompt_logprobs`, as vLLM shows it: of each token, by their ids, itself and `top` of the likeliest in
     its place."""
     told: list[dict[str, Any] | None] = [None]

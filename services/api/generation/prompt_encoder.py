@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from baton.api.backend import Backend
 from baton.api.errors import SERVER, ApiError, invalid, shown, too_long
-from baton.api.generation.prompt_echo import Beginning, beginning_of
+from baton.api.generation.prompt_echo import PromptEcho, prompt_echo_of
 from baton.api.http.authentication import caller_in
 from baton.api.http.disconnect import unless_gone
 from baton.api.requests.chat_messages import (
@@ -32,9 +32,14 @@ from baton.api.requests.schemas import (
     thought_of,
 )
 from baton.api.served_model import ServedModel
-from baton.api.text.chat_template import ChatRefused, ChatTemplate, ChatTemplateFailed, ChatTemplateMissing
+from baton.api.text.chat_template import (
+    ChatTemplate,
+    ChatTemplateFailed,
+    ChatTemplateMissing,
+    MessagesRefused,
+)
 from baton.api.text.tokenizer import TooManyTokens
-from baton.api.text.tokenizer_pool import LONG_BYTES, TextTurns
+from baton.api.text.tokenizer_pool import LONG_BYTES, FairThreadPool
 from baton.rooms.plurals import counted
 
 INLINE_CHARS_MAX: Final = 4096
@@ -47,7 +52,7 @@ BEYOND: Final = 4
 T = TypeVar("T")
 
 
-class Prompts:
+class PromptEncoder:
     """Makes prompts of what callers send. One for the application; its threads end with the process."""
 
     def __init__(self, model: ServedModel, backend: Backend, *, takes_templates: bool = False) -> None:
@@ -57,7 +62,7 @@ class Prompts:
         self._forms = model.forms
         self._takes_templates = takes_templates
         self._backend = backend
-        self._turns = TextTurns()
+        self._turns = FairThreadPool()
 
     async def of_messages(
         self,
@@ -105,7 +110,7 @@ class Prompts:
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
-        except ChatRefused as error:
+        except MessagesRefused as error:
             raise invalid("messages", f"{error}.") from None
         except ChatTemplateFailed as error:
             if own is not None:
@@ -233,14 +238,14 @@ class Prompts:
         body: GenerationRequest,
         prompts: Sequence[Sequence[int]],
         given: Sequence[str | list[int] | None],
-    ) -> list[Beginning | None]:
-        """What is told of each prompt with its answers. `given`: as of `beginning_of`, of each."""
+    ) -> list[PromptEcho | None]:
+        """What is told of each prompt with its answers. `given`: as of `prompt_echo_of`, of each."""
         spelled = isinstance(body, CompletionRequest) and body.echo
         return await self._run(
             request,
             sum(map(len, prompts)) if spelled else 0,
             lambda: [
-                beginning_of(body, prompt, each, self._tokenizer)
+                prompt_echo_of(body, prompt, each, self._tokenizer)
                 for prompt, each in zip(prompts, given, strict=True)
             ],
         )

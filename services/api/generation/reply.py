@@ -22,7 +22,7 @@ from baton.api.generation.rendering import Collected, Rendering
 from baton.api.generation.transcript import Transcript
 from baton.api.http.disconnect import unless_gone
 from baton.api.http.event_stream import EventStream, TextEvent
-from baton.api.http.http_exchange import Exchange
+from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.metrics import HttpMetrics
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class PendingAnswer:
     """An admitted request on its way to being answered."""
 
     backend: Backend
     choices: Sequence[ChoiceAssembler]
     rendering: Rendering
     metrics: HttpMetrics
-    exchange: Exchange
+    exchange: HttpExchange
     transcript: Transcript | None = None
     given: int | None = None
     """Of each request's choices the best so many are; None: all."""
@@ -82,7 +82,7 @@ async def made(work: Callable[[], T], entries: int) -> T:
 class WholeReply(Response):
     """One JSON object, once everything is there."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()
         self._answering = answering
 
@@ -116,7 +116,7 @@ class WholeReply(Response):
 class StreamedReply(Response):
     """Server-sent events. What goes wrong is raised, and becomes a status or the last event (`edge.py`)."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()
         self._answering = answering
 

@@ -43,7 +43,7 @@ REALM: Final = "Baton: any name, and an API key as the password"
 """What a browser shows where it asks for them."""
 
 
-class Door:
+class AccessControl:
     """Of one HTTP port."""
 
     def __init__(

@@ -14,7 +14,7 @@ from baton.api.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class ErrorFormat:
     """Of one API."""
 
     error: Callable[[ApiError, str], dict[str, Any]]
@@ -26,11 +26,11 @@ class Manners:
         return JSONResponse(self.error(error, request_id), status_code=error.status, headers=error.headers)
 
 
-OPENAI: Final = Manners(lambda error, _: error.body)
+OPENAI: Final = ErrorFormat(lambda error, _: error.body)
 
-MannersOf = Callable[[Scope], Manners]
+ErrorFormatOf = Callable[[Scope], ErrorFormat]
 """By which manners the caller of a request is spoken to."""
 
 
-def openai_alone(_: Scope) -> Manners:
+def openai_only(_: Scope) -> ErrorFormat:
     return OPENAI

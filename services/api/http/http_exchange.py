@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope, Send
 
 from baton.api.errors import ApiError
-from baton.api.http.error_format import OPENAI, Manners
+from baton.api.http.error_format import OPENAI, ErrorFormat
 from baton.api.http.event_stream import EventStream, Framing
 from baton.api.http.request_headers import header
 from baton.rooms.trace import TraceContext, read_trace
@@ -29,13 +29,13 @@ log = Log(__name__)
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     request_id: str
     trace: TraceContext | None
     """What the caller sent; once there is a span, of that."""
     named: bool = False
     """Whether the id is its caller's."""
-    manners: Manners = OPENAI
+    manners: ErrorFormat = OPENAI
     """By which its caller is spoken to."""
     received_s: float = field(default_factory=time.perf_counter)
     """When it came in."""
@@ -164,10 +164,12 @@ class Exchange:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def exchange_in(scope: Scope, request_id: str, manners: Manners = OPENAI, *, named: bool = False) -> Exchange:
+def exchange_in(
+    scope: Scope, request_id: str, manners: ErrorFormat = OPENAI, *, named: bool = False
+) -> HttpExchange:
     """Of a request that has just come in. `named`: the id is its caller's."""
     trace = read_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
-    return Exchange(request_id, trace, named, manners)
+    return HttpExchange(request_id, trace, named, manners)
 
 
 def _of(scope: Scope) -> dict[str, Attribute]:

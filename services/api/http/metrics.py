@@ -44,7 +44,7 @@ READ: Final = "read"
 UNREAD: Final = "unread"
 
 
-class Judged(Enum):
+class GrammarOutcome(Enum):
     """What became of a grammar."""
 
     COMPILED = "compiled"
@@ -70,7 +70,7 @@ class HttpMetrics:
             ["outcome"],
             registry=registry,
         )
-        for judged in Judged:
+        for judged in GrammarOutcome:
             self._grammars.labels(judged.value)
         self._calls = Counter(
             "baton_tool_calls",
@@ -113,7 +113,7 @@ class HttpMetrics:
         label = str(status) if status in STATUSES else OTHER
         self._answered(NO_ROUTE if route is None else route, label).inc()
 
-    def count_grammar(self, outcome: Judged) -> None:
+    def count_grammar(self, outcome: GrammarOutcome) -> None:
         """A grammar was judged; those that are remembered are not counted again."""
         self._grammars.labels(outcome.value).inc()
 

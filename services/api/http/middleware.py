@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.backend import BackendError
 from baton.api.errors import CLIENT_GONE, ApiError, as_api_error, from_backend, internal_error, invalid
-from baton.api.http.authentication import PROBES, Door
+from baton.api.http.authentication import PROBES, AccessControl
 from baton.api.http.disconnect import ClientGone
-from baton.api.http.error_format import MannersOf, openai_alone
-from baton.api.http.http_exchange import Exchange, exchange_in
+from baton.api.http.error_format import ErrorFormatOf, openai_only
+from baton.api.http.http_exchange import HttpExchange, exchange_in
 from baton.api.http.metrics import HttpMetrics
 from baton.api.http.request_headers import REQUEST_ID, header
 from baton.runtime.logging import Log
@@ -40,7 +40,7 @@ TOLD_TO_PROBES: Final = frozenset({200, 503})
 log = Log(__name__)
 
 
-class Edge:
+class ApiMiddleware:
     """Pure ASGI, around the whole application."""
 
     def __init__(
@@ -48,9 +48,9 @@ class Edge:
         app: ASGIApp,
         metrics: HttpMetrics,
         direct: Mapping[tuple[str, str], APIRoute],
-        door: Door,
+        door: AccessControl,
         tracer: Tracer = OFF,
-        manners_of: MannersOf = openai_alone,
+        error_format_of: ErrorFormatOf = openai_only,
     ) -> None:
         """`direct`: routes, by method and path, that are called from here: their endpoints take the request
         alone, and the application's own way to them costs as much as a short answer. They alone are
@@ -60,7 +60,7 @@ class Edge:
         self._direct = direct
         self._door = door
         self._tracer = tracer
-        self._manners_of = manners_of
+        self._manners_of = error_format_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -101,7 +101,7 @@ class Edge:
 
     async def _answer(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         acceptable: bool,
         scope: Scope,
         receive: Receive,
@@ -137,7 +137,7 @@ class Edge:
                 raise  # the server closes the connection, so that the reply does not look complete
 
     async def _fail(
-        self, exchange: Exchange, failure: ApiError, scope: Scope, receive: Receive, send: Send
+        self, exchange: HttpExchange, failure: ApiError, scope: Scope, receive: Receive, send: Send
     ) -> bool:
         """Answer with the failure's status, or with the last event of a stream that has begun.
 
@@ -170,8 +170,8 @@ async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) ->
     await response(scope, receive, send)
 
 
-def exchange_of(request: Request) -> Exchange:
-    exchange: Exchange = request.scope["state"]["exchange"]
+def exchange_of(request: Request) -> HttpExchange:
+    exchange: HttpExchange = request.scope["state"]["exchange"]
     return exchange
 
 
@@ -210,7 +210,7 @@ async def routing_error(request: Request, error: Exception) -> Response:
     return exchange_of(request).answer(refused)
 
 
-def _marks(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+def _marks(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
     """The headers of its id, and of what was left out."""
     names = dict.fromkeys((SENT, exchange.manners.id_header.encode()))
     marks = [(name, exchange.request_id.encode()) for name in names]

@@ -33,7 +33,7 @@ GIVE_BACK_AFTER_S: Final = 1.0
 M = TypeVar("M", bound=Shape)
 
 
-class Bodies:
+class RequestBodies:
     """Of one application. Used from one event loop."""
 
     def __init__(self, settings: ApiSettings, backend: Backend) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from baton.api.errors import ApiError
-from baton.api.http.error_format import OPENAI, Manners
+from baton.api.http.error_format import OPENAI, ErrorFormat
 from baton.api.http.request_headers import header
 
 ROUTE: Final = "/v1/messages"
@@ -45,10 +45,10 @@ def told(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": shown, "request_id": request_id}
 
 
-ANTHROPIC: Final = Manners(told, "request-id")
+ANTHROPIC: Final = ErrorFormat(told, "request-id")
 
 
-def manners_of(scope: Scope) -> Manners:
+def error_format_of(scope: Scope) -> ErrorFormat:
     """By the route, whoever asks, and on the others by who asks."""
     path = scope["path"]
     if path == ROUTE or path.startswith(f"{ROUTE}/") or header(scope, VERSION) is not None:

@@ -43,7 +43,7 @@ from baton.api.requests.schemas import (
     read_message,
     thought_of,
 )
-from baton.api.requests.unsupported_fields import Unserved
+from baton.api.requests.unsupported_fields import UnsupportedFields
 
 BUDGET_TOKENS_LEAST: Final = 1024
 """Anthropic's."""
@@ -56,7 +56,7 @@ ELSEWHERE: Final = frozenset(
     | {"text_editor_code_execution_tool_result", "compaction"}
 )
 """Kinds of blocks that are Anthropic's, and not served."""
-OF_MESSAGES: Final = Unserved(
+MESSAGES_UNSUPPORTED: Final = UnsupportedFields(
     ignored=frozenset(
         {"anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management"}
         | {"diagnostics", "metadata", "service_tier", "user_profile_id", "workspace_id"}
@@ -107,7 +107,7 @@ class ThinkingBlockParam(Shape):
     signature: str = ""
 
 
-class HiddenThought(Shape):
+class RedactedThinking(Shape):
     """That only Anthropic can read."""
 
     type: Literal["redacted_thinking"]
@@ -174,7 +174,7 @@ class ToolResult(Shape):
     toolset_name: Nothing = None
 
 
-Block = TextBlockParam | ThinkingBlockParam | HiddenThought | ToolUse | ToolResult
+Block = TextBlockParam | ThinkingBlockParam | RedactedThinking | ToolUse | ToolResult
 PART_KINDS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 
@@ -204,7 +204,7 @@ class MessageParam(Shape):
         _blocks(
             text=TextBlockParam,
             thinking=ThinkingBlockParam,
-            redacted_thinking=HiddenThought,
+            redacted_thinking=RedactedThinking,
             tool_use=ToolUse,
             tool_result=ToolResult,
         ),
@@ -301,7 +301,7 @@ class OutputConfig(Shape):
 class CountRequest(Shape):
     """POST /v1/messages/count_tokens: what becomes a prompt."""
 
-    unserved: ClassVar[Unserved] = OF_MESSAGES
+    unserved: ClassVar[UnsupportedFields] = MESSAGES_UNSUPPORTED
 
     model: str
     messages: Annotated[

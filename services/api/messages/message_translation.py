@@ -9,7 +9,7 @@
                                 or else behind the last result, since a user's word ends what a model thinks
 
 Messages of one role that follow each other are one turn, as there. Which path of the body each part of the
-chat request came from is kept in `Terms`.
+chat request came from is kept in `FieldPaths`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ from baton.api.errors import ApiError, invalid
 from baton.api.messages.message_request import (
     Block,
     CountRequest,
-    HiddenThought,
     MessagesRequest,
     OutputConfig,
+    RedactedThinking,
     TextBlockParam,
     ThinkingBlockParam,
     ToolResult,
     ToolUse,
 )
-from baton.api.requests.field_paths import Terms, made
+from baton.api.requests.field_paths import FieldPaths, made
 from baton.api.requests.schemas import ChatRequest, Sampled
 
 BETWEEN: Final = "\n\n"
@@ -43,7 +43,7 @@ UNTHREADED: Final = (
 )
 """Its code tells the client library to go on like that by itself."""
 SHARED: Final = frozenset(Sampled.model_fields)
-OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, HiddenThought)
+OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, RedactedThinking)
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class _ChatTurn:
     """Whether one of its texts is its own, and not the system's."""
 
 
-def translated(body: CountRequest) -> tuple[ChatRequest, Terms]:
+def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
     """Raises ApiError, in the terms of `body`."""
     if body.thread is not None:
         raise ApiError(400, UNTHREADED, param="thread", code="thread_unsupported_request")
-    terms = Terms({"tool_calls": "tool_use"})
+    terms = FieldPaths({"tool_calls": "tool_use"})
     messages = [each for turn in _turns(body) for each in _told(turn)]
     for place, message in enumerate(messages):
         for name, path in message.pop("paths").items():
@@ -147,7 +147,7 @@ def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
             turn.calls.append((block, path))
         case ToolResult():
             turn.results.append((block, path))
-        case HiddenThought():
+        case RedactedThinking():
             pass
 
 
@@ -222,7 +222,7 @@ def _thinking(body: CountRequest) -> dict[str, Any]:
     return {"chat_template_kwargs": words, "include_reasoning": on}
 
 
-def _tools(body: CountRequest, terms: Terms) -> dict[str, Any]:
+def _tools(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
     tools = []
     for place, tool in enumerate(body.tools):
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
@@ -250,7 +250,7 @@ def _tools(body: CountRequest, terms: Terms) -> dict[str, Any]:
     return {**asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
-def _held(body: CountRequest, terms: Terms) -> dict[str, Any]:
+def _held(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
     """What the answer is held to, and with how much effort it is made."""
     config = body.output_config or OutputConfig()
     asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}

@@ -7,18 +7,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from baton.api.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
-from baton.api.generation.generation_service import Generating
+from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
 from baton.api.http.middleware import exchange_of
 from baton.api.http.openapi_document import GENERATING, TAKING, told
-from baton.api.http.request_bodies import Bodies
+from baton.api.http.request_bodies import RequestBodies
 from baton.api.messages.anthropic_errors import ROUTE
 from baton.api.messages.message_rendering import MessagesRendering
 from baton.api.messages.message_request import CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
 
 
-def messages_routes(generating: Generating, bodies: Bodies) -> APIRouter:
+def messages_routes(generating: GenerationService, bodies: RequestBodies) -> APIRouter:
     """`/v1/messages` and `/v1/messages/count_tokens`."""
     router = APIRouter()
 

@@ -12,10 +12,10 @@ from baton.api.requests.schemas import (
     AllowedTools,
     ChatRequest,
     Conversation,
+    ForcedTool,
     Message,
-    NamedTool,
     Tool,
-    ToolCall,
+    ToolCallParam,
     thought_of,
 )
 from baton.api.text.chat_template import THOUGHT
@@ -53,7 +53,7 @@ def _check_result(message: Message, here: str, called: set[str]) -> None:
         )
 
 
-def check_tools(tools: Sequence[Tool], choice: str | NamedTool | AllowedTools = "auto") -> None:
+def check_tools(tools: Sequence[Tool], choice: str | ForcedTool | AllowedTools = "auto") -> None:
     """Raise ApiError for a tool named twice, and one that is forced and not there."""
     names: set[str] = set()
     for place, tool in enumerate(tools):
@@ -62,7 +62,7 @@ def check_tools(tools: Sequence[Tool], choice: str | NamedTool | AllowedTools = 
             param = f"tools[{place}].function.name"
             raise invalid(param, f"'{param}': there is another tool named \"{name}\".")
         names.add(name)
-    if isinstance(choice, NamedTool) and choice.name not in names:
+    if isinstance(choice, ForcedTool) and choice.name not in names:
         raise invalid("tool_choice", f"'tool_choice': 'tools' has none named \"{shown(choice.name)}\".")
     if isinstance(choice, AllowedTools):
         for name in choice.names:
@@ -169,7 +169,7 @@ def plain(message: Message) -> dict[str, Any]:
     return told
 
 
-def _plain_call(call: ToolCall) -> Mapping[str, Any]:
+def _plain_call(call: ToolCallParam) -> Mapping[str, Any]:
     """The arguments as a text and as an object: a template is given the one that it knows."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
     object_ = arguments_object(call.function.arguments)

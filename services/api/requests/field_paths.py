@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Shape)
 
 
 @dataclass(slots=True)
-class Terms:
+class FieldPaths:
     """Of one request. Filled as it is translated."""
 
     paths: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Terms:
         )
 
 
-def made(shape: type[M], fields: dict[str, Any], terms: Terms) -> M:
+def made(shape: type[M], fields: dict[str, Any], terms: FieldPaths) -> M:
     """`shape` of what a body was translated into. Raises ApiError in the body's terms."""
     try:
         return shape.model_validate(fields)

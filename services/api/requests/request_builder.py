@@ -12,14 +12,14 @@ from typing import Final, Protocol
 from baton.api.backend import Limits
 from baton.api.errors import ApiError, invalid, too_long, unknown_model
 from baton.api.generation.prompt_echo import ALL, alternatives, check_scores, scored
-from baton.api.requests.sampling_defaults import drawing_of
+from baton.api.requests.sampling_defaults import sampling_fields_of
 from baton.api.requests.schemas import (
     ANSWERS_MAX,
     COMPLETION_TOKENS_DEFAULT,
     ChatRequest,
     CompletionRequest,
-    Drawing,
     GenerationRequest,
+    RecommendedSampling,
 )
 from baton.api.served_model import ServedModel
 from baton.rooms.choice_pages import longest_of, positions_of
@@ -49,7 +49,7 @@ class Defaults(Protocol):
     @property
     def vocabulary(self) -> int: ...
     @property
-    def drawing(self) -> Drawing: ...
+    def drawing(self) -> RecommendedSampling: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def check_model(name: str | None, model: ServedModel) -> None:
 
 
 def _sampling(body: GenerationRequest, asked: Asked, model: Defaults, bounds: Bounds) -> Sampling:
-    vocabulary, drawing = model.vocabulary, drawing_of(body, model.drawing)
+    vocabulary, drawing = model.vocabulary, sampling_fields_of(body, model.drawing)
     bias = {int(key): value for key, value in body.logit_bias.items()}
     for id_ in bias:
         if id_ >= vocabulary:

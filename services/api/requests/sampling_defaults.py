@@ -9,20 +9,20 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from baton.api.requests.schemas import Drawing
+from baton.api.requests.schemas import RecommendedSampling
 from baton.models.model_facts import GENERATION_FILE, ModelUnreadable, json_object
 
-FIELDS: Final = frozenset(Drawing.model_fields)
+FIELDS: Final = frozenset(RecommendedSampling.model_fields)
 
 
-def recommended(model_dir: Path) -> Drawing:
+def recommended(model_dir: Path) -> RecommendedSampling:
     """What the model in `model_dir` comes with. Raises ModelUnreadable for a value that no request may have.
 
     As in vLLM and SGLang: `do_sample` is passed over, since their users and ours say greedy by a temperature.
     """
     told = json_object(model_dir / GENERATION_FILE)
     try:
-        return Drawing.model_validate({name: told[name] for name in FIELDS & told.keys()})
+        return RecommendedSampling.model_validate({name: told[name] for name in FIELDS & told.keys()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ModelUnreadable(
@@ -31,12 +31,12 @@ def recommended(model_dir: Path) -> Drawing:
         ) from error
 
 
-def drawing_of(body: Drawing, defaults: Drawing) -> Drawing:
+def sampling_fields_of(body: RecommendedSampling, defaults: RecommendedSampling) -> RecommendedSampling:
     """What `body` asks for, and of the rest the `defaults`."""
     given = {name: getattr(body, name) for name in FIELDS & body.model_fields_set}
     return defaults.model_copy(update=given) if given else defaults
 
 
-def differing(drawing: Drawing) -> dict[str, Any]:
+def differing(drawing: RecommendedSampling) -> dict[str, Any]:
     """Of it what is not as where nobody recommends anything."""
     return drawing.model_dump(exclude_defaults=True)

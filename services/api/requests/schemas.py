@@ -29,7 +29,7 @@ from baton.api.http.request_headers import REQUEST_ID
 from baton.api.requests.call_arguments import arguments_text
 from baton.api.requests.json_reader import TooDeep, read_json
 from baton.api.requests.message_history import TEXT_PARTS, chat_message, text_part
-from baton.api.requests.unsupported_fields import OF_OPENAI, Unserved
+from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, UnsupportedFields
 from baton.api.text.chat_template import Content
 from baton.rooms.request import (
     CHOICES_MAX,
@@ -194,7 +194,7 @@ def _words(value: dict[str, Any]) -> dict[str, Any]:
 
 def read_tool_choice(value: Any) -> Any:
     """A word, or an object that names a function or several, as a chat or the Responses API has it."""
-    if value in ("none", "auto", "required") or isinstance(value, NamedTool | AllowedTools):
+    if value in ("none", "auto", "required") or isinstance(value, ForcedTool | AllowedTools):
         return value
     if isinstance(value, str):
         raise PydanticCustomError("tool_choice", "it has to be none, auto, required, or name a function")
@@ -202,7 +202,7 @@ def read_tool_choice(value: Any) -> Any:
         raise PydanticCustomError("choice_type", "it has to be a text or an object")
     match value:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return NamedTool(name)
+            return ForcedTool(name)
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}} | {
             "type": "allowed_tools",
             "mode": mode,
@@ -335,8 +335,8 @@ Logprobs = Annotated[Whole, Field(ge=-1, le=LOGPROBS_MAX)]
 """How many of the likeliest tokens; -1: all of the vocabulary."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=STOP_STRING_CHARS_MAX)]
 StopStrings = Annotated[list[StopString], Field(max_length=STOP_STRINGS_MAX)]
-Prompts = Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
-PromptsOfIds = Annotated[
+PromptEncoder = Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX)]
+TokenIdPrompts = Annotated[
     list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=PROMPTS_MAX)
 ]
 Nothing = Annotated[Any, AfterValidator(_nothing), _as({"enum": [None, [], {}]})]
@@ -349,7 +349,7 @@ class Shape(BaseModel):
     """Strict: no unknown fields, no conversions between types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    unserved: ClassVar[Unserved] = OF_OPENAI
+    unserved: ClassVar[UnsupportedFields] = OPENAI_UNSUPPORTED
     """Of the API whose body it is."""
 
     @model_validator(mode="before")
@@ -364,7 +364,7 @@ class Shape(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedTool:
+class ForcedTool:
     """The tool that has to be called."""
 
     name: str
@@ -388,7 +388,7 @@ class CalledFunction(Shape):
     """The same, as OpenAI's client has read it and sends it back."""
 
 
-class ToolCall(Shape):
+class ToolCallParam(Shape):
     """Of a turn of the assistant's."""
 
     id: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
@@ -406,7 +406,7 @@ class Message(Shape):
         Annotated[Content, BeforeValidator(_content, json_schema_input_type=str | list[TextPart])] | None
     ) = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=CALLS_MAX)] = Field(
+    tool_calls: Annotated[list[ToolCallParam], FailFast(), Field(max_length=CALLS_MAX)] = Field(
         default_factory=list
     )
     tool_call_id: Annotated[str, StringConstraints(max_length=CALL_ID_CHARS_MAX)] | None = None
@@ -514,7 +514,7 @@ class StructuredOutputs(Shape):
     """There are none where a schema does not ask for them."""
 
 
-class Drawing(Shape):
+class RecommendedSampling(Shape):
     """How a token is drawn, of that part which a model's makers may recommend."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
@@ -525,7 +525,7 @@ class Drawing(Shape):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
 
 
-class Sampled(Drawing):
+class Sampled(RecommendedSampling):
     """How an answer is drawn and what it is held to, in the words that all APIs share: OpenAI's sampling
     fields, and vLLM's and SGLang's."""
 
@@ -660,7 +660,7 @@ class ChatRequest(GenerationRequest, Conversation):
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
     tool_choice: Annotated[
-        str | NamedTool | AllowedTools,
+        str | ForcedTool | AllowedTools,
         BeforeValidator(
             read_tool_choice,
             json_schema_input_type=Literal["none", "auto", "required"] | ChosenTool | AllowedToolsChoice,
@@ -685,9 +685,9 @@ class CompletionRequest(GenerationRequest):
         BeforeValidator(
             _prompts,
             json_schema_input_type=str
-            | Prompts
+            | PromptEncoder
             | Annotated[list[TokenId], Field(min_length=1)]
-            | PromptsOfIds,
+            | TokenIdPrompts,
         ),
     ]
     add_special_tokens: bool = True

@@ -111,7 +111,7 @@ INSTEAD: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unserved:
+class UnsupportedFields:
     """Of the bodies of one API: what the four above say of OpenAI's."""
 
     ignored: frozenset[str] = frozenset()
@@ -144,4 +144,4 @@ class Unserved:
         return invalid(name, f"'{name}' is not supported, except as {allowed}.", "unsupported_value")
 
 
-OF_OPENAI: Final = Unserved(IGNORED, HARMLESS, NOT_SERVED, INSTEAD)
+OPENAI_UNSUPPORTED: Final = UnsupportedFields(IGNORED, HARMLESS, NOT_SERVED, INSTEAD)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from baton.api.errors import ApiError, invalid, shown
-from baton.api.requests.unsupported_fields import OF_OPENAI, Unserved
+from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, UnsupportedFields
 
 Words = Callable[[Mapping[str, Any]], str]
 
@@ -52,7 +52,7 @@ def first_fault(
     details: Sequence[ErrorDetails],
     body: Any,
     known: Mapping[str, Sequence[str]],
-    unserved: Unserved = OF_OPENAI,
+    unserved: UnsupportedFields = OPENAI_UNSUPPORTED,
 ) -> ApiError:
     """The error to tell of all that is wrong with `body`: what is not served first, what nobody knows last.
 
@@ -95,7 +95,7 @@ def _wrong_type(param: str, why: str) -> ApiError:
 
 
 def _unknown(
-    param: str, steps: Sequence[Any], known: Mapping[str, Sequence[str]], unserved: Unserved
+    param: str, steps: Sequence[Any], known: Mapping[str, Sequence[str]], unserved: UnsupportedFields
 ) -> ApiError:
     name = str(steps[-1])
     shape = ".".join("[]" if isinstance(step, int) else str(step) for step in steps[:-1])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.api.requests.schemas import AllowedTools, Drawing, NamedTool
+from baton.api.requests.schemas import AllowedTools, ForcedTool, RecommendedSampling
 from baton.api.responses.response_request import (
     FunctionTool,
     NamespaceTool,
@@ -14,7 +14,7 @@ from baton.api.responses.response_request import (
 
 
 def head_of(
-    body: ResponsesRequest, id_: str, model: str, drawing: Drawing, created_s: int, *, kept: bool
+    body: ResponsesRequest, id_: str, model: str, drawing: RecommendedSampling, created_s: int, *, kept: bool
 ) -> dict[str, Any]:
     """Of a `response` object what is known before its answer. `drawing`: as it is drawn. `kept`: whether the
     answer will be."""
@@ -57,9 +57,9 @@ def _format(asked: TextFormat | None) -> Mapping[str, Any]:
     return asked.model_dump(by_alias=True, exclude_none=True)
 
 
-def _choice(choice: str | NamedTool | AllowedTools) -> Any:
+def _choice(choice: str | ForcedTool | AllowedTools) -> Any:
     match choice:
-        case NamedTool(name):
+        case ForcedTool(name):
             return {"type": "function", "name": name}
         case AllowedTools(mode, names):
             tools = [{"type": "function", "name": name} for name in names]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, assert_never
 
 from baton.api.errors import ApiError, invalid
-from baton.api.requests.field_paths import Terms
+from baton.api.requests.field_paths import FieldPaths
 from baton.api.requests.tool_names import namespaced_name
 from baton.api.responses.input_items import CallItem, MessageItem, ReasoningItem, ResultItem, Told
-from baton.api.responses.signed_reasoning import Carrier, NotOurs
+from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"
@@ -52,10 +52,10 @@ class _AssistantTurn:
         return message
 
 
-class ResponseTurns:
+class MessageBuilder:
     """Of one conversation."""
 
-    def __init__(self, carrier: Carrier, terms: Terms) -> None:
+    def __init__(self, carrier: ReasoningSigner, terms: FieldPaths) -> None:
         """`terms`: told by which paths the messages were written."""
         self._carrier = carrier
         self._paths = terms.paths

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from baton.api.responses.response_ids import Names
-from baton.api.responses.signed_reasoning import Carrier
+from baton.api.responses.signed_reasoning import ReasoningSigner
 
 Event = dict[str, Any]
 
@@ -26,7 +26,7 @@ class ResponseBuilder:
         self,
         names: Names,
         functions: Mapping[str, tuple[str, str | None]],
-        carrier: Carrier | None,
+        carrier: ReasoningSigner | None,
         *,
         summarised: bool,
     ) -> None:
@@ -154,7 +154,7 @@ class _Message:
 class _Thoughts:
     """That are being thought."""
 
-    def __init__(self, id_: str, place: int, carrier: Carrier | None, *, summarised: bool) -> None:
+    def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None, *, summarised: bool) -> None:
         self.place = place
         self._id = id_
         self._carrier = carrier

@@ -8,7 +8,7 @@ Pure.
 import re
 from typing import Final
 
-from baton.api.responses.response_store import Item, KeptResponses
+from baton.api.responses.response_store import Item, ResponseStore
 
 ANSWER: Final = "resp_"
 OF_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_\d{1,4}")
@@ -27,7 +27,7 @@ class Names:
         return f"{kind}_{self._number}_{place}"
 
 
-def item_of(kept: KeptResponses, id_: str, owner: bytes) -> Item | None:
+def item_of(kept: ResponseStore, id_: str, owner: bytes) -> Item | None:
     """The item of this id, if its answer is kept."""
     if (known := OF_ITEM.fullmatch(id_)) is None:
         return None

@@ -23,10 +23,10 @@ from baton.api.errors import shown
 from baton.api.requests.schemas import (
     TOOLS_MAX,
     AllowedTools,
+    ForcedTool,
     Function,
     JsonSchema,
     Logprobs,
-    NamedTool,
     Nothing,
     Sampled,
     Shape,
@@ -34,9 +34,9 @@ from baton.api.requests.schemas import (
     Words,
     read_tool_choice,
 )
-from baton.api.requests.unsupported_fields import Unserved
+from baton.api.requests.unsupported_fields import UnsupportedFields
 from baton.api.responses.input_items import ChatItem, Id, Item, few_items, kind_of_input, with_type
-from baton.api.responses.response_unsupported import OF_RESPONSES
+from baton.api.responses.response_unsupported import RESPONSES_UNSUPPORTED
 
 LOGPROBS: Final = "message.output_text.logprobs"
 THOUGHTS: Final = "reasoning.encrypted_content"
@@ -200,7 +200,7 @@ class ResponseStreamOptions(Shape):
 class ResponsesRequest(Sampled):
     """POST /v1/responses"""
 
-    unserved: ClassVar[Unserved] = OF_RESPONSES
+    unserved: ClassVar[UnsupportedFields] = RESPONSES_UNSUPPORTED
 
     input: Input
     instructions: str | None = None
@@ -216,7 +216,7 @@ class ResponsesRequest(Sampled):
     )
     tools: Tools = Field(default_factory=list)
     tool_choice: Annotated[
-        str | NamedTool | AllowedTools,
+        str | ForcedTool | AllowedTools,
         BeforeValidator(read_tool_choice, json_schema_input_type=CHOICES),
     ] = "auto"
     parallel_tool_calls: bool = True

@@ -20,7 +20,7 @@ Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponse:
+class StoredResponse:
     """One answer, and all that its model read. As bytes, of which it is known how many they are."""
 
     answer: bytes
@@ -45,12 +45,12 @@ class KeptResponse:
 class _Owned:
     """Answers of one owner, the one used longest ago first."""
 
-    answers: OrderedDict[str, KeptResponse] = field(default_factory=OrderedDict)
+    answers: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
     """Bytes."""
 
 
-class KeptResponses:
+class ResponseStore:
     """Of one process. Used from one event loop."""
 
     def __init__(self, most: int, bytes_max: int) -> None:
@@ -77,7 +77,7 @@ class KeptResponses:
     def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
         """Whether there is space for `answer`, which is kept under its id then; `items` are what it
         answered."""
-        kept = KeptResponse(to_json(answer), to_json(items))
+        kept = StoredResponse(to_json(answer), to_json(items))
         if kept.size > self._bytes_max or not self._most:
             return False
         self.forget(answer["id"], owner)
@@ -90,7 +90,7 @@ class KeptResponses:
             self._remove(next(iter(self._owners[largest].answers)), largest)
         return owner in self._owners and answer["id"] in self._owners[owner].answers
 
-    def find(self, id_: str, owner: bytes) -> KeptResponse | None:
+    def find(self, id_: str, owner: bytes) -> StoredResponse | None:
         """The owner's answer of this id, if it is still kept. It is used by that."""
         owned = self._owners.get(owner)
         if owned is None or id_ not in owned.answers:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from baton.api.errors import ApiError, invalid, shown
-from baton.api.requests.field_paths import Terms
-from baton.api.requests.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, NamedTool, Sampled
+from baton.api.requests.field_paths import FieldPaths
+from baton.api.requests.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, ForcedTool, Sampled
 from baton.api.requests.tool_names import namespaced_name
 from baton.api.requests.validation_errors import first_fault
 from baton.api.responses.input_items import ChatItem, MessageItem, ReferenceItem, Told, items_of
-from baton.api.responses.input_messages import Placed, ResponseTurns
+from baton.api.responses.input_messages import MessageBuilder, Placed
 from baton.api.responses.response_ids import item_of
 from baton.api.responses.response_request import (
     LOGPROBS,
@@ -25,8 +25,8 @@ from baton.api.responses.response_request import (
     ResponsesRequest,
     TextFormat,
 )
-from baton.api.responses.response_store import KeptResponses
-from baton.api.responses.signed_reasoning import Carrier
+from baton.api.responses.response_store import ResponseStore
+from baton.api.responses.signed_reasoning import ReasoningSigner
 
 TOLD: Final[TypeAdapter[Told]] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
 TOO_LONG: Final = "context_length_exceeded"
@@ -42,7 +42,7 @@ SAME: Final[Mapping[str, str]] = {
 """The caller's names, by a chat request's."""
 
 
-def looked_up(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> list[Placed]:
+def looked_up(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> list[Placed]:
     """All items of the conversation, those that are kept among them. Raises ApiError."""
     items = [*_before(body, kept, owner), *_own(body, kept, owner)]
     if not items:
@@ -55,7 +55,7 @@ def looked_up(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> list
     return items
 
 
-def _before(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[Placed]:
+def _before(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> Iterator[Placed]:
     if (id_ := body.previous_response_id) is None:
         return
     if (found := kept.find(id_, owner)) is None:
@@ -65,7 +65,7 @@ def _before(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterat
         yield Placed(_read(item), PREVIOUS)
 
 
-def _own(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[Placed]:
+def _own(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> Iterator[Placed]:
     if isinstance(body.input, str):
         yield Placed(MessageItem(type="message", role="user", content=body.input), "input", "input")
         return
@@ -85,7 +85,7 @@ def _own(body: ResponsesRequest, kept: KeptResponses, owner: bytes) -> Iterator[
         yield Placed(_read(found), path)
 
 
-def _why_not(kept: KeptResponses) -> str:
+def _why_not(kept: ResponseStore) -> str:
     return " or not yours" if kept.takes else " (--responses-kept is 0)"
 
 
@@ -107,7 +107,9 @@ def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
     return told
 
 
-def chat_of(body: ResponsesRequest, items: Sequence[Placed], carrier: Carrier, terms: Terms) -> ChatRequest:
+def chat_of(
+    body: ResponsesRequest, items: Sequence[Placed], carrier: ReasoningSigner, terms: FieldPaths
+) -> ChatRequest:
     """The request, without what only its answer's shape depends on. Raises ApiError; to be told, as what is
     raised of the request later, in the caller's `terms`."""
     terms.paths |= SAME
@@ -120,7 +122,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Placed], carrier: Carrier, t
     told |= {
         "model": body.model,
         "stream": body.stream,
-        "messages": ResponseTurns(carrier, terms).of(body.instructions, items),
+        "messages": MessageBuilder(carrier, terms).of(body.instructions, items),
         "tools": [*_tools(body, terms)],
         "tool_choice": _choice(body),
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -138,7 +140,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Placed], carrier: Carrier, t
         raise first_fault(faults, told, {}) from None
 
 
-def _tools(body: ResponsesRequest, terms: Terms) -> Iterator[dict[str, Any]]:
+def _tools(body: ResponsesRequest, terms: FieldPaths) -> Iterator[dict[str, Any]]:
     for place, (function, namespace, path) in enumerate(body.functions()):
         if place >= TOOLS_MAX:
             raise invalid("tools", f"'tools' holds more than {TOOLS_MAX} functions.")
@@ -186,13 +188,13 @@ def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[s
     return told
 
 
-def _choice(body: ResponsesRequest) -> str | NamedTool | AllowedTools:
+def _choice(body: ResponsesRequest) -> str | ForcedTool | AllowedTools:
     """By the names that the model is told: a function of a namespace may be named without it, where there is
     no other."""
     choice = body.tool_choice
     match choice:
-        case NamedTool(name):
-            return NamedTool(_named(body, name))
+        case ForcedTool(name):
+            return ForcedTool(_named(body, name))
         case AllowedTools(mode, names):
             return AllowedTools(mode, tuple(_named(body, name) for name in names))
     return choice

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.api.requests.schemas import ChatRequest
-from baton.api.requests.unsupported_fields import OF_OPENAI, Unserved
+from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, UnsupportedFields
 
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
@@ -22,10 +22,10 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 """The values that ask for nothing else than what is served."""
 _OF_A_BODY: Final = {
     *("access_programs", "background_options", "enable_response_messages", "image"),
-    *("previous_input_messages", *ChatRequest.model_fields, *OF_OPENAI.harmless),
+    *("previous_input_messages", *ChatRequest.model_fields, *OPENAI_UNSUPPORTED.harmless),
 }
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
-    "": OF_OPENAI.known[""] | _OF_A_BODY,
+    "": OPENAI_UNSUPPORTED.known[""] | _OF_A_BODY,
     "input.[]": frozenset({"async", "caller", "cache_control", "tool_calls", "tool_call_id"}),
     "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
@@ -47,4 +47,4 @@ INSTEAD: Final[Mapping[str, str]] = {
     "verbosity": "text.verbosity",
 }
 """The field that means the same here."""
-OF_RESPONSES: Final = Unserved(IGNORED, HARMLESS, KNOWN, INSTEAD)
+RESPONSES_UNSUPPORTED: Final = UnsupportedFields(IGNORED, HARMLESS, KNOWN, INSTEAD)

@@ -16,14 +16,14 @@ from starlette.responses import JSONResponse, Response
 
 from baton.api.answers import TokenCount
 from baton.api.errors import ApiError, invalid, shown
-from baton.api.generation.generation_service import Generating
+from baton.api.generation.generation_service import GenerationService
 from baton.api.http.authentication import owner_in
 from baton.api.http.middleware import exchange_of
 from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, told
-from baton.api.http.request_bodies import Bodies
+from baton.api.http.request_bodies import RequestBodies
 from baton.api.http.request_headers import is_codex
-from baton.api.requests.field_paths import Terms
-from baton.api.requests.sampling_defaults import drawing_of
+from baton.api.requests.field_paths import FieldPaths
+from baton.api.requests.sampling_defaults import sampling_fields_of
 from baton.api.responses.echoed_fields import head_of
 from baton.api.responses.input_items import plain
 from baton.api.responses.input_messages import Placed
@@ -31,7 +31,7 @@ from baton.api.responses.response_builder import ResponseBuilder
 from baton.api.responses.response_ids import Names
 from baton.api.responses.response_rendering import ResponsesRendering
 from baton.api.responses.response_request import LOGPROBS, THOUGHTS, ResponsesRequest
-from baton.api.responses.response_store import KeptResponse, KeptResponses
+from baton.api.responses.response_store import ResponseStore, StoredResponse
 from baton.api.responses.response_translation import (
     chat_of,
     dropped_tools,
@@ -39,7 +39,7 @@ from baton.api.responses.response_translation import (
     looked_up,
     nothing_dropped,
 )
-from baton.api.responses.signed_reasoning import Carrier
+from baton.api.responses.signed_reasoning import ReasoningSigner
 from baton.api.served_model import ServedModel
 from baton.runtime.clock import Clock
 
@@ -50,19 +50,19 @@ LIST_MAX: Final = 100
 
 
 def response_routes(
-    generating: Generating,
+    generating: GenerationService,
     model: ServedModel,
-    bodies: Bodies,
+    bodies: RequestBodies,
     clock: Clock,
-    kept: KeptResponses,
-    carrier: Carrier,
+    kept: ResponseStore,
+    carrier: ReasoningSigner,
 ) -> APIRouter:
     """What is computed. `carrier`: of the thoughts that clients carry."""
     router = APIRouter()
 
     @router.post("/v1/responses", **told(ResponsesRequest, of=GENERATING))
     async def responses(request: Request) -> Response:
-        terms = Terms()
+        terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
             with nothing_dropped(body), terms.spoken():
                 note_dropped(request, body)
@@ -72,7 +72,7 @@ def response_routes(
 
     @router.post("/v1/responses/input_tokens", **told(ResponsesRequest, TokenCount, of=TAKING))
     async def input_tokens(request: Request) -> Response:
-        terms = Terms()
+        terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
             with terms.spoken():
                 note_dropped(request, body)
@@ -98,7 +98,7 @@ def response_routes(
             body,
             names.answer,
             body.model or model.name,
-            drawing_of(body, model.drawing),
+            sampling_fields_of(body, model.drawing),
             clock.wall_ms() // 1000,
             kept=keeps,
         )
@@ -115,7 +115,7 @@ def response_routes(
     return router
 
 
-def kept_routes(kept: KeptResponses) -> APIRouter:
+def kept_routes(kept: ResponseStore) -> APIRouter:
     """What is kept."""
     router = APIRouter()
 
@@ -157,7 +157,7 @@ def kept_routes(kept: KeptResponses) -> APIRouter:
         }
         return JSONResponse(body)
 
-    def found(request: Request, id_: str) -> KeptResponse:
+    def found(request: Request, id_: str) -> StoredResponse:
         if (one := kept.find(id_, owner_in(request.scope))) is None:
             raise not_kept(id_)
         return one

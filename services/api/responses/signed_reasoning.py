@@ -22,7 +22,7 @@ class NotOurs(ValueError):
     """It was not signed by this key, or it was changed."""
 
 
-class Carrier:
+class ReasoningSigner:
     """Of one key. Several processes that have the same one take each other's."""
 
     def __init__(self, key: bytes) -> None:

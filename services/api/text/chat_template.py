@@ -53,7 +53,7 @@ class ChatTemplateMissing(Exception):
     """The model says nothing about how messages become a prompt."""
 
 
-class ChatRefused(Exception):
+class MessagesRefused(Exception):
     """The model's chat template does not take these messages; the text is the template's own."""
 
 
@@ -108,7 +108,7 @@ class ChatTemplate:
         those of `conversation.plain`. Tools, calls and results that it does not know are told in words.
         `words`: what it may ask for beside all that; `continues`: the prompt ends within the last message.
 
-        Raises ChatTemplateMissing, ChatRefused if the template rejects the messages by its own word
+        Raises ChatTemplateMissing, MessagesRefused if the template rejects the messages by its own word
         (`raise_exception`), ChatTemplateFailed if it fails or does too much: it is a program of the model's.
         """
         if not self._is_there:
@@ -134,7 +134,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             if type(error) is TemplateError:  # what `raise_exception` raises; the others are subclasses of it
-                raise ChatRefused(f"the model's chat template refuses these messages: {error}") from None
+                raise MessagesRefused(f"the model's chat template refuses these messages: {error}") from None
             # What other errors say may quote a message.
             said = f": {error}".splitlines()[0] if isinstance(error, TemplateError) else ""
             raise ChatTemplateFailed(
@@ -144,7 +144,7 @@ class ChatTemplate:
             return text
         before, found, _ = text.rpartition(end)
         if not found:
-            raise ChatRefused("the model's chat template does not show the end of the last message")
+            raise MessagesRefused("the model's chat template does not show the end of the last message")
         return before
 
     def check(self) -> None:

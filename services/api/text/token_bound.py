@@ -73,7 +73,7 @@ class _Bound:
         return max(size, 0)
 
 
-class TokenFloor:
+class TokenBound:
     """Lower bound of the number of tokens, for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from baton.api.text.byte_alphabet import byte_letters
 from baton.api.text.chat_template import ChatTemplate
-from baton.api.text.token_bound import TokenFloor
+from baton.api.text.token_bound import TokenBound
 from baton.models.model_facts import json_object
 from baton.models.tokenizer_files import reference_tokenizer
 
@@ -71,7 +71,7 @@ class Tokenizer:
         self._backend = reference.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._floor = TokenFloor(self._backend)
+        self._floor = TokenBound(self._backend)
         self._added: dict[int, str] = {
             id_: token.content for id_, token in reference.added_tokens_decoder.items()
         }
@@ -99,7 +99,7 @@ class Tokenizer:
         return self._floor.least(text)
 
     @property
-    def floor(self) -> TokenFloor:
+    def floor(self) -> TokenBound:
         """What the length of a text says about its tokens."""
         return self._floor
 

@@ -62,7 +62,7 @@ class _Lane:
         return None
 
 
-class TextTurns:
+class FairThreadPool:
     """Two threads that end with the process. Used from one event loop."""
 
     def __init__(self, text: str = "long prompt", done: str = "tokenised") -> None:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Limits
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import Tokenizer
@@ -182,7 +182,7 @@ def served(template: str) -> ServedModel:
 
 
 @cache
-def _application(model: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Edge, ScriptedBackend]:
+def _application(model: str, settings: tuple[tuple[str, Any], ...]) -> tuple[ApiMiddleware, ScriptedBackend]:
     backend = ScriptedBackend(known_limits=LIMITS)
     return create_app(backend, served(model), CollectorRegistry(), ApiSettings(**dict(settings))), backend
 

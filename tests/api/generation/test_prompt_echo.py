@@ -12,7 +12,7 @@ from baton.api.app import create_app
 from baton.api.completions import completion_rendering
 from baton.api.generation import prompt_encoder
 from baton.api.generation.logprobs import chat_logprobs
-from baton.api.generation.prompt_echo import beginning_of
+from baton.api.generation.prompt_echo import prompt_echo_of
 from baton.api.settings import ApiSettings
 from baton.rooms.request import SCORES_MAX, Token
 from tests.api import tiny
@@ -80,9 +80,9 @@ async def test_no_blocking_a_long_prompt_is_spelled_beside_the_event_loop(
 
     def watched(*given: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return beginning_of(*given)
+        return prompt_echo_of(*given)
 
-    monkeypatch.setattr(prompt_encoder, "beginning_of", watched)
+    monkeypatch.setattr(prompt_encoder, "prompt_echo_of", watched)
     monkeypatch.setattr(prompt_encoder, "INLINE_CHARS_MAX", len(IDS))
     for times in (1, 2):
         told = await answer(http, prompt=IDS * times, echo=True, max_tokens=1)

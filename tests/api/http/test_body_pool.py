@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.backend import Overloaded
 from baton.api.http import body_pool, request_bodies
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.http.body_pool import BodyPool, PooledBody
 from baton.runtime.listening_ports import bind_port
 from baton.web.api_keys import ApiKeys
@@ -116,7 +116,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def serving() -> AsyncIterator[int]:
     app = create_app(
-        ScriptedBackend(), tiny.model(), CollectorRegistry(), door=Door(ApiKeys([KEY, OTHER], None))
+        ScriptedBackend(), tiny.model(), CollectorRegistry(), door=AccessControl(ApiKeys([KEY, OTHER], None))
     )
     server = await serve_http(app, bind_port("127.0.0.1", 0, "test"), 1, answers_refusals=True)
     try:

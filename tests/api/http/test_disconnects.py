@@ -13,7 +13,7 @@ from starlette.types import Message
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Overloaded
 from baton.api.http.disconnect import ClientGone, unless_gone
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.rooms.request import Request
 from baton.runtime.listening_ports import bind_port
 from baton.web.bounded_http import BoundedHttp
@@ -241,7 +241,7 @@ async def test_for_a_client_that_is_gone_no_work_is_begun() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cancelled_task_hangs_up(app: Edge, backend: ScriptedBackend, stream: bool) -> None:
+async def test_a_cancelled_task_hangs_up(app: ApiMiddleware, backend: ScriptedBackend, stream: bool) -> None:
     """The server itself gives up on the request: nothing is left behind either."""
     backend.script = lambda _: [batch(tiny.ids("The")), asyncio.Event()]
     body = httpx.Request("POST", "http://x", json=chat(stream=stream)).content

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, client_gone
-from baton.api.generation.prompt_encoder import Prompts
+from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.http.event_stream import HEADERS, PLAIN, EventStream
 from baton.api.settings import ApiSettings
 from baton.rooms.errors import Reason
@@ -226,14 +226,14 @@ class _Blocked:
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
-        self._made = Prompts._run
+        self._made = PromptEncoder._run
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def run(prompts: Prompts, *arguments: Any) -> Any:
+        async def run(prompts: PromptEncoder, *arguments: Any) -> Any:
             await self.go_on.wait()
             return await self._made(prompts, *arguments)
 
-        monkeypatch.setattr(Prompts, "_run", run)
+        monkeypatch.setattr(PromptEncoder, "_run", run)
 
 
 async def test_a_proxy_that_cuts_silent_connections_cuts_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:

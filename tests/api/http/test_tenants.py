@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.settings import ApiSettings
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny
@@ -42,7 +42,7 @@ class Asking:
 @asynccontextmanager
 async def asking(settings: ApiSettings, *, keys: bool = True) -> AsyncIterator[Asking]:
     backend = ScriptedBackend()
-    door = Door(ApiKeys(KEYS, None)) if keys else Door()
+    door = AccessControl(ApiKeys(KEYS, None)) if keys else AccessControl()
     app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         yield Asking(http, backend)

@@ -11,7 +11,7 @@ from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
 from baton.api.http.body_reader import parse
-from baton.api.messages.message_request import ELSEWHERE, OF_MESSAGES, CountRequest, MessagesRequest
+from baton.api.messages.message_request import ELSEWHERE, MESSAGES_UNSUPPORTED, CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
 from baton.api.requests.schemas import fields_of
 from baton.api.settings import ApiSettings
@@ -290,10 +290,10 @@ def test_blocks_that_are_not_served_are_refused_by_name(kind: str) -> None:
 def test_what_is_refused_by_name_or_taken_without_effect_is_no_field() -> None:
     fields = fields_of(MessagesRequest)
     assert "cache_control" in fields["messages.[].content.[]"]
-    for shape, names in OF_MESSAGES.known.items():
+    for shape, names in MESSAGES_UNSUPPORTED.known.items():
         assert names.isdisjoint(fields[shape])
-    assert {*OF_MESSAGES.ignored, *OF_MESSAGES.harmless}.isdisjoint(fields[""])
-    assert OF_MESSAGES.instead.keys() <= OF_MESSAGES.known[""]
+    assert {*MESSAGES_UNSUPPORTED.ignored, *MESSAGES_UNSUPPORTED.harmless}.isdisjoint(fields[""])
+    assert MESSAGES_UNSUPPORTED.instead.keys() <= MESSAGES_UNSUPPORTED.known[""]
     assert set(fields_of(CountRequest)[""]) < set(fields[""])
 
 

@@ -13,7 +13,7 @@ from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
 from baton.api.http.body_reader import parse
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.api.requests.request_builder import admit, asked_in_chat
 from baton.api.requests.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
 from baton.api.settings import ApiSettings
@@ -299,14 +299,14 @@ async def test_a_large_body_announced_is_refused_before_it_is_sent(url: str) -> 
 
 
 @pytest.fixture
-def hasty(backend: ScriptedBackend) -> Edge:
+def hasty(backend: ScriptedBackend) -> ApiMiddleware:
     from prometheus_client import CollectorRegistry
 
     settings = ApiSettings(body_timeout_s=0.05)
     return create_app(backend, tiny.model(), CollectorRegistry(), settings)
 
 
-async def test_a_body_that_does_not_come(hasty: Edge, backend: ScriptedBackend) -> None:
+async def test_a_body_that_does_not_come(hasty: ApiMiddleware, backend: ScriptedBackend) -> None:
     async def never() -> Any:
         yield b"{"
         await asyncio.Event().wait()

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.requests.cache_salt import salt_of
 from baton.api.requests.schemas import CACHE_SALT_CHARS_MAX
 from baton.api.settings import ApiSettings
@@ -25,11 +25,13 @@ ADMIN = "sk-admin-0123456789abcdef"
 KEYS = ("sk-one-0123456789abcdef", "sk-two-0123456789abcdef")
 
 
-def shared() -> Door:
-    return Door(ApiKeys(KEYS, None), share_prefixes=True)
+def shared() -> AccessControl:
+    return AccessControl(ApiKeys(KEYS, None), share_prefixes=True)
 
 
-async def salts(asked: Sequence[tuple[str, str, dict[str, Any]]], door: Door | None = None) -> list[int]:
+async def salts(
+    asked: Sequence[tuple[str, str, dict[str, Any]]], door: AccessControl | None = None
+) -> list[int]:
     """Of requests, each by its key, its path and what else it says."""
     backend = ScriptedBackend()
     app = create_app(
@@ -37,7 +39,7 @@ async def salts(asked: Sequence[tuple[str, str, dict[str, Any]]], door: Door | N
         tiny.model(),
         CollectorRegistry(),
         ApiSettings(),
-        door=door or Door(ApiKeys(KEYS, None)),
+        door=door or AccessControl(ApiKeys(KEYS, None)),
     )
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(
@@ -81,16 +83,16 @@ async def test_a_key_is_not_to_be_guessed_from_its_salt() -> None:
 
 async def test_a_single_key_has_the_salts_of_callers_without_a_key() -> None:
     fields: list[dict[str, Any]] = [{}, {"cache_salt": "a"}]
-    found = await salts([(KEYS[0], CHAT, each) for each in fields], Door(ApiKeys(KEYS[:1], None)))
+    found = await salts([(KEYS[0], CHAT, each) for each in fields], AccessControl(ApiKeys(KEYS[:1], None)))
     assert found == [0, salt_of("a")]
-    assert found == await salts([("", CHAT, each) for each in fields], Door())
-    twice = Door(ApiKeys([KEYS[0], KEYS[0]], None))
+    assert found == await salts([("", CHAT, each) for each in fields], AccessControl())
+    twice = AccessControl(ApiKeys([KEYS[0], KEYS[0]], None))
     assert found == await salts([(KEYS[0], CHAT, each) for each in fields], twice), "one key, named twice"
 
 
 async def test_an_admin_key_shares_no_prefix_with_an_api_key_or_a_caller_without() -> None:
     for keys in (None, ApiKeys(KEYS[:1], None)):
-        door = Door(keys, admin_keys=ApiKeys([ADMIN], None))
+        door = AccessControl(keys, admin_keys=ApiKeys([ADMIN], None))
         found = await salts(
             [(KEYS[0], CHAT, {}), (ADMIN, CHAT, {}), (ADMIN, CHAT, {"cache_salt": "a"})], door
         )
@@ -103,7 +105,7 @@ async def test_a_key_that_replaced_another_finds_nothing_of_it(tmp_path: Path) -
     file = tmp_path / "keys"
     file.write_text(KEYS[0])
     now_s = 0.0
-    door = Door(ApiKeys([], file, lambda paths: FileChanges(paths, lambda: now_s)))
+    door = AccessControl(ApiKeys([], file, lambda paths: FileChanges(paths, lambda: now_s)))
     assert await salts([(KEYS[0], CHAT, {})], door) == [0]
     (tmp_path / "new").write_text(KEYS[1])
     (tmp_path / "new").replace(file)
@@ -114,7 +116,7 @@ async def test_a_key_that_replaced_another_finds_nothing_of_it(tmp_path: Path) -
 async def test_no_header_or_field_reaches_the_salt_of_another_key() -> None:
     """Every way to name a tenant stays within the key."""
     one, two = KEYS
-    door = Door(ApiKeys(KEYS, None))
+    door = AccessControl(ApiKeys(KEYS, None))
     [mine] = await salts([(one, CHAT, {})], door)
     words = [one, mine.to_bytes(SALT_BYTES, "big").hex(), str(mine), f"{mine:x}", "0", "cache_salt"]
     found = await salts([(two, CHAT, {"cache_salt": each, "user": one}) for each in words], door)

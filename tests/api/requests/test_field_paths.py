@@ -3,9 +3,9 @@
 import pytest
 
 from baton.api.errors import ApiError, invalid
-from baton.api.requests.field_paths import Terms
+from baton.api.requests.field_paths import FieldPaths
 
-TERMS = Terms(
+TERMS = FieldPaths(
     {
         "messages": "input",
         "messages[1]": "input[2]",

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.api.messages.message_request import MessagesRequest
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED
@@ -123,7 +123,9 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
     return body
 
 
-def exchange(app: Edge, path: str, raw: bytes, content_type: str = "application/json") -> httpx.Response:
+def exchange(
+    app: ApiMiddleware, path: str, raw: bytes, content_type: str = "application/json"
+) -> httpx.Response:
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -157,7 +159,7 @@ def judge(reply: httpx.Response, backend: ScriptedBackend) -> None:
 @pytest.mark.parametrize("path", SHAPES)
 @FIXTURES_STAY
 @given(data=st.data())
-def test_never_a_5xx(app: Edge, backend: ScriptedBackend, path: str, data: st.DataObject) -> None:
+def test_never_a_5xx(app: ApiMiddleware, backend: ScriptedBackend, path: str, data: st.DataObject) -> None:
     body = data.draw(bodies(path))
     judge(exchange(app, path, json.dumps(body).encode()), backend)
 
@@ -195,7 +197,7 @@ ODD: list[Any] = [
     [(path, field) for path, shape in SHAPES.items() for field in sorted(shape.model_fields)],
 )
 def test_a_wrong_type_in_any_field_is_served_or_refused_by_name(
-    app: Edge, backend: ScriptedBackend, path: str, field: str
+    app: ApiMiddleware, backend: ScriptedBackend, path: str, field: str
 ) -> None:
     for value in ODD:
         reply = exchange(app, path, json.dumps({**PLAUSIBLE[path], field: value}).encode())
@@ -235,7 +237,7 @@ RAW = {
 @pytest.mark.parametrize("path", SHAPES)
 @pytest.mark.parametrize("name", RAW)
 def test_what_is_no_json_of_ours_is_refused(
-    app: Edge, backend: ScriptedBackend, path: str, name: str
+    app: ApiMiddleware, backend: ScriptedBackend, path: str, name: str
 ) -> None:
     reply = exchange(app, path, RAW[name])
     judge(reply, backend)
@@ -244,7 +246,7 @@ def test_what_is_no_json_of_ours_is_refused(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_of_two_values_of_one_key_the_judged_one_is_the_served_one(
-    app: Edge, backend: ScriptedBackend, path: str
+    app: ApiMiddleware, backend: ScriptedBackend, path: str
 ) -> None:
     whole = json.dumps(PLAUSIBLE[path])[1:]
     for first, second in ((-1, 5), (5, -1)):
@@ -259,7 +261,7 @@ def test_of_two_values_of_one_key_the_judged_one_is_the_served_one(
 @FIXTURES_STAY
 @given(data=st.data())
 def test_a_damaged_body_is_served_or_refused(
-    app: Edge, backend: ScriptedBackend, path: str, data: st.DataObject
+    app: ApiMiddleware, backend: ScriptedBackend, path: str, data: st.DataObject
 ) -> None:
     raw = bytearray(json.dumps(PLAUSIBLE[path]).encode())
     for place, value in data.draw(
@@ -277,7 +279,7 @@ def test_a_damaged_body_is_served_or_refused(
         ["application/json;charset=x", " APPLICATION/JSON ", "a/b+json", "text/json", ";", "json"]
     )
 )
-def test_any_content_type_is_json_or_refused(app: Edge, backend: ScriptedBackend, kind: str) -> None:
+def test_any_content_type_is_json_or_refused(app: ApiMiddleware, backend: ScriptedBackend, kind: str) -> None:
     reply = exchange(app, "/tokenize", b'{"prompt": "hi"}', kind)
     judge(reply, backend)
     media_type = kind.partition(";")[0].strip().lower()

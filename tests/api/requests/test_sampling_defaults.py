@@ -13,7 +13,7 @@ from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.requests.request_builder import admit, asked_in_chat, asked_in_completion
 from baton.api.requests.sampling_defaults import differing, recommended
-from baton.api.requests.schemas import ChatRequest, CompletionRequest, Drawing
+from baton.api.requests.schemas import ChatRequest, CompletionRequest, RecommendedSampling
 from baton.models.model_facts import ModelUnreadable
 from baton.rooms.request import Sampling
 from tests.api import tiny
@@ -24,7 +24,7 @@ QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def drawn(recommendation: Drawing, chat: bool = False, **fields: Any) -> dict[str, float]:
+def drawn(recommendation: RecommendedSampling, chat: bool = False, **fields: Any) -> dict[str, float]:
     """What a worker is asked, of a request with these fields."""
     model = replace(tiny.model(), drawing=recommendation)
     limits = Limits(512, 0, 0)
@@ -77,9 +77,9 @@ def test_null_is_not_given(tmp_path: Path) -> None:
 
 
 def test_nothing_is_recommended_without_a_file_or_by_one_that_is_silent(tmp_path: Path) -> None:
-    assert recommended(tmp_path) == Drawing()
-    assert recommended(in_a_file(tmp_path, do_sample=False, _from_model_config=True)) == Drawing()
-    assert drawn(Drawing()) == PLAIN
+    assert recommended(tmp_path) == RecommendedSampling()
+    assert recommended(in_a_file(tmp_path, do_sample=False, _from_model_config=True)) == RecommendedSampling()
+    assert drawn(RecommendedSampling()) == PLAIN
     assert differing(recommended(in_a_file(tmp_path, temperature=1.0))) == {}
 
 
@@ -98,7 +98,7 @@ def test_a_recommendation_that_no_request_could_have_is_said_with_what_helps(
 
 
 async def test_clients_are_told_what_is_recommended() -> None:
-    model = replace(tiny.model(), drawing=Drawing(**QWEN3))  # type: ignore[arg-type]
+    model = replace(tiny.model(), drawing=RecommendedSampling(**QWEN3))  # type: ignore[arg-type]
     for each, told in ((model, QWEN3), (tiny.model(), {})):
         app = create_app(ScriptedBackend(), each, CollectorRegistry())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:

@@ -16,9 +16,9 @@ from baton.api.requests.schemas import (
     PROMPTS_MAX,
     ChatRequest,
     CompletionRequest,
-    Drawing,
     GenerationRequest,
     Message,
+    RecommendedSampling,
 )
 from baton.rooms.request import (
     EOS_TOKEN_IDS_MAX,
@@ -44,7 +44,7 @@ class Defaults(NamedTuple):
     name: str
     eos_token_ids: tuple[int, ...]
     vocabulary: int = VOCABULARY
-    drawing: Drawing = Drawing()
+    drawing: RecommendedSampling = RecommendedSampling()
 
 
 def at_borders(*values: Any) -> st.SearchStrategy[Any]:

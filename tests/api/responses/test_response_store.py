@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Limits
-from baton.api.http.authentication import Door
-from baton.api.responses.response_store import KeptResponses
-from baton.api.responses.signed_reasoning import Carrier, NotOurs
+from baton.api.http.authentication import AccessControl
+from baton.api.responses.response_store import ResponseStore
+from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
 from baton.api.settings import ApiSettings
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny
@@ -35,7 +35,7 @@ def backend() -> ScriptedBackend:
 def client(backend: ScriptedBackend) -> Client:
     """Of an application with these settings."""
 
-    def made(door: Door | None = None, **settings: Any) -> httpx.AsyncClient:
+    def made(door: AccessControl | None = None, **settings: Any) -> httpx.AsyncClient:
         registry, bounds = CollectorRegistry(), ApiSettings(**settings)
         app = create_app(backend, tiny.model(), registry, bounds, door=door)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
@@ -171,7 +171,7 @@ async def test_what_is_not_kept_says_so_and_is_not_there(
 
 async def test_an_answer_is_its_keys_alone(client: Client) -> None:
     mine, other = ({"Authorization": f"Bearer {key}"} for key in KEYS)
-    async with client(Door(ApiKeys(KEYS, None))) as http:
+    async with client(AccessControl(ApiKeys(KEYS, None))) as http:
         reply = await http.post(RESPONSES, json={"input": "hi"}, headers=mine)
         answer = reply.json()
         here = f"{RESPONSES}/{answer['id']}"
@@ -189,7 +189,7 @@ async def test_an_answer_is_its_keys_alone(client: Client) -> None:
 async def test_two_keys_with_one_request_id_have_answers_of_their_own(client: Client) -> None:
     """Whoever knows another's X-Request-Id can neither overwrite nor name what is kept of it."""
     mine, other = ({"Authorization": f"Bearer {key}", "X-Request-Id": "same"} for key in KEYS)
-    async with client(Door(ApiKeys(KEYS, None))) as http:
+    async with client(AccessControl(ApiKeys(KEYS, None))) as http:
         answers = [
             (await http.post(RESPONSES, json={"input": text}, headers=headers)).json()
             for text, headers in (("mine", mine), ("theirs", other))
@@ -207,7 +207,7 @@ def answer(number: int, text: str = "") -> dict[str, Any]:
 
 
 def test_the_one_used_longest_ago_goes_first() -> None:
-    kept = KeptResponses(2, 10**6)
+    kept = ResponseStore(2, 10**6)
     for number in range(2):
         kept.keep(answer(number), [], b"")
     assert kept.find("resp_0", b"") is not None
@@ -217,7 +217,7 @@ def test_the_one_used_longest_ago_goes_first() -> None:
 
 @pytest.mark.parametrize(("most", "size"), [(10, 10**6), (1000, 10_000)])
 def test_who_keeps_much_loses_its_own_and_none_of_another_key(most: int, size: int) -> None:
-    kept = KeptResponses(most, size)
+    kept = ResponseStore(most, size)
     for number in range(3):
         kept.keep(answer(number, "mine"), [], b"mine")
     for number in range(200):
@@ -230,7 +230,7 @@ def test_who_keeps_much_loses_its_own_and_none_of_another_key(most: int, size: i
 
 
 def test_an_answer_that_is_kept_again_takes_its_space_once() -> None:
-    kept = KeptResponses(10, 10**6)
+    kept = ResponseStore(10, 10**6)
     for _ in range(3):
         kept.keep(answer(1), [], b"")
     size = kept.size
@@ -240,7 +240,7 @@ def test_an_answer_that_is_kept_again_takes_its_space_once() -> None:
 
 
 def test_what_is_kept_has_no_more_than_its_bytes() -> None:
-    kept = KeptResponses(100, 10_000)
+    kept = ResponseStore(100, 10_000)
     for number in range(100):
         kept.keep(answer(number, "x" * 1000), [], b"")
         assert kept.size <= 10_000
@@ -253,7 +253,7 @@ def test_what_is_kept_has_no_more_than_its_bytes() -> None:
 
 
 def test_thoughts_are_taken_by_the_key_that_signed_them() -> None:
-    one, same, other = Carrier(b"k" * 32), Carrier(b"k" * 32), Carrier(b"o" * 32)
+    one, same, other = ReasoningSigner(b"k" * 32), ReasoningSigner(b"k" * 32), ReasoningSigner(b"o" * 32)
     for thoughts in ("", "Hm, 東京 \ud800", "x" * 5000):
         assert same.unwrap(one.wrap(thoughts)) == thoughts
         with pytest.raises(NotOurs):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Limits, Overloaded, RoomFailed
-from baton.api.http.middleware import Edge
+from baton.api.http.middleware import ApiMiddleware
 from baton.api.served_model import ServedModel
 from baton.api.text.tokenizer import Tokenizer
 from baton.openai.hearing import forms_of
@@ -57,7 +57,7 @@ def backend() -> ScriptedBackend:
 
 
 @pytest.fixture
-def app(backend: ScriptedBackend) -> Edge:
+def app(backend: ScriptedBackend) -> ApiMiddleware:
     """Of a model that may think before it answers."""
     reference = copy(tiny.byte_level())
     reference.chat_template = TEMPLATE

@@ -14,13 +14,13 @@ from baton.api.app import create_app
 from baton.api.backend import Limits, Overloaded
 from baton.api.errors import ApiError
 from baton.api.http import body_reader, request_bodies
-from baton.api.http.authentication import Door
+from baton.api.http.authentication import AccessControl
 from baton.api.http.body_reader import parse
 from baton.api.requests import json_reader
 from baton.api.requests.schemas import CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.api.text import tokenizer_pool
-from baton.api.text.tokenizer_pool import LONG_BYTES, TextTurns
+from baton.api.text.tokenizer_pool import LONG_BYTES, FairThreadPool
 from baton.web.api_keys import ApiKeys
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
@@ -105,7 +105,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_beside_it() -> None:
-    line, gate, free = TextTurns(), Gate(), Gate()
+    line, gate, free = FairThreadPool(), Gate(), Gate()
     free.may_end.set()
     long = [asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work(f"long {at}"))) for at in range(4)]
     await settled(lambda: len(gate.begun) == 1)
@@ -121,7 +121,7 @@ async def test_one_of_the_longest_is_worked_on_at_a_time_and_shorter_ones_go_on_
 
 
 async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
-    line, gate = TextTurns(), Gate()
+    line, gate = FairThreadPool(), Gate()
     much = [asyncio.create_task(line.run(b"much", LONG_BYTES + 1, gate.work("much"))) for _ in range(9)]
     await settled(lambda: len(gate.begun) == 1)
     little = asyncio.create_task(line.run(b"little", LONG_BYTES + 1, gate.work("little")))
@@ -134,7 +134,7 @@ async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
 async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "WAITING_BYTES_MAX", 8 * LONG_BYTES)
     monkeypatch.setattr(tokenizer_pool, "WAITING_BYTES_OF_ONE_MAX", 4 * LONG_BYTES)
-    line, gate = TextTurns(), Gate()
+    line, gate = FairThreadPool(), Gate()
     tasks = [
         (caller, asyncio.create_task(line.run(caller, LONG_BYTES + 1, gate.work("x"))))
         for caller in (b"a", b"b", b"c")
@@ -155,7 +155,7 @@ async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: py
 
 
 async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, gate = TextTurns(), Gate()
+    line, gate = FairThreadPool(), Gate()
     first = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("first")))
     await settled(lambda: len(gate.begun) == 1)
     gone = asyncio.create_task(line.run(b"b", LONG_BYTES + 1, gate.work("gone")))
@@ -172,7 +172,7 @@ async def test_who_waits_too_long_or_goes_away_leaves_its_place(monkeypatch: pyt
 
 
 async def test_who_goes_away_while_it_is_worked_on_holds_its_turn_until_the_thread_is_done() -> None:
-    line, gate = TextTurns(), Gate()
+    line, gate = FairThreadPool(), Gate()
     gone = asyncio.create_task(line.run(b"a", LONG_BYTES + 1, gate.work("gone")))
     await settled(lambda: len(gate.begun) == 1)
     gone.cancel()
@@ -233,7 +233,7 @@ async def keyed(
     monkeypatch.setattr(request_bodies, "AT_ONCE_BYTES", 8000)
     monkeypatch.setattr(request_bodies, "BODIES_AT_LEAST", 0)
     settings = ApiSettings(body_bytes_max=request_bodies.BEGINNING_BYTES + 1000)
-    door = Door(ApiKeys([KEY, OTHER], None))
+    door = AccessControl(ApiKeys([KEY, OTHER], None))
     app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from baton.api.served_model import log_floor
 from baton.api.text.byte_alphabet import byte_letters
-from baton.api.text.token_bound import SHRINKS, TokenFloor
+from baton.api.text.token_bound import SHRINKS, TokenBound
 from baton.api.text.tokenizer import PIECE_CHARS, WHOLE_BYTES_MAX, TooManyTokens, load_tokenizer
 from baton.api.text.tokenizer import Tokenizer as BatonTokenizer
 from tests.api import tiny
@@ -125,20 +125,20 @@ TEXTS: Final = st.lists(
 def test_no_text_has_fewer_tokens_than_its_length_tells(kind: str, text: str) -> None:
     backend = BACKENDS[kind]
     tokens = len(backend.encode(text, add_special_tokens=False))
-    assert TokenFloor(backend).least(text) <= tokens
+    assert TokenBound(backend).least(text) <= tokens
 
 
 def test_the_floor_is_not_nothing_and_grows_with_the_text() -> None:
     for kind, backend in BACKENDS.items():
-        floor = TokenFloor(backend)
+        floor = TokenBound(backend)
         assert floor.unknown_because == "", kind
         assert floor.least("abc def " * 10_000) > 300, kind
         assert floor.least("abc def " * 20_000) >= 2 * floor.least("abc def " * 10_000) - 1
-    assert TokenFloor(BACKENDS["an added token that takes whitespace"]).least(" \u3000\n" * 10_000) == 0
+    assert TokenBound(BACKENDS["an added token that takes whitespace"]).least(" \u3000\n" * 10_000) == 0
 
 
 def test_a_very_long_added_token_does_not_make_the_floor_low() -> None:
-    floor, plain = TokenFloor(BACKENDS["a very long added token"]), TokenFloor(byte_level())
+    floor, plain = TokenBound(BACKENDS["a very long added token"]), TokenBound(byte_level())
     assert floor.least("1" * 100_000) == plain.least("1" * 100_000)
     assert floor.least(LONG_TOKEN * 100) == 0
 
@@ -177,7 +177,7 @@ NO_BOUND: Final[dict[str, tuple[Any, str]]] = {
 @pytest.mark.parametrize("kind", NO_BOUND)
 def test_a_tokenizer_that_drops_or_joins_anything_has_no_floor_and_a_reason(kind: str) -> None:
     backend, reason = NO_BOUND[kind]
-    floor = TokenFloor(backend)
+    floor = TokenBound(backend)
     assert floor.least("a b " * 100_000) == 0
     assert floor.bytes_per_token is None
     assert reason in floor.unknown_because
@@ -243,7 +243,7 @@ def test_the_start_logs_whether_a_text_is_refused_by_its_length(
 ) -> None:
     caplog.set_level("INFO")
     backend = byte_level() if model is models.BPE else NO_BOUND["WordLevel"][0]
-    log_floor(TokenFloor(backend))
+    log_floor(TokenBound(backend))
     (record,) = caplog.records
     assert message in record.getMessage()
 
@@ -251,7 +251,7 @@ def test_the_start_logs_whether_a_text_is_refused_by_its_length(
 def test_the_demos_own_tokenizer_has_a_floor() -> None:
     """Its vocabulary lacks 21 letters: 13 for bytes outside UTF-8, and 8 that are dropped."""
     letters = "".join(letter for letter, byte in byte_letters().items() if byte in DEMO_LACKS)
-    floor = TokenFloor(without(letters))
+    floor = TokenBound(without(letters))
     assert floor.least("1" * 4_190_000) > 100_000
     assert floor.least("\x04\x06" * 100_000) == 0
 

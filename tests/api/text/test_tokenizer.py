@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from baton.api.served_model import load_served_model
-from baton.api.text.chat_template import ChatRefused, ChatTemplateFailed, ChatTemplateMissing
+from baton.api.text.chat_template import ChatTemplateFailed, ChatTemplateMissing, MessagesRefused
 from baton.api.text.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
 from baton.models.model_facts import read_model
 from baton.models.tokenizer_files import TokenizerUnusable
@@ -83,7 +83,7 @@ def test_a_chat_is_what_the_library_makes_of_it(
 
 
 def test_a_template_may_refuse() -> None:
-    with pytest.raises(ChatRefused, match="no such thing"):
+    with pytest.raises(MessagesRefused, match="no such thing"):
         Tokenizer(tiny.byte_level()).chat.render(
             [{"role": "user", "content": "REFUSE"}], add_generation_prompt=True
         )
