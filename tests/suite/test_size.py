@@ -20,7 +20,7 @@ MORE_PARTS: Final = {
     "WorkerSettings": "a setting each",
     "ServeSettings": "a setting each",
     "RequestTimeline": "what a page shows, a record",
-    "Exchange": "what is left of a request, a record",
+    "HttpExchange": "what is left of a request, a record",
     "WorkerFacts": "what a worker registers, a record",
     "RoomEntry": "what the registry knows of a room, a record",
     "Request": "what is asked of a room, a record",
