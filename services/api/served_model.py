@@ -9,10 +9,10 @@ from baton.api.requests.schemas import RecommendedSampling
 from baton.api.text.chat_template import ChatTemplateFailed
 from baton.api.text.token_bound import TokenBound
 from baton.api.text.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
+from baton.api.tools.format_detection import ModelFormats, model_formats
+from baton.api.tools.formats.output_formats import AUTO
 from baton.models.model_facts import CONFIG_FILE, ModelFacts, json_object
 from baton.models.tokenizer_files import TokenizerUnusable
-from baton.openai.dialects import AUTO
-from baton.openai.hearing import Forms, forms_of
 from baton.runtime.logging import Log
 from baton.runtime.model_options import GenerationConfig
 
@@ -43,7 +43,7 @@ class ServedModel:
     """Token ids are below this: the rows of the model's embedding."""
     drawing: RecommendedSampling = field(default_factory=RecommendedSampling)
     """Of what a request does not say."""
-    forms: Forms = field(default_factory=Forms)
+    forms: ModelFormats = field(default_factory=ModelFormats)
     """In which it writes calls and thoughts."""
     aliases: tuple[str, ...] = ()
     """Its other names."""
@@ -95,7 +95,7 @@ def load_served_model(
             **differing(drawing),
         )
     model_type = str(json_object(model_dir / CONFIG_FILE).get("model_type", ""))
-    forms = forms_of(tokenizer, model_type, calls, thoughts, tells_tools=tells_tools)
+    forms = model_formats(tokenizer, model_type, calls, thoughts, tells_tools=tells_tools)
     untold = TOOLS_TOLD if tells_tools else TOOLS_REFUSED
     log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else untold, **forms.names)
     return ServedModel(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from baton.openai.dialects import AUTO, NONE, THOUGHT_FORMS, names_of
+from baton.api.tools.formats.output_formats import AUTO, NONE, REASONING_FORMATS, format_names
 from baton.rooms.request import LOGPROBS_MAX
 from baton.runtime.errors import SettingsError
 from baton.runtime.model_options import GenerationConfig
@@ -29,7 +29,7 @@ from baton.runtime.tls_files import TlsFiles, tls_files
 from baton.web.api_keys import API_KEYS
 
 GENERATION_CONFIG: Final = choices(*(each.value for each in GenerationConfig))
-REASONING_PARSER: Final = choices(AUTO, NONE, *names_of(THOUGHT_FORMS))
+REASONING_PARSER: Final = choices(AUTO, NONE, *format_names(REASONING_FORMATS))
 ADMIN_PORT: Final = optional(PORT, None)
 DURATION_MS_OR_NONE: Final = optional(DURATION_MS, None)
 LOOPBACK: Final = "127.0.0.1"

@@ -22,7 +22,7 @@ from baton.api.responses.response_request import ResponsesRequest
 from baton.api.responses.response_unsupported import HARMLESS as HARMLESS_THERE
 from baton.api.responses.response_unsupported import IGNORED as IGNORED_THERE
 from baton.api.settings import ApiSettings
-from baton.openai.dialects import CALL_FORMS, names_of
+from baton.api.tools.formats.output_formats import TOOL_CALL_FORMATS, format_names
 from baton.web.bounded_http import BoundedHttp
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
@@ -91,7 +91,7 @@ def test_the_fields_of_anthropics_api_are_named() -> None:
 def test_every_way_of_reading_calls_is_named() -> None:
     rows = re.findall(r"^\| (`.*?) \| (.*?) \| ", _section("Tools"), re.MULTILINE)
     assert {word for row in rows for cell in row for word in re.findall(r"`([^`]+)`", cell)} >= {
-        *names_of(CALL_FORMS)
+        *format_names(TOOL_CALL_FORMATS)
     }
 
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from baton.api.served_model import ServedModel
 from baton.api.text.tokenizer import Tokenizer as BatonTokenizer
-from baton.openai.hearing import forms_of
+from baton.api.tools.format_detection import model_formats
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
@@ -70,7 +70,7 @@ def model() -> ServedModel:
     reference = byte_level()
     assert reference.eos_token_id == END_ID
     tokenizer = BatonTokenizer(reference)
-    return ServedModel(MODEL, tokenizer, (END_ID,), len(reference), forms=forms_of(tokenizer, "llama"))
+    return ServedModel(MODEL, tokenizer, (END_ID,), len(reference), forms=model_formats(tokenizer, "llama"))
 
 
 def ids(text: str) -> list[int]:

@@ -10,9 +10,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
+from baton.api.tools.constraints.schema_text import schema_text
 from baton.grammars.fold import Fold
 from baton.grammars.judge import judged
-from baton.openai.schema_text import schema_text
 from baton.rooms.request import Grammar, GrammarKind
 from tests.grammars.answers import END, fold_of, ids, request, text_of, tokens_in, vocabulary
 from tests.grammars.pydantic_types import PYDANTIC_TYPES

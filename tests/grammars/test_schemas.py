@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
-from baton.openai.structures import WHITESPACE
+from baton.api.tools.constraints.constraints import WHITESPACE
 from baton.rooms.request import FinishReason
 from tests.grammars.answers import drawn, fold_of, request, schema, text_of
 

@@ -13,7 +13,7 @@ from baton.api.generation.rendering import Collected, UsageShown
 from baton.api.http.event_stream import PLAIN
 from baton.api.requests.schemas import ChatRequest
 from baton.api.served_model import ServedModel
-from baton.openai.output_parts import Said, Thought
+from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 
 
 class ChatRendering:
@@ -121,9 +121,9 @@ def _shown(delta: Delta) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
     for part in delta.parts:
         match part:
-            case Said(text):
+            case ContentDelta(text):
                 shown.append({"content": text})
-            case Thought(text):
+            case ReasoningDelta(text):
                 shown.append(_thinking(text))
             case Called(place, id_, name, arguments):
                 shown += [_begun(place, id_, name), _grown(place, arguments)]

@@ -13,7 +13,16 @@ from baton.api.requests.schemas import GenerationRequest
 from baton.api.text.detokenizer import Detokenizer
 from baton.api.text.stop_strings import StopStrings
 from baton.api.text.tokenizer import Tokenizer
-from baton.openai.output_parts import Call, CallBegun, CallGrown, Part, Said, Thought, Voice, joined
+from baton.api.tools.parsing.output_parts import (
+    AnswerParser,
+    CompleteToolCall,
+    ContentDelta,
+    OutputPart,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    merge_parts,
+)
 from baton.rooms.request import FinishReason, Request, Token
 
 TOOL_CALLS: Final = "tool_calls"
@@ -46,7 +55,7 @@ class Grown(NamedTuple):
     """What comes to them: all that came join to JSON, unless the answer is cut off."""
 
 
-Told = Said | Thought | Called | Begun | Grown
+Told = ContentDelta | ReasoningDelta | Called | Begun | Grown
 
 
 def whole_calls(parts: Sequence[Told]) -> list[Told]:
@@ -67,7 +76,7 @@ def whole_calls(parts: Sequence[Told]) -> list[Told]:
 class Heard:
     """How an answer's text is told apart."""
 
-    voice: Voice
+    voice: AnswerParser
     marks: Mapping[int, str]
     """Special tokens that it is told by."""
     name_call: Callable[[str, int], str]
@@ -108,8 +117,8 @@ class Delta:
         """The text of the answer; None if there is something else."""
         if self.parts is None:
             return self.text
-        if all(isinstance(part, Said) for part in self.parts):
-            return "".join(part.text for part in self.parts if isinstance(part, Said))
+        if all(isinstance(part, ContentDelta) for part in self.parts):
+            return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
         return None
 
 
@@ -159,7 +168,7 @@ class ChoiceAssembler:
         self._heard = heard
         self._growing: int | None = None
         """The place of the call that grows, if it is passed on."""
-        self._parts: list[Part] = []
+        self._parts: list[OutputPart] = []
         self._min_tokens = request.min_tokens
         self._include_stop = body.include_stop_str_in_output
         self._detokenizer = Detokenizer(
@@ -188,7 +197,7 @@ class ChoiceAssembler:
     @property
     def unread_calls(self) -> int:
         """That are text, because they could not be read."""
-        return 0 if self._heard is None else self._heard.voice.unread
+        return 0 if self._heard is None else self._heard.voice.malformed_calls
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -223,7 +232,7 @@ class ChoiceAssembler:
         told = Delta(finish=FinishReason.LENGTH) if beginning.alone else self._answered(batch)
         told.text, told.beginning = beginning.text + told.text, beginning
         if told.parts is not None:
-            told.parts = [Said(beginning.text), *told.parts]
+            told.parts = [ContentDelta(beginning.text), *told.parts]
         return told
 
     def _answered(self, batch: TokenBatch) -> Delta:
@@ -268,25 +277,25 @@ class ChoiceAssembler:
             self._add(self._heard.voice.push(text))
         return text
 
-    def _add(self, parts: Sequence[Part]) -> None:
+    def _add(self, parts: Sequence[OutputPart]) -> None:
         """Add parts up to a stop string, which counts in content alone: reasoning and calls are none."""
         for part in parts:
             if self.stopped:
                 return
-            if isinstance(part, Said):
+            if isinstance(part, ContentDelta):
                 text = self._stops.push(part.text, armed=self.output_tokens > self._min_tokens)
             else:
                 text = self._stops.flush()
             if text:
-                self._parts.append(Said(text))
-            if not isinstance(part, Said):
+                self._parts.append(ContentDelta(text))
+            if not isinstance(part, ContentDelta):
                 self._parts.append(part)
 
     def _ended(self) -> Sequence[Told] | None:
         if self._heard is not None:
             self._add(self._heard.voice.flush())
             if text := self._stops.flush():
-                self._parts.append(Said(text))
+                self._parts.append(ContentDelta(text))
         return self._certain(ended=True)
 
     def _certain(self, *, ended: bool = False) -> Sequence[Told] | None:
@@ -294,23 +303,23 @@ class ChoiceAssembler:
         heard = self._heard
         if heard is None:
             return None
-        if heard.thoughts_whole and not ended and self._parts and isinstance(self._parts[-1], Thought):
+        if heard.thoughts_whole and not ended and self._parts and isinstance(self._parts[-1], ReasoningDelta):
             return ()
-        parts, self._parts = joined(self._parts), []
+        parts, self._parts = merge_parts(self._parts), []
         told: list[Told] = []
         for part in parts:
             match part:
-                case Said() | Thought():
-                    if heard.thoughts_shown or isinstance(part, Said):
+                case ContentDelta() | ReasoningDelta():
+                    if heard.thoughts_shown or isinstance(part, ContentDelta):
                         told.append(part)
-                case CallGrown(arguments):
+                case ToolCallDelta(arguments):
                     if self._growing is not None:
                         told.append(Grown(self._growing, arguments))
                 case _ if heard.calls_max is not None and self.calls >= heard.calls_max:
                     self._growing = None
-                case CallBegun(name) | Call(name):
+                case ToolCallStart(name) | CompleteToolCall(name):
                     place, id_ = self.calls, heard.name_call(name, self.calls)
-                    if isinstance(part, Call):
+                    if isinstance(part, CompleteToolCall):
                         told.append(Called(place, id_, *part))
                         self._growing = None
                     else:

@@ -36,9 +36,9 @@ from baton.api.requests.request_builder import (
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
+from baton.api.tools.constraints.constraints import ConstraintCompiler, constraint_of
+from baton.api.tools.format_detection import answer_parser
 from baton.grammars.judge import Ask
-from baton.openai.hearing import heard
-from baton.openai.structures import Structures, structure_of
 from baton.rooms.request import Grammar, GrammarKind
 from baton.rooms.request import Request as Admitted
 from baton.telemetry.tracing import Attribute
@@ -64,7 +64,7 @@ class GenerationService:
         self._prompts = prompts
         self._metrics = metrics
         self._settings = settings
-        self._structures = Structures(model, ask, metrics)
+        self._structures = ConstraintCompiler(model, ask, metrics)
         self._bounds = Bounds(settings.clip_max_tokens, settings.max_logprobs, settings.min_priority)
 
     async def chat(
@@ -83,16 +83,16 @@ class GenerationService:
         prompt = await self._prompts.of_messages(request, body, tools, fit=fit)
         prompt = truncated(prompt, body, asked, self._backend.limits())
         await self._prompts.check_messages(request, body, tools, prompt)
-        grammar, calls, held = await self._structures.of_chat(request, body, prompt)
+        grammar, calls, held = await self._structures.constrain_chat(request, body, prompt)
         told_apart = partial(
-            heard,
+            answer_parser,
             body,
             prompt,
             model.forms,
             model.tokenizer,
             calls,
             held,
-            constrained=structure_of(body) is not None,
+            constrained=constraint_of(body) is not None,
         )
         return await self._reply(request, body, asked, [prompt], rendering, grammar, told_apart)
 

@@ -9,7 +9,7 @@ from baton.api.generation.answer_stream import Usage, counted
 from baton.api.generation.choice_assembler import Called, ChoiceAssembler, Delta, Told, whole_calls
 from baton.api.http.event_stream import Framing
 from baton.api.requests.schemas import StreamOptions
-from baton.openai.output_parts import Said, Thought
+from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason, Token
 
 
@@ -49,11 +49,11 @@ class Collected:
         """Of the text, the answer."""
         if self.parts is None:
             return self.text
-        return "".join(part.text for part in self.parts if isinstance(part, Said))
+        return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
 
     @property
     def thought(self) -> str:
-        return "".join(part.text for part in self.parts or () if isinstance(part, Thought))
+        return "".join(part.text for part in self.parts or () if isinstance(part, ReasoningDelta))
 
     @property
     def called(self) -> list[Called]:

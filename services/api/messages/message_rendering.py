@@ -24,7 +24,7 @@ from baton.api.http.event_stream import Framing
 from baton.api.messages.anthropic_errors import told
 from baton.api.messages.message_request import MessagesRequest
 from baton.api.requests.call_arguments import complete_part
-from baton.openai.output_parts import Said, Thought
+from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
@@ -48,13 +48,13 @@ class MessagesRendering:
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
         """Of the last block, among all."""
-        self._open: type[Said] | type[Thought] | type[Begun] | None = None
+        self._open: type[ContentDelta] | type[ReasoningDelta] | type[Begun] | None = None
         """What the last block is, if it goes on."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
     @property
     def text_alone(self) -> bool:
-        return self._open is Said
+        return self._open is ContentDelta
 
     def opening(self, choice: ChoiceAssembler) -> Chunks:
         usage = _usage(len(choice.request.prompt), 0, 0)
@@ -82,12 +82,12 @@ class MessagesRendering:
                     self._open = Begun
                 case Grown(_, arguments):
                     chunks.append(self._argued(arguments))
-                case Said(text):
-                    if self._open is not Said and self._place >= 0:
+                case ContentDelta(text):
+                    if self._open is not ContentDelta and self._place >= 0:
                         text = text.lstrip()  # of a block behind another
-                    chunks += [*self._ready(Said), self._added({"type": "text_delta", "text": text})]
-                case Thought(text):
-                    chunks += self._ready(Thought)
+                    chunks += [*self._ready(ContentDelta), self._added({"type": "text_delta", "text": text})]
+                case ReasoningDelta(text):
+                    chunks += self._ready(ReasoningDelta)
                     if not self._hides:
                         chunks.append(self._added({"type": "thinking_delta", "thinking": text}))
         if delta.finish is not None:
@@ -126,13 +126,15 @@ class MessagesRendering:
         was, self._open = self._open, None
         if was is None:
             return []
-        signed = [self._added({"type": "signature_delta", "signature": UNSIGNED})] if was is Thought else []
+        signed = (
+            [self._added({"type": "signature_delta", "signature": UNSIGNED})] if was is ReasoningDelta else []
+        )
         return [*signed, self._stopped()]
 
     def _stopped(self) -> dict[str, Any]:
         return {"type": "content_block_stop", "index": self._place}
 
-    def _ready(self, kind: type[Said] | type[Thought]) -> Chunks:
+    def _ready(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> Chunks:
         """A block of that kind is open."""
         if self._open is kind:
             return []
@@ -154,11 +156,11 @@ class MessagesRendering:
                 case Called(_, id_, name, arguments):
                     given = complete_part(arguments)
                     blocks.append({"type": "tool_use", "id": id_, "name": name, "input": given})
-                case Said(text) if last["type"] == "text":
+                case ContentDelta(text) if last["type"] == "text":
                     last["text"] += text
-                case Said(text):
+                case ContentDelta(text):
                     blocks.append({"type": "text", "text": text.lstrip() if blocks else text})
-                case Thought(text):
+                case ReasoningDelta(text):
                     thought = "" if self._hides else text
                     if last["type"] == "thinking":
                         last["thinking"] += thought
@@ -180,15 +182,15 @@ class MessagesRendering:
 
 
 _EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
-    Said: {"type": "text", "text": ""},
-    Thought: {"type": "thinking", "thinking": "", "signature": ""},
+    ContentDelta: {"type": "text", "text": ""},
+    ReasoningDelta: {"type": "thinking", "thinking": "", "signature": ""},
 }
 
 
 def _parts(text: str, parts: Sequence[Told] | None) -> Sequence[Told]:
     if parts is not None:
         return parts
-    return [Said(text)] if text else []
+    return [ContentDelta(text)] if text else []
 
 
 def _counted(usage: Usage) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from baton.api.requests.schemas import (
     thought_of,
 )
 from baton.api.text.chat_template import THOUGHT
-from baton.openai.output_parts import Schemas
+from baton.api.tools.parsing.output_parts import ToolSchemas
 
 
 def check_turns(messages: Sequence[Message]) -> None:
@@ -118,7 +118,7 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     ]
 
 
-def schemas_of(tools: Sequence[Tool]) -> Schemas:
+def schemas_of(tools: Sequence[Tool]) -> ToolSchemas:
     return {tool.function.name: tool.function.parameters or {} for tool in tools}
 
 

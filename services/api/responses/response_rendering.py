@@ -12,7 +12,7 @@ from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import NAMED
 from baton.api.responses.response_builder import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
 from baton.api.served_model import ServedModel
-from baton.openai.output_parts import Said, Thought
+from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FAILED: Final = "failed"
@@ -69,25 +69,25 @@ class ResponsesRendering:
         if not self._logprobs:
             return None
         told = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
-        parts = (Said(delta.text),) if delta.parts is None and delta.text else delta.parts or ()
+        parts = (ContentDelta(delta.text),) if delta.parts is None and delta.text else delta.parts or ()
         if not parts and delta.finish is None:
             self._waiting += told
             return {"content": []}
         waiting, self._waiting = self._waiting, []
         behind = not self._apart
-        if parts and not any(isinstance(part, Said) for part in parts):
+        if parts and not any(isinstance(part, ContentDelta) for part in parts):
             shown: list[Any] = []
         elif parts:
             shown = [*waiting, *told] if behind else told
         else:
             shown = [*waiting, *told] if behind else []
         if parts:
-            self._apart = not isinstance(parts[-1], Said)
+            self._apart = not isinstance(parts[-1], ContentDelta)
         return {"content": shown}
 
     def chunks(self, _: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         told = self.logprobs(delta)
-        parts = (Said(delta.text),) if delta.parts is None else delta.parts
+        parts = (ContentDelta(delta.text),) if delta.parts is None else delta.parts
         return self._numbered(self._made(parts, [] if told is None else told["content"], delta.finish))
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class ResponsesRendering:
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         (part,) = parts
-        said = (Said(part.text),) if part.parts is None else part.parts
+        said = (ContentDelta(part.text),) if part.parts is None else part.parts
         logprobs = [] if part.logprobs is None else part.logprobs["content"]
         self._made(said, logprobs, part.finish)
         return self._ended(usage)
@@ -123,12 +123,12 @@ class ResponsesRendering:
         making, events = self._making, []
         for part in parts:
             match part:
-                case Said(""):
+                case ContentDelta(""):
                     pass
-                case Said(text):
+                case ContentDelta(text):
                     events += making.say(text, logprobs)
                     logprobs = ()
-                case Thought(text):
+                case ReasoningDelta(text):
                     events += making.think(text)
                 case Called(_, id_, name, arguments):
                     events += [*making.call(id_, name), *making.argue(arguments), *making.close()]

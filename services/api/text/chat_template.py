@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
-from baton.openai.told_tools import with_calls_in_words, with_results_in_words, with_tools
+from baton.api.tools.tool_prompt import with_calls_as_text, with_results_as_text, with_tool_prompt
 from baton.runtime.errors import in_a_line
 
 Content = str | list[str]
@@ -224,11 +224,11 @@ class ChatTemplate:
     ) -> Sequence[Mapping[str, Any]]:
         """`messages`, in which what the template does not know is told in its place."""
         if any(message["role"] == "tool" for message in messages) and not self._results:
-            messages = with_results_in_words(messages)
+            messages = with_results_as_text(messages)
         if any("tool_calls" in message for message in messages) and self._calls is None:
-            messages = with_calls_in_words(messages)
+            messages = with_calls_as_text(messages)
         if tools and not self.knows_tools:
-            messages = with_tools(messages, tools, has_system=self._has_system)
+            messages = with_tool_prompt(messages, tools, has_system=self._has_system)
         return messages
 
     @cached_property

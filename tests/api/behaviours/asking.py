@@ -17,9 +17,9 @@ from baton.api.http.middleware import ApiMiddleware
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import Tokenizer
+from baton.api.tools.format_detection import model_formats
 from baton.grammars.compiling import compiled
 from baton.grammars.vocabulary import vocabulary_of
-from baton.openai.hearing import forms_of
 from baton.rooms.request import FinishReason, Request
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend, Step, batch, in_turn
@@ -177,7 +177,7 @@ def served(template: str) -> ServedModel:
     reference.chat_template = TEMPLATES[template]
     tokenizer = Tokenizer(reference)
     return ServedModel(
-        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms_of(tokenizer, "llama")
+        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=model_formats(tokenizer, "llama")
     )
 
 

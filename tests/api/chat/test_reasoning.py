@@ -13,8 +13,8 @@ from baton.api.app import create_app
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import Tokenizer
-from baton.openai.dialects import AUTO
-from baton.openai.hearing import forms_of
+from baton.api.tools.format_detection import model_formats
+from baton.api.tools.formats.output_formats import AUTO
 from baton.rooms.request import FinishReason
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, USER, chat, check
@@ -36,7 +36,7 @@ def served(template: str, thoughts: str = AUTO) -> ServedModel:
     reference = copy(tiny.byte_level())
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
-    forms = forms_of(tokenizer, "", thoughts=thoughts)
+    forms = model_formats(tokenizer, "", thoughts=thoughts)
     return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
 
 

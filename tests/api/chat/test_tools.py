@@ -14,7 +14,7 @@ from baton.api.backend import Limits
 from baton.api.served_model import ServedModel
 from baton.api.text.chat_template import ChatTemplate
 from baton.api.text.tokenizer import Tokenizer
-from baton.openai.hearing import forms_of
+from baton.api.tools.format_detection import model_formats
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, USER, chat, check
 from tests.api.scripted import LENGTH, ScriptedBackend, saying
@@ -319,7 +319,7 @@ async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: Sc
     reference.chat_template = tiny.CHAT_TEMPLATE
     start = tokenizer.encode("<|start|>", add_special_tokens=False)[0]
     tokenizer._special = {start: "[TOOL_CALLS]"}
-    forms = forms_of(tokenizer, "", "mistral")
+    forms = model_formats(tokenizer, "", "mistral")
     served = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
     backend.script = lambda _: saying('Yes é.<|start|>weather[ARGS]{"city": "Paris"}')
     app = create_app(backend, served, CollectorRegistry())
@@ -333,7 +333,7 @@ async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: Sc
 
 async def test_tools_that_may_not_be_told_are_refused(backend: ScriptedBackend) -> None:
     plain = tiny.model()
-    forms = forms_of(plain.tokenizer, "", tells_tools=False)
+    forms = model_formats(plain.tokenizer, "", tells_tools=False)
     served = ServedModel(tiny.MODEL, plain.tokenizer, (tiny.END_ID,), plain.vocabulary, forms=forms)
     app = create_app(backend, served, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

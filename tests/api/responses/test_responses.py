@@ -16,7 +16,7 @@ from baton.api.backend import Hangup, Limits, Overloaded, RoomFailed
 from baton.api.http.middleware import ApiMiddleware
 from baton.api.served_model import ServedModel
 from baton.api.text.tokenizer import Tokenizer
-from baton.openai.hearing import forms_of
+from baton.api.tools.format_detection import model_formats
 from baton.rooms.errors import Reason
 from tests.api import tiny
 from tests.api.conftest import CREATED_S
@@ -62,7 +62,9 @@ def app(backend: ScriptedBackend) -> ApiMiddleware:
     reference = copy(tiny.byte_level())
     reference.chat_template = TEMPLATE
     tokenizer = Tokenizer(reference)
-    model = ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms_of(tokenizer, ""))
+    model = ServedModel(
+        tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=model_formats(tokenizer, "")
+    )
     return create_app(backend, model, CollectorRegistry(), clock=ManualClock(wall_ms=CREATED_S * 1000))
 
 

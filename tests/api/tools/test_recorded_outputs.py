@@ -15,9 +15,15 @@ from typing import Any, Final, cast
 from baton.api.generation.choice_assembler import Heard
 from baton.api.requests.schemas import ChatRequest
 from baton.api.text.tokenizer import Tokenizer
-from baton.openai.dialects import CALL_FORMS, THOUGHT_FORMS, named
-from baton.openai.hearing import Forms, heard
-from baton.openai.output_parts import Call, Part, Said, Thought, joined
+from baton.api.tools.format_detection import ModelFormats, answer_parser
+from baton.api.tools.formats.output_formats import REASONING_FORMATS, TOOL_CALL_FORMATS, find_format
+from baton.api.tools.parsing.output_parts import (
+    CompleteToolCall,
+    ContentDelta,
+    OutputPart,
+    ReasoningDelta,
+    merge_parts,
+)
 
 checks: Final[Any] = import_module("canitoolcall.checks")
 fixtures: Final[Any] = import_module("canitoolcall.fixtures")
@@ -108,23 +114,23 @@ def parser_of(fixture: Any) -> Heard | None:
         model = families()[fixture.family].reference_for(fixture.reference_model)
         prompt = model.default_generation_prompt or ""
     body = request_of(fixture)
-    forms = Forms(named(calls, CALL_FORMS), named(reasoning, THOUGHT_FORMS))
-    return heard(body, [0], forms, cast(Tokenizer, FakeTokenizer(prompt)), forms.calls, None)
+    forms = ModelFormats(find_format(calls, TOOL_CALL_FORMATS), find_format(reasoning, REASONING_FORMATS))
+    return answer_parser(body, [0], forms, cast(Tokenizer, FakeTokenizer(prompt)), forms.calls, None)
 
 
 def parsed(fixture: Any, pieces: Sequence[str]) -> Any:
     """Return what Baton makes of an output that comes in these pieces."""
     parser = parser_of(fixture)
-    parts: list[Part] = [Said("".join(pieces))]
+    parts: list[OutputPart] = [ContentDelta("".join(pieces))]
     if parser is not None:
         parts = [part for piece in pieces for part in parser.voice.push(piece)] + parser.voice.flush()
     return results.ParseResult(
-        content="".join(part.text for part in parts if isinstance(part, Said)) or None,
-        reasoning_content="".join(part.text for part in parts if isinstance(part, Thought)) or None,
+        content="".join(part.text for part in parts if isinstance(part, ContentDelta)) or None,
+        reasoning_content="".join(part.text for part in parts if isinstance(part, ReasoningDelta)) or None,
         tool_calls=tuple(
             results.ParsedToolCall(part.name, part.arguments)
-            for part in joined(parts)
-            if isinstance(part, Call)
+            for part in merge_parts(parts)
+            if isinstance(part, CompleteToolCall)
         ),
     )
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
+from baton.api.tools.constraints.schema_text import schema_text
 from baton.grammars.judge import judged
-from baton.openai.schema_text import schema_text
 from baton.rooms.request import Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of, vocabulary
 

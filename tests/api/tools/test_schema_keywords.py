@@ -9,9 +9,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from baton.api.backend import Limits
-from baton.openai.closed_schemas import closed
-from baton.openai.schema_normalization import normalized, without_nulls
-from baton.openai.schema_shapes import SchemaRefused
+from baton.api.tools.constraints.schema_normalization import normalized, without_nulls
+from baton.api.tools.constraints.schema_shapes import SchemaRefused
+from baton.api.tools.constraints.strict_schemas import closed
 from baton.rooms.request import FinishReason
 from tests.api.requests.test_bad_input import CHAT, chat, check
 from tests.api.scripted import ScriptedBackend

@@ -1,0 +1,288 @@
+"""Rules for keywords of a JSON schema that the library of grammars does not implement, or refuses.
+
+A keyword that constrains nothing is dropped. One that can be said by others is said by them. Any other stays,
+and the library refuses it by its name. Each rule takes a schema whose subschemas have been through all rules.
+
+Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from baton.api.tools.constraints.schema_shapes import COUNTS
+from baton.grammars.json_schema import TYPES, is_anything, is_equal, type_of, types_in
+
+Keywords = dict[str, Any]
+Rule = Callable[[Keywords], Keywords | bool]
+
+ANNOTATIONS: Final = frozenset(
+    {"$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
+    | {"contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"}
+    | {"$dynamicAnchor", "$recursiveAnchor"}
+)
+"""Keywords that constrain no value. What refers to an anchor that is dynamic is refused by its own name."""
+FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""Formats that a text is held to. Any other is an annotation."""
+ABOUT: Final[Mapping[str, frozenset[str]]] = {
+    "array": frozenset(
+        {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}
+        | {"contains", "minContains", "maxContains", "unevaluatedItems"}
+    ),
+    "object": frozenset(
+        {"properties", "patternProperties", "additionalProperties", "required", "minProperties"}
+        | {"maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"}
+        | {"unevaluatedProperties"}
+    ),
+    "string": frozenset({"pattern", "minLength", "maxLength", "format"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+}
+"""Keywords that say something of values of one type alone."""
+DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
+    "object": frozenset(
+        {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
+    ),
+    "array": frozenset({"items", "prefixItems"}),
+}
+"""Keywords that show of which type a schema is that has none."""
+TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
+"""Keywords that tell more of a type."""
+IN_PLACE: Final = frozenset(
+    {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
+)
+"""Keywords that apply other schemas to the same value, or count as looking at its parts."""
+BOUND: Final = 2**63 - 1024
+"""The largest bound of a number that the library takes. A bound beyond it is narrowed to it."""
+DEPENDENTS_MAX: Final = 4
+"""Names that others depend on: each doubles the alternatives."""
+
+
+def without(schema: Keywords, *words: str) -> Keywords:
+    """The schema without these keywords."""
+    return {word: value for word, value in schema.items() if word not in words}
+
+
+def with_also(schema: Keywords, *others: Any) -> Keywords:
+    """The schema of which `others` hold, too."""
+    return {**schema, "allOf": [*schema.get("allOf", ()), *others]} if others else schema
+
+
+def with_inferred_type(schema: Keywords) -> Keywords:
+    """Take a schema without a type that describes properties for one of objects, and so with items and lists:
+    whoever wrote it means that, and a model could answer with any number."""
+    words = schema.keys()
+    if words & TYPED:
+        return schema
+    kinds = [kind for kind, strong in DESCRIPTIVE.items() if words & strong]
+    return {"type": kinds[0], **schema} if len(kinds) == 1 else schema
+
+
+def without_idle_types(schema: Keywords) -> Keywords:
+    """Drop what is about values of types that the schema does not allow, and annotations."""
+    types = types_in(schema) | ({"number"} if "integer" in types_in(schema) else set())
+    idle = ANNOTATIONS.union(*(words for kind, words in ABOUT.items() if kind not in types))
+    return {
+        word: int(value) if word in COUNTS else value for word, value in schema.items() if word not in idle
+    }
+
+
+def without_empty_lists(schema: Keywords) -> Keywords:
+    """Drop an `allOf` of nothing and a `patternProperties` of nothing."""
+    empty = (
+        word for word in ("allOf", "patternProperties", "dependentSchemas") if not schema.get(word, True)
+    )
+    return without(schema, *empty)
+
+
+def with_known_format(schema: Keywords) -> Keywords:
+    """Drop a format that is an annotation. Versions of a UUID are patterns."""
+    form = schema.get("format")
+    if form is None or form in FORMATS:
+        return schema
+    rest = without(schema, "format")
+    if form[:4] == "uuid" and form[4:] in ("1", "3", "4", "5", "6", "7", "8"):
+        digits = "-".join(("[0-9a-f]{8}", "[0-9a-f]{4}", f"{form[4]}[0-9a-f]{{3}}", "[89ab][0-9a-f]{3}"))
+        return with_also(rest, {"pattern": f"^{digits}-[0-9a-f]{{12}}$"})
+    return rest
+
+
+def with_bounds(schema: Keywords) -> Keywords:
+    """Narrow bounds that are beyond all numbers of 64 bits."""
+    made: Keywords = dict(schema)
+    for word in ("minimum", "exclusiveMinimum"):
+        made |= {word: -BOUND} if _number(made.get(word)) < -BOUND else {}
+    for word in ("maximum", "exclusiveMaximum"):
+        made |= {word: BOUND} if _number(made.get(word)) > BOUND else {}
+    return made
+
+
+def _number(value: Any) -> float:
+    """0 for what is none, such as the `exclusiveMinimum: true` of draft 4."""
+    return value if isinstance(value, int | float) else 0
+
+
+def without_idle_contains(schema: Keywords) -> Keywords | bool:
+    """Drop `contains` that any items meet, and bounds on how many without it."""
+    if "contains" not in schema:
+        return without(schema, "minContains", "maxContains")
+    wanted, most = schema["contains"], schema.get("maxContains")
+    least: int = schema.get("minContains", 1)
+    rest = without(schema, "contains", "minContains", "maxContains")
+    if is_anything(wanted) or (wanted == schema.get("items") and "prefixItems" not in schema):
+        rest["minItems"] = max(least, rest.get("minItems", 0))
+        if most is not None:
+            rest["maxItems"] = min(most, rest.get("maxItems", most))
+        return rest
+    if wanted is False and least > 0:
+        return _without_types(rest, frozenset({"array"})) or False
+    return rest if (most is None or wanted is False) and not least else schema
+
+
+def without_idle_items(schema: Keywords) -> Keywords:
+    """Drop `uniqueItems` where no two items can be, and `additionalItems` that stand behind no others."""
+    made = schema
+    most: int = schema.get("maxItems", 2)
+    if most < 2 or not schema.get("uniqueItems", True):
+        made = without(made, "uniqueItems")
+    return made if isinstance(schema.get("items"), list) else without(made, "additionalItems")
+
+
+def without_idle_counts(schema: Keywords) -> Keywords:
+    """Drop bounds on how many properties there are that the properties themselves keep to."""
+    idle = []
+    if schema.get("minProperties", 0) <= len(set(schema.get("required", ()))):
+        idle.append("minProperties")
+    if schema.get("additionalProperties") is False and "patternProperties" not in schema:
+        possible = [name for name, each in schema.get("properties", {}).items() if each is not False]
+        if schema.get("maxProperties", 0) >= len(possible):
+            idle.append("maxProperties")
+    return without(schema, *idle)
+
+
+def without_condition(schema: Keywords) -> Keywords | bool:
+    """Drop an `if` without a consequence, and a consequence without an `if`."""
+    rest = without(schema, "if", "then", "else")
+    if "if" not in schema:
+        return rest
+    condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
+    if is_anything(then) and is_anything(otherwise):
+        return rest
+    if is_anything(condition) or condition is False:
+        holds = otherwise if condition is False else then
+        return False if holds is False else with_also(rest, *(() if is_anything(holds) else (holds,)))
+    return schema
+
+
+def without_negation(schema: Keywords) -> Keywords | bool:
+    """Say `not` by what is left of types, values and names, as far as that can be."""
+    if "not" not in schema:
+        return schema
+    negated, rest = schema["not"], without(schema, "not")
+    if negated is False:
+        return rest
+    if is_anything(negated):
+        return False
+    made = _negated(rest, negated)
+    return schema if made is None else made
+
+
+def _negated(rest: Keywords, negated: Mapping[str, Any]) -> Keywords | bool | None:
+    """The schema `rest` of which `negated` does not hold; None where that cannot be said."""
+    words = negated.keys()
+    if words == {"not"}:
+        return with_also(rest, negated["not"])
+    if words == {"type"}:
+        return _without_types(rest, types_in(negated))
+    if words == {"required"} and rest.get("type") == "object" and len(negated["required"]) == 1:
+        return {**rest, "properties": {**rest.get("properties", {}), negated["required"][0]: False}}
+    if words <= {"const", "enum", "type"} and negated.get("type", rest.get("type")) == rest.get("type"):
+        return _without_values(rest, negated.get("enum", [negated.get("const")]))
+    return None
+
+
+def _without_types(rest: Keywords, types: frozenset[str]) -> Keywords | bool | None:
+    own = _types(rest)
+    if "integer" in types and "number" not in types and "number" in own:
+        return None  # numbers that are no integers
+    gone = types | ({"integer"} if "number" in types else frozenset())
+    left = [each for each in own if each not in gone]
+    return {**rest, "type": left} if left else False
+
+
+def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
+    """None where the values are some of many."""
+    if "enum" in rest:
+        left = [each for each in rest["enum"] if not any(is_equal(each, value) for value in values)]
+        return {**rest, "enum": left} if left else False
+    own = _types(rest)
+    return rest if not any(type_of(value) in own for value in values) else None
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+    """In order."""
+    given = schema.get("type", list(TYPES))
+    return [given] if isinstance(given, str) else [*given]
+
+
+def without_unevaluated(schema: Keywords) -> Keywords:
+    """Say what holds of parts that no keyword looked at by the keywords for others, where nothing else looks
+    at parts."""
+    made = schema
+    for word, others in (
+        ("unevaluatedProperties", "additionalProperties"),
+        ("unevaluatedItems", "items"),
+    ):
+        if word not in made:
+            continue
+        if is_anything(made[word]) or others in made:
+            made = without(made, word)
+        elif not IN_PLACE & made.keys():
+            made = {**without(made, word), others: made[word]}
+    return made
+
+
+def with_dependencies(schema: Keywords) -> Keywords:
+    """Say `dependentRequired` by alternatives, and drop dependencies of nothing."""
+    made, wanted = schema, dict[str, Any]()
+    if "dependencies" in made:
+        given = made["dependencies"]
+        lists = {name: each for name, each in given.items() if isinstance(each, list)}
+        rest = {name: each for name, each in given.items() if name not in lists and not is_anything(each)}
+        wanted |= lists
+        made = {**without(made, "dependencies"), **({"dependencies": rest} if rest else {})}
+    if "dependentSchemas" in made and all(map(is_anything, made["dependentSchemas"].values())):
+        made = without(made, "dependentSchemas")
+    wanted |= made.get("dependentRequired", {})
+    wanted = {name: names for name, names in wanted.items() if names}
+    if len(wanted) > DEPENDENTS_MAX:
+        return made
+    alternatives = (
+        {"anyOf": [{"properties": {name: False}}, {"required": [*names]}]} for name, names in wanted.items()
+    )
+    return with_also(without(made, "dependentRequired"), *alternatives)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    without_idle_types,
+    without_empty_lists,
+    with_known_format,
+    with_bounds,
+    without_idle_contains,
+    without_idle_items,
+    without_condition,
+    without_negation,
+    without_unevaluated,
+    with_dependencies,
+    without_idle_counts,
+)
+
+
+def ruled(schema: Keywords) -> Keywords | bool:
+    """The schema after all rules."""
+    for rule in RULES:
+        made = rule(schema)
+        if isinstance(made, bool):
+            return made
+        schema = made
+    return schema

@@ -1,0 +1,195 @@
+"""JSON schemas in the form that grammars are made of: what constrains nothing is dropped, the rest rewritten.
+
+The library that makes grammars refuses each keyword that it does not implement, whatever its value is. By
+JSON Schema 2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone, `propertyNames` that
+allow every name, an unknown format. Others can be said by keywords that the library implements. It refuses
+the rest by name.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from baton.api.tools.constraints.property_names import ANY, NamesInexpressible, PropertyNamesReader
+from baton.api.tools.constraints.schema_keywords import (
+    Keywords,
+    ruled,
+    with_also,
+    with_inferred_type,
+    without,
+)
+from baton.api.tools.constraints.schema_shapes import SchemaRefused, check_shape
+from baton.grammars.json_schema import (
+    Pointer,
+    found_at,
+    is_anything,
+    pointer_of,
+    reference_to,
+    resolved,
+    schemas_within,
+    with_subschemas,
+)
+
+DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
+"""Parts of the names of dialects that the library knows. A schema of any other is read as of 2020-12."""
+MAY_BE_NULL: Final = frozenset({"const", "default"})
+"""Keywords of which null is a value."""
+SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
+"""Keywords whose schemas are about the value that the schema around them is about."""
+NEGATIVE: Final = frozenset({"not", "if", "oneOf", "propertyNames"})
+"""Keywords whose schemas say when another does not hold, or are of names."""
+DEPTH_MAX: Final = 128
+"""Schemas within each other."""
+INLINE_MAX: Final = 16
+"""Schemas within each other in what the library reads, whose JSON may have 128 levels. Deeper ones become
+definitions."""
+
+
+def without_nulls(schema: Any, depth: int = 0) -> Any:
+    """The schema without keywords that are null, which some generators write for what is absent. `depth`: of
+    schemas around it. Raises SchemaRefused."""
+    if depth > DEPTH_MAX:
+        raise SchemaRefused(f"it is nested more than {DEPTH_MAX} schemas deep")
+    if not isinstance(schema, Mapping):
+        return schema
+    given = {word: value for word, value in schema.items() if value is not None or word in MAY_BE_NULL}
+    return with_subschemas(given, lambda each, _: without_nulls(each, depth + 1))
+
+
+def normalized(schema: Mapping[str, Any]) -> Keywords:
+    """The same schema, of keywords that the library implements as far as that can be. `schema`: without
+    nulls. Raises SchemaRefused."""
+    return _Document(schema).normalized()
+
+
+class _Document:
+    """A schema with all that its references point to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._names = PropertyNamesReader(lambda reference: resolved(root, reference))
+        self._moved: dict[Pointer, str] = {}
+        """The new definition of a subschema, by where the subschema stood."""
+        self._definitions: Keywords = {}
+        """The new definitions that are written."""
+        self._keeps_ids = False
+
+    def normalized(self) -> Keywords:
+        """The whole document."""
+        self._find_targets()
+        made = self._rewritten(self._root, (), 0, infers=True)
+        for pointer, name in [*self._moved.items()]:
+            if name not in self._definitions:  # behind a keyword that is none
+                self._definitions[name] = self._rewritten(
+                    found_at(self._root, pointer), pointer, 0, infers=True
+                )
+        if made is False:
+            raise SchemaRefused("no value fits it")
+        document: Keywords = made if isinstance(made, dict) else {}
+        if self._definitions:
+            document["$defs"] = {**document.get("$defs", {}), **self._definitions}
+        return document
+
+    def _find_targets(self) -> None:
+        """Find what references point to beside definitions: it may not stay where it stands."""
+        open_schemas: list[Any] = [self._root]
+        while open_schemas:
+            for schema in schemas_within(open_schemas.pop()):
+                check_shape(schema)
+                if (reference := schema.get("$ref")) is None:
+                    continue
+                pointer, target = pointer_of(reference), resolved(self._root, reference)
+                self._keeps_ids |= pointer is None
+                if not pointer or pointer in self._moved or _is_definition(pointer):
+                    continue
+                if isinstance(target, Mapping | bool):
+                    self._moved[pointer] = self._free_name()
+                    open_schemas.append(target)
+
+    def _schema(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
+        """The schema at `at`, or a reference to where it is moved. `depth`: of inline schemas around it.
+        `infers`: whether its type is that of its keywords where it has none."""
+        if at not in self._moved:
+            if depth < INLINE_MAX or isinstance(schema, bool):
+                return self._rewritten(schema, at, depth, infers=infers)
+            self._moved[at] = self._free_name()
+        name = self._moved[at]
+        self._definitions[name] = self._rewritten(schema, at, 0, infers=infers)
+        return _reference_to(name)
+
+    def _rewritten(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        is_typed = not infers or "type" in schema
+
+        def change(each: Any, where: Pointer) -> Any:
+            keyword = where[len(at)]
+            inner = keyword not in NEGATIVE and not (is_typed and keyword in SAME_VALUE)
+            return self._schema(each, where, depth + 1, infers=inner)
+
+        made = with_subschemas(schema, change, at)
+        if infers:
+            made = with_inferred_type(made)
+        if not self._keeps_ids:
+            made = without(made, "$id")
+        if not any(draft in made.get("$schema", DRAFTS[0]) for draft in DRAFTS):
+            made = without(made, "$schema")
+        if pointer := pointer_of(made.get("$ref")):
+            moved = self._moved.get(pointer)
+            made = {**made, "$ref": reference_to(pointer if moved is None else ("$defs", moved))}
+        return ruled(self._with_names(made, schema.get("propertyNames", True)))
+
+    def _with_names(self, schema: Keywords, wanted: Any) -> Keywords:
+        """Say `propertyNames` by properties and patterns. `wanted`: its value as it was given."""
+        if "propertyNames" not in schema:
+            return schema
+        rest = without(schema, "propertyNames")
+        try:
+            names = self._names.names(wanted)
+        except NamesInexpressible as error:
+            raise SchemaRefused(str(error)) from None
+        if names == ANY:
+            return rest
+        others, properties = rest.get("additionalProperties", True), rest.get("properties", {})
+        if rest.get("patternProperties"):
+            raise SchemaRefused("'propertyNames' beside 'patternProperties' is not supported")
+        if len(names.literals) > 1 and not is_anything(others):
+            others = self._shared(others)
+        allowed = dict.fromkeys(names.literals, others)
+        if names.pattern is None:
+            kept = {name: each if name in allowed else False for name, each in properties.items()}
+            return {**rest, "properties": {**allowed, **kept}, "additionalProperties": False}
+        only: Keywords = {"patternProperties": {names.pattern: others}, "additionalProperties": False}
+        if not properties:
+            return {**rest, **({"properties": allowed} if allowed else {}), **only}
+        if not is_anything(others):
+            why = "with a pattern beside 'properties' and 'additionalProperties' is not supported"
+            raise SchemaRefused(f"'propertyNames' {why}")
+        return with_also(
+            {**rest, **only, "properties": {**allowed, **properties}}, {**only, "properties": allowed}
+        )
+
+    def _shared(self, schema: Any) -> Keywords:
+        """A reference to a definition of `schema`, which several properties have."""
+        if isinstance(schema, Mapping) and schema.keys() == {"$ref"}:
+            return {**schema}
+        name = self._free_name()
+        self._definitions[name] = schema
+        self._moved[(name,)] = name
+        return _reference_to(name)
+
+    def _free_name(self) -> str:
+        """A name that no definition has."""
+        number = len(self._moved)
+        while f"schema_{number}" in self._root.get("$defs", {}):
+            number += 1
+        return f"schema_{number}"
+
+
+def _is_definition(pointer: Pointer) -> bool:
+    return len(pointer) == 2 and pointer[0] in ("$defs", "definitions")
+
+
+def _reference_to(name: str) -> Keywords:
+    return {"$ref": reference_to(("$defs", name))}

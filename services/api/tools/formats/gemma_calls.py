@@ -1,0 +1,231 @@
+"""Tool calls in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:3}`.
+
+Texts are not escaped. A mark of a text's end counts where the object or the list can go on behind it.
+
+Pure.
+"""
+
+import re
+from typing import Any, Final
+
+from baton.api.tools.formats.json_calls import call_of, decoded, json_value
+from baton.api.tools.parsing.output_markup import CallSyntax, ParsedCalls, PrefixMatch
+from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedToolCall, ToolSchemas
+
+CALL: Final = re.compile(r"\s*(?:call:)?([\w.-]{1,256})\s*(?=\{)")
+QUOTES: Final = re.compile(r'<\|"\|>|<escape>')
+KEY: Final = re.compile(r"[^:,{}\[\]<>\"]{1,256}(?=:)")
+OPENS: Final = re.compile(r"<\|tool_call>|<start_function_call>")
+CLOSES: Final = re.compile(r"<tool_call\|>|<end_function_call>")
+CLOSED: Final = r"\s*(?:[}\]]\s*)*(?:<tool_call\|>|<end_function_call>)"
+LAST: Final = re.compile(CLOSED)
+"""Behind the last text of a call."""
+BEHIND: Final = re.compile(
+    rf"{CLOSED}|\s*(?:[}}\]]\s*)*(?:\Z|,\s*(?:"
+    r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
+)
+"""Behind any text of a call."""
+NEXT: Final = re.compile(rf"\s*(?P<opens>{OPENS.pattern}){CALL.pattern}")
+"""Another call, behind one whose mark of its end is missing."""
+UNENDED: Final = re.compile(rf"\s*[}}\]][}}\]\s]*(?:{OPENS.pattern}){CALL.pattern}")
+"""Behind the last text of such a call."""
+MARKS: Final = re.compile(rf"(?P<opens>{OPENS.pattern})|(?P<closes>{CLOSES.pattern})|{QUOTES.pattern}")
+ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
+BARE: Final = re.compile(r"[^,\]}]{1,64}")
+SPACE: Final = re.compile(r"\s*")
+DEPTH_MAX: Final = 64
+UNQUOTED_MAX: Final = 8
+"""Most calls in a row whose last text lacks the quote at its end."""
+UNQUOTED_CHARS_MAX: Final = 2**14
+"""Most characters of an answer in which such calls are looked for."""
+
+
+class _GemmaReader:
+    """One call."""
+
+    def __init__(self, text: str, *, counted: bool, unquoted: int = 0, least: int = 0) -> None:
+        """Start at the beginning of a call.
+
+        `counted`: calls within a text are counted, and the text ends behind them.
+        `unquoted`: calls in a row whose last text may lack the quote at its end, if another call follows.
+        `least`: index before which the last text does not end.
+        """
+        self._text = text
+        self._counted = counted
+        self._unquoted = unquoted
+        self._least = least
+        self.at = 0
+
+    def call(self) -> tuple[str, Any]:
+        """Its name and its arguments. Raises Unreadable."""
+        found = CALL.match(self._text)
+        if found is None:
+            raise MalformedToolCall(self._text)
+        self.at = found.end()
+        return found[1], self._value(0)
+
+    def _value(self, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise MalformedToolCall(self._text)
+        self._skip()
+        char = self._text[self.at : self.at + 1]
+        if char == "{":
+            return self._object(depth)
+        if char == "[":
+            return self._list(depth)
+        if char == '"':
+            value, self.at = decoded(self._text, self.at)
+            return value
+        if (quotes := QUOTES.match(self._text, self.at)) is not None:
+            return self._unended(quotes.end(), depth) or self._quoted(quotes[0])
+        found = BARE.match(self._text, self.at)
+        if found is None:
+            raise MalformedToolCall(self._text)
+        self.at = found.end()
+        return json_value(found[0])
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        while self._goes_on("}", first=not made):
+            key = self._key()
+            self._take(":")
+            made[key] = self._value(depth + 1)
+        return made
+
+    def _list(self, depth: int) -> list[Any]:
+        made: list[Any] = []
+        while self._goes_on("]", first=not made):
+            made.append(self._value(depth + 1))
+        return made
+
+    def _goes_on(self, end: str, *, first: bool) -> bool:
+        """Take what stands before the next item. Returns False behind the last."""
+        if first:
+            self.at += 1
+            self._skip()
+        else:
+            self._skip()
+            if self._text[self.at : self.at + 1] != end:
+                self._take(",")
+                self._skip()
+        if self._text[self.at : self.at + 1] == end:
+            self.at += 1
+            return False
+        return True
+
+    def _key(self) -> str:
+        if self._text[self.at : self.at + 1] == '"' or QUOTES.match(self._text, self.at):
+            return str(self._value(DEPTH_MAX))
+        found = KEY.match(self._text, self.at)
+        if found is None:
+            raise MalformedToolCall(self._text)
+        self.at = found.end()
+        return found[0].strip()
+
+    def _quoted(self, quotes: str) -> str:
+        """A text between two marks."""
+        start = self.at + len(quotes)
+        within = 0
+        for found in MARKS.finditer(self._text, start):
+            if found["opens"] is not None:
+                within += self._counted
+            elif found["closes"] is not None:
+                within = max(0, within - 1)
+            elif found[0] == quotes and self._ends_text(found.end(), within):
+                self.at = found.end()
+                return self._text[start : found.start()]
+        raise MalformedToolCall(self._text)
+
+    def _unended(self, start: int, depth: int) -> str | None:
+        """Read a text whose quote is missing: the last one of its call, with a call that is whole behind it.
+
+        `start`: index of the text. `depth`: brackets that are open around it.
+        """
+        if not self._unquoted:
+            return None
+        end = re.compile(rf"(?:[}}\]]\s*){{{depth}}}(?:{CLOSES.pattern})").search(self._text, start)
+        if end is None or QUOTES.search(self._text, start, end.start()) is not None:
+            return None
+        behind = NEXT.match(self._text, end.end())
+        if behind is None:
+            return None
+        following = self._text[behind.end("opens") :]
+        if all(_read(following, final=True, unquoted=each) is None for each in (0, self._unquoted - 1)):
+            return None
+        self.at = end.start()
+        return self._text[start : self.at]
+
+    def _ends_text(self, at: int, within: int) -> bool:
+        if self._text[at : at + 1] == ":":
+            return True
+        is_last = any(each.match(self._text, at) is not None for each in (LAST, UNENDED))
+        is_text = is_last and (within > 0 or at < self._least)
+        return not is_text and any(each.match(self._text, at) is not None for each in (BEHIND, UNENDED))
+
+    def _take(self, char: str) -> None:
+        self._skip()
+        if self._text[self.at : self.at + 1] != char:
+            raise MalformedToolCall(self._text)
+        self.at += 1
+
+    def _skip(self) -> None:
+        found = SPACE.match(self._text, self.at)
+        self.at = self.at if found is None else found.end()
+
+
+def _begins(text: str, _: ToolSchemas) -> PrefixMatch:
+    return PrefixMatch.YES if re.match(r"[\w.:-]", text) else PrefixMatch.NO
+
+
+def _read(
+    text: str, *, final: bool, counted: bool = True, unquoted: int = 0, least: int = 0
+) -> tuple[CompleteToolCall, int] | None:
+    """Return the call at the beginning of a text, and the index of its end."""
+    reader = _GemmaReader(text, counted=counted, unquoted=unquoted, least=least)
+    try:
+        call = call_of(*reader.call())
+    except MalformedToolCall:
+        return None
+    closed = LAST.match(text, reader.at)
+    if closed is not None:
+        return call, closed.end()
+    if NEXT.match(text, reader.at) is not None:
+        return call, reader.at
+    return (call, reader.at) if final and not text[reader.at :].strip() else None
+
+
+def _read_ahead(text: str, _: ToolSchemas, final: bool) -> ParsedCalls | None:
+    """The first call, and those behind it whose mark of the end before is missing."""
+    calls: list[CompleteToolCall] = []
+    at = end = 0
+    while (found := _read_first(text[at:], final=final)) is not None:
+        calls.append(found[0])
+        end = at + found[1]
+        behind = NEXT.match(text, end)
+        if behind is None or text.endswith(("<tool_call|>", "<end_function_call>"), at, end):
+            break
+        at = behind.end("opens")
+    return ParsedCalls(tuple(calls), end) if calls else None
+
+
+def _read_first(text: str, *, final: bool) -> tuple[CompleteToolCall, int] | None:
+    counted = True
+    found = _read(text, final=final)
+    if found is None and final and len(text) <= UNQUOTED_CHARS_MAX:
+        found = _read(text, final=final, unquoted=UNQUOTED_MAX)
+        if found is not None:
+            return found
+    if found is None and final:
+        counted = False
+        found = _read(text, final=final, counted=counted)
+    if found is None:
+        return None
+    behind = OPENS.search(text, found[1])
+    limit = len(text) if behind is None else behind.start()
+    ends = [each.start() for each in ALL_ENDS.finditer(text, found[1], limit)]
+    if ends:
+        found = _read(text, final=final, counted=counted, least=ends[-1]) or found
+    return found
+
+
+GEMMA_SYNTAX: Final = CallSyntax(_begins, _read_ahead)

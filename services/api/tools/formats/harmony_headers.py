@@ -1,0 +1,62 @@
+"""Heads of gpt-oss' messages: what stands between `<|start|>` or `<|channel|>` and `<|message|>`.
+
+A head begins with a role, a channel or a recipient. Behind anything else its first mark is text.
+
+Pure.
+"""
+
+import re
+from functools import reduce
+from typing import Final
+
+from baton.api.tools.parsing.output_markup import PrefixMatch
+from baton.api.tools.parsing.text_after_calls import cut_off_at
+
+HEAD_END: Final = "<|message|>"
+INNER_MARKS: Final = ("<|channel|>", "<|constrain|>")
+HEAD_CHARS_MAX: Final = 512
+"""Most characters of a head. A longer text is none."""
+NAMES: Final = (
+    *("analysis", "commentary", "final"),
+    *("assistant", "user", "system", "developer", "tool"),
+    *("to=", "functions."),
+)
+FORMATS: Final = ("json", "code", "text")
+NAME: Final = re.compile(
+    r"analysis|commentary|final|assistant|user|system|developer|tool|(?:to=|functions\.).*", re.DOTALL
+)
+OTHER_CHANNEL: Final = re.compile(r"\w{1,64}\s+to=.*", re.DOTALL)
+OTHER_CHANNEL_BEGUN: Final = re.compile(r"\s*|\s*[\w.=]*|\w{1,64}\s+(?:|t|to|to=.*)", re.DOTALL)
+
+
+def head_begins(text: str, last: bool) -> PrefixMatch:
+    """Whether a text, behind the first mark of a head, begins as a head does. `last`: nothing follows the
+    text, so that a head may be cut off."""
+    head, end, _ = text[:HEAD_CHARS_MAX].partition(HEAD_END)
+    if not end and len(text) >= HEAD_CHARS_MAX:
+        return PrefixMatch.NO
+    if not end:
+        head = head[: cut_off_at(head, (HEAD_END, *INNER_MARKS))]
+    words = reduce(lambda left, mark: left.replace(mark, " "), INNER_MARKS, head)
+    if "<" in words or "\n" in words or not _is_named(head, words.split(), whole=bool(end)):
+        return PrefixMatch.NO
+    if end:
+        return PrefixMatch.YES
+    if not last:
+        return PrefixMatch.PARTIAL
+    return PrefixMatch.YES if _is_cut_off(words.split()) else PrefixMatch.NO
+
+
+def _is_named(head: str, words: list[str], *, whole: bool) -> bool:
+    """Whether the first word of a head is a name, or of any name with a recipient. Of a head that is not
+    whole: whether it could be."""
+    if words and NAME.fullmatch(words[0]):
+        return True
+    return (OTHER_CHANNEL if whole else OTHER_CHANNEL_BEGUN).fullmatch(head) is not None
+
+
+def _is_cut_off(words: list[str]) -> bool:
+    """Whether a head that the end of the answer cuts off has no other words than heads have."""
+    *whole, word = words or [""]
+    could = any(each.startswith(word) for each in (*NAMES, *FORMATS)) or NAME.fullmatch(word) is not None
+    return could and all(NAME.fullmatch(each) or each in FORMATS for each in whole)

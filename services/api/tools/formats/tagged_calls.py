@@ -1,0 +1,338 @@
+"""Tool calls whose arguments stand between tags and are not escaped.
+
+An argument may hold any text, the tags of its own format among it. So a tag counts only where it can stand:
+one that ends an argument is followed by the next argument or by the end of the call. Calls within an
+argument, such as an example of the format, are counted, and the argument ends behind them. Where a call could
+end at several tags, it ends at the last one before the next call.
+
+Pure.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+
+class Argument(NamedTuple):
+    key: str
+    type: str | None
+    """As the tag names it, if it does."""
+    text: str
+
+
+class TaggedCall(NamedTuple):
+    name: str
+    arguments: tuple[Argument, ...]
+
+
+class Reading(NamedTuple):
+    """What stands at the beginning of a text."""
+
+    calls: Sequence[TaggedCall]
+    end: int
+    """Where the text goes on behind them."""
+    closed: bool
+    """The tag of the end was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagFormat:
+    """Tags of one format, as regular expressions."""
+
+    opens: str
+    """Before the calls."""
+    closes: str
+    """Behind the calls."""
+    call: str
+    """Before a call's arguments, with the group `name`."""
+    call_ends: str
+    """Behind a call's arguments; "" where `closes` is."""
+    argument: str
+    """Before an argument, with the group `key` and perhaps `type`."""
+    argument_ends: str
+    begins: str
+    """Text with which the first call begins; "" for the tool's name."""
+    bare: bool = False
+    """`opens` is missing, and `closes` may be."""
+    single_line_ends: bool = False
+    """A line end before and behind an argument is layout."""
+    escaped: tuple[tuple[str, str], ...] = ()
+    """What stands for a character within a tag."""
+
+    def unescape(self, text: str) -> str:
+        for written, meant in self.escaped:
+            text = text.replace(written, meant)
+        return text
+
+
+NAME: Final = r"[^\s<>{}\[\]\"'`,;()]{1,256}"
+QUOTED_NAME: Final = r' name="(?P<name>[^"]{1,256})"\s*(?:/>|>)'
+ANGLES: Final = ("<", "</", ">")
+"""Patterns with which an opening and a closing tag begin, and with which both end."""
+
+
+def _format(
+    section: str,
+    call: tuple[str, str],
+    argument: tuple[str, str],
+    begins: str,
+    *,
+    around: tuple[str, str, str] = ANGLES,
+    **options: Any,
+) -> TagFormat:
+    """Return a format with a section of calls, whose tags are written alike.
+
+    `section`: name of the tag around all calls.
+    `call`, `argument`: name of the tag, and the pattern of what stands behind it in the opening tag.
+    `begins`, `options`: fields of TagFormat.
+    `around`: what tags are made of.
+    """
+    opens, closes, ends = around
+    return TagFormat(
+        opens=f"{opens}{section}{ends}",
+        closes=f"{closes}{section}{ends}",
+        call="".join((opens, *call)),
+        call_ends=f"{closes}{call[0]}{ends}",
+        argument="".join((opens, *argument)),
+        argument_ends=f"{closes}{argument[0]}{ends}",
+        begins=begins,
+        **options,
+    )
+
+
+QWEN: Final = _format(
+    "tool_call",
+    ("function", r"=(?P<name>[^<>\s]{1,256})\s*>"),
+    ("parameter", r"=(?P<key>[^<>\n]{1,256})>"),
+    "<function=",
+    single_line_ends=True,
+)
+QWEN_BARE: Final = replace(QWEN, opens="", bare=True)
+GLM: Final = replace(
+    _format("tool_call", ("", ""), ("arg_value", ""), ""),
+    call=rf"(?P<name>{NAME})",
+    call_ends="",
+    argument=r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s*<arg_value>",
+)
+MINIMAX: Final = _format(
+    "minimax:tool_call",
+    ("invoke", QUOTED_NAME),
+    ("parameter", r' name="(?P<key>[^"]{1,256})"\s*>'),
+    '<invoke name="',
+)
+DSML: Final = _format(
+    "(?:function_calls|tool_calls|calls)",
+    ("invoke", QUOTED_NAME),
+    ("parameter", r' name="(?P<key>[^"]{1,256})"(?: string="(?P<type>true|false)")?\s*>'),
+    "<｜DSML｜",
+    around=("<｜DSML｜ ?", "</｜DSML｜ ?", ">"),
+)
+KIMI_K3: Final = _format(
+    "tools",
+    ("call", r' tool="(?P<name>[^"]{1,256})"[^<>]{0,256}<\|sep\|>'),
+    (
+        "argument",
+        r' key="(?P<key>[^"]{0,256})"(?: type="(?P<type>[^"]{0,64})")?[^<>]{0,64}<\|sep\|>',
+    ),
+    '<|open|>call tool="',
+    around=(r"<\|open\|>", r"<\|close\|>", r"<\|sep\|>"),
+    escaped=(("&quot;", '"'), ("&amp;", "&")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """A format's tags, each where it can stand."""
+
+    call: re.Pattern[str]
+    argument: re.Pattern[str]
+    ends: re.Pattern[str]
+    """Ends of an argument, calls within it, and their ends."""
+    call_ends: re.Pattern[str]
+    closes: re.Pattern[str]
+    all_ends: re.Pattern[str]
+    """All from the last argument's end to the end of the calls."""
+    unended: re.Pattern[str]
+    """The end of the calls, where the last argument's end is missing."""
+    next_call: re.Pattern[str]
+    next_argument: re.Pattern[str]
+    """An argument behind one whose end is missing."""
+
+
+@cache
+def _patterns(tags: TagFormat) -> _Patterns:
+    call, argument = _unnamed(tags.call), _unnamed(tags.argument)
+    around = "|".join(each for each in (tags.closes, tags.opens) if each)
+    closes = rf"(?:{tags.closes})?" if tags.bare else tags.closes
+    if tags.call_ends:
+        behind = rf"{tags.call_ends}\s*(?:{around}|{call}|\Z)"
+        # Whitespace alone is no part of it: from each place in a run of it a search would go to its end.
+        opens = rf"(?:{tags.opens}\s*)?" if tags.opens else ""
+        inner = rf"{opens}{call}(?=\s*(?:{argument}|{tags.call_ends}))"
+        final = rf"{tags.call_ends}\s*{closes}"
+    else:
+        behind, final = tags.closes, closes
+        inner = rf"{tags.opens}\s*{call}\s*(?={argument}|{tags.closes})"
+    if tags.bare:
+        behind = tags.call_ends
+    end = rf"(?P<end>{tags.argument_ends})(?=\s*(?:{argument}|{behind}))"
+    ends = rf"(?P<inner>{inner})|{end}|(?P<inner_end>{tags.call_ends or tags.closes})"
+    patterns = (
+        tags.call,
+        tags.argument,
+        ends,
+        rf"{tags.call_ends}(?=\s*(?:{around}|{call}|\Z))" if not tags.bare else tags.call_ends,
+        closes,
+        rf"{tags.argument_ends}\s*{final}",
+        final,
+        inner,
+        rf"\n(?=[ \t]{{0,16}}{tags.argument})",
+    )
+    return _Patterns(*(re.compile(each, re.DOTALL) for each in patterns))
+
+
+def _unnamed(pattern: str) -> str:
+    """The pattern without the names of its groups."""
+    return re.sub(r"\(\?P<\w+>", "(?:", pattern)
+
+
+Keys = Mapping[str, Collection[str]]
+"""The arguments that a tool is known to take, by its name."""
+
+
+def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Reading | None:
+    """Return the calls at the beginning of a text behind `opens`, or None where there are none.
+
+    `final`: nothing follows the text. Else the calls have to be closed, and all within them as well.
+    """
+    for counted, ended in ((True, True), (False, True), (False, False)):
+        reading = _TagReader(text, tags, keys, counted=counted, ended=ended).read()
+        if reading is not None and (final or reading.closed):
+            return reading
+        if not final:
+            return None
+    return None
+
+
+class _TagReader:
+    """One attempt at a text."""
+
+    def __init__(self, text: str, tags: TagFormat, keys: Keys, *, counted: bool, ended: bool) -> None:
+        """`counted`: calls within arguments are. `ended`: each argument is, by its tag."""
+        self._text = text
+        self._tags = tags
+        self._keys = keys
+        self._patterns = _patterns(tags)
+        self._counted = counted
+        self._ended = ended
+        self._least = 0
+        """Where the calls end at the earliest."""
+
+    def read(self) -> Reading | None:
+        calls: list[TaggedCall] = []
+        at = start = 0
+        while (ends := self._closes(calls, self._skip(at))) is None:
+            start = self._skip(at)
+            read = self._read_call(start)
+            if read is None:
+                return Reading(calls, at, closed=False) if calls else None
+            call, at = read
+            calls.append(call)
+        if (least := self._last_end(ends)) is not None and calls[-1].arguments:
+            self._least = least
+            longer = self._read_call(start)
+            longer_ends = None if longer is None else self._closes(calls, self._skip(longer[1]))
+            if longer is not None and longer_ends is not None:
+                calls[-1], ends = longer[0], longer_ends
+        return Reading(calls, ends, closed=True)
+
+    def _closes(self, calls: Sequence[TaggedCall], at: int) -> int | None:
+        """Where the calls end, if there are some and their end is there."""
+        found = self._patterns.closes.match(self._text, at) if calls else None
+        if found is None or (not found[0] and self._patterns.call.match(self._text, at) is not None):
+            return None
+        return found.end()
+
+    def _last_end(self, at: int) -> int | None:
+        """Where the last argument ends that could be one of these calls, as no other call begins before."""
+        behind = self._patterns.next_call.search(self._text, at)
+        limit = len(self._text) if behind is None else behind.start()
+        last = None
+        for last in self._patterns.all_ends.finditer(self._text, at, limit):  # noqa: B007
+            pass
+        return None if last is None else last.start()
+
+    def _skip(self, at: int) -> int:
+        while at < len(self._text) and self._text[at].isspace():
+            at += 1
+        return at
+
+    def _read_call(self, at: int) -> tuple[TaggedCall, int] | None:
+        """The call that begins there, and where it ends."""
+        begun = self._patterns.call.match(self._text, at)
+        if begun is None:
+            return None
+        name, at = self._tags.unescape(begun["name"]), begun.end()
+        if begun[0].endswith("/>"):
+            return TaggedCall(name, ()), at
+        arguments: list[Argument] = []
+        while (own := self._patterns.argument.match(self._text, self._skip(at))) is not None:
+            key, start = self._tags.unescape(own["key"]).strip(), own.end()
+            given = {each.key for each in arguments} | {key}
+            bounds = self._value(start, set(self._keys.get(name, ())) - given)
+            if bounds is None:
+                return None
+            end, at = bounds
+            type_ = own["type"] if "type" in self._patterns.argument.groupindex else None
+            arguments.append(Argument(key, type_, self._value_text(start, end)))
+        at = self._skip(at)
+        ends = (self._patterns.call_ends if self._tags.call_ends else self._patterns.closes).match(
+            self._text, at
+        )
+        if ends is None:
+            return None
+        return TaggedCall(name, tuple(arguments)), ends.end() if self._tags.call_ends else at
+
+    def _value(self, start: int, missing: Collection[str]) -> tuple[int, int] | None:
+        """Where the argument that begins there ends, and its tag. `missing`: keys that may follow."""
+        within = 0
+        inner = False
+        for found in self._patterns.ends.finditer(self._text, start):
+            if found["end"] is not None and not within and not self._is_text(found.start()):
+                unended = None if inner else self._unended(start, found.start(), missing)
+                return unended or (found.start(), found.end())
+            if self._counted and found["inner"] is not None:
+                within += 1
+                inner = True
+            elif found["inner_end"] is not None:
+                within = max(0, within - 1)
+        if self._ended:
+            return None
+        last = None
+        for last in self._patterns.unended.finditer(self._text, start):  # noqa: B007
+            pass
+        if last is None:
+            return None
+        return len(self._text[: last.start()].rstrip()), last.start()
+
+    def _is_text(self, at: int) -> bool:
+        """Whether an end of an argument, which is the last of its calls, comes too early."""
+        return at < self._least and self._patterns.all_ends.match(self._text, at) is not None
+
+    def _unended(self, start: int, end: int, missing: Collection[str]) -> tuple[int, int] | None:
+        """Where a known argument begins on a line of its own before `end`, if it begins nowhere behind it."""
+        for found in self._patterns.next_argument.finditer(self._text, start, end) if missing else ():
+            key = found["key"].strip()
+            if key not in missing:
+                continue
+            missing = set(missing) - {key}
+            later = self._patterns.argument.finditer(self._text, end)
+            if all(each["key"].strip() != key for each in later):
+                return found.start(), found.start()
+        return None
+
+    def _value_text(self, start: int, end: int) -> str:
+        text = self._text[start:end]
+        return text.removeprefix("\n").removesuffix("\n") if self._tags.single_line_ends else text

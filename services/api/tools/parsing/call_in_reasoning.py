@@ -1,0 +1,42 @@
+"""A tool call within reasoning.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.api.tools.parsing.output_parts import AnswerParser, CompleteToolCall, OutputPart
+
+
+class CallParser(AnswerParser, Protocol):
+    """A parser of calls."""
+
+    @property
+    def in_string(self) -> bool:
+        """Whether a string of a call's JSON is open."""
+
+
+@dataclass(slots=True)
+class CallInReasoning:
+    """A tool call within reasoning. It is one if nothing follows it, and text if the reasoning goes on."""
+
+    mark: str
+    parser: CallParser
+    text: list[str] = field(default_factory=list)
+    parts: list[OutputPart] = field(default_factory=list)
+    failed: bool = False
+    """It is no call, or something else follows it."""
+
+    def push(self, text: str) -> None:
+        self.text.append(text)
+        self._add(self.parser.push(text))
+
+    def flush(self) -> None:
+        self._add(self.parser.flush())
+
+    def _add(self, parts: Sequence[OutputPart]) -> None:
+        self.parts += parts
+        others = any(not isinstance(part, CompleteToolCall) for part in parts)
+        self.failed = self.failed or others or self.parser.malformed_calls > 0

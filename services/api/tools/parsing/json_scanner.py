@@ -1,0 +1,77 @@
+"""Strings of a growing JSON value, in which the marks of a tool call are text.
+
+Pure.
+"""
+
+import json
+import re
+from typing import Final
+
+STRING_STOPS: Final = re.compile(r'["\\]')
+PLAIN: Final = frozenset("0123456789+-._:,{}[]")
+BEHIND_STRINGS: Final = frozenset(",:}]")
+
+
+class JsonScanner:
+    """A scanner. What stands before the value is skipped: strings are looked for within brackets only."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._escaped = False
+        self._behind_string = False
+        self.in_string = False
+        self.broken = False
+        """It is no JSON, so that nothing is known of its strings."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the value has begun and has not ended."""
+        return self.in_string or self._depth > 0
+
+    def take_string(self, text: str) -> int:
+        """Return how much of the text belongs to the string in which it begins."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped, at = False, at + 1
+                continue
+            stop = STRING_STOPS.search(text, at)
+            if stop is None:
+                break
+            at = stop.end()
+            if stop[0] == '"':
+                self.in_string, self._behind_string = False, True
+                return at
+            self._escaped = True
+        return len(text)
+
+    def take_plain(self, text: str) -> int:
+        """Return how much of the text stands before the next string's content, or is no JSON."""
+        for at, char in enumerate(text):
+            if char in "{[":
+                self._depth += 1
+            elif not self._depth:
+                continue
+            elif char in "}]":
+                self._depth -= 1
+            elif char == '"' and not self._behind_string:
+                self.in_string = True
+                return at + 1
+            if not self._depth or char.isspace():
+                continue
+            if (char not in PLAIN and not char.isalpha()) or (
+                self._behind_string and char not in BEHIND_STRINGS
+            ):
+                self.broken = True
+                return at
+            self._behind_string = False
+        return len(text)
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is a JSON value."""
+    try:
+        json.dumps(json.loads(text), allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""Writer of an answer's parts, which decides on the whitespace and the section marks between them.
+
+Whitespace around reasoning and calls is layout. It belongs to no part, but for a line on which content and a
+call stand together.
+
+Pure.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from baton.api.tools.parsing.output_markup import Previous, SectionMark
+from baton.api.tools.parsing.output_parts import ContentDelta, OutputPart, ReasoningDelta
+
+NO_GAP: Final = ""
+QUOTES: Final = ("`", '"', "'", "(", "“", "‘")
+GAP_MAX: Final = 256
+"""Most characters of section marks and whitespace between content and a call."""
+
+
+class PartWriter:
+    """Collects the parts of one answer. What is written does not depend on how its text was cut."""
+
+    def __init__(self, sections: Sequence[SectionMark], *, calls_come: bool) -> None:
+        """Start an answer.
+
+        `sections`: section marks of the model's format.
+        `calls_come`: the answer may have calls, so that whitespace before them may be layout.
+        """
+        self._sections = {section.text: section for section in sections}
+        self._calls_come = calls_come
+        self._parts: list[OutputPart] = []
+        self._gap = NO_GAP
+        """Whitespace and section marks, which are content if content follows them."""
+        self._gap_has_marks = False
+        self._fresh = False
+        """Whitespace that comes next is layout."""
+        self._seam = False
+        """Another part stands between the last content and the next."""
+        self._last = ""
+        """Last character of the content so far."""
+        self.previous = Previous.START
+        self.begun = False
+        """Content or a call was written."""
+        self.reasoned = False
+        """Reasoning has ended, or has no place any more."""
+        self.has_content = False
+
+    @property
+    def gap(self) -> str:
+        return self._gap
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether only layout stands behind the beginning of reasoning, its end or a call."""
+        return self._fresh
+
+    @property
+    def is_in_sentence(self) -> bool:
+        """Whether a word that comes next belongs to the line of content before it, or stands in quotes."""
+        is_word = bool(self._gap) and "\n" not in self._gap
+        return self.previous is Previous.CONTENT and (is_word or self._last in QUOTES)
+
+    def take_parts(self) -> list[OutputPart]:
+        """Return the parts since the last call of this method."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def write_content(self, text: str) -> None:
+        self._write(text, ContentDelta)
+
+    def write_reasoning(self, text: str) -> None:
+        self._write(text, ReasoningDelta)
+
+    def write_calls(self, *calls: OutputPart) -> None:
+        """Write calls, or the beginning of one.
+
+        Whitespace on the line of content and a call is content. Blank lines are layout.
+        """
+        self._drop_marks(lambda section: section.before_calls)
+        if self._gap_has_marks:
+            self._write_gap()
+        if self.has_content and not self._seam and self._gap and "\n" not in self._gap:
+            self._parts.append(ContentDelta(self._gap))
+            self._gap, self._last = NO_GAP, self._gap[-1]
+        self._parts += calls
+        self.begun, self.reasoned, self._seam = True, True, self.has_content
+        self.previous = Previous.CALL
+        if not self.has_content:
+            self._fresh, self._gap = True, NO_GAP
+
+    def write_more_arguments(self, part: OutputPart) -> None:
+        self._parts.append(part)
+
+    def begin_bare(self) -> None:
+        """A region begins whose mark is part of its body. Nothing stands before it."""
+        self.begun, self._gap = True, NO_GAP
+
+    def begin_reasoning(self) -> None:
+        if self._gap_has_marks:
+            self._write_gap()
+        self._fresh, self._gap, self._seam = True, NO_GAP, self.has_content
+
+    def end_reasoning(self) -> None:
+        self.begin_reasoning()
+        self.reasoned = True
+        self.previous = Previous.REASONING
+
+    def end_call(self) -> None:
+        """A call has ended. Another may follow that has no mark of its own."""
+        self.begun = False
+
+    def write_section_mark(self, mark: str) -> bool:
+        """Drop a section mark, hold it back, or write it as content. Returns False for any other mark."""
+        section = self._sections.get(mark)
+        if section is None:
+            return False
+        if self.previous in section.after:
+            return True
+        if section.opens and section.opens in self._gap:
+            self._drop_marks(lambda each: each.text == section.opens)
+        elif section.before_calls:
+            self._gap += mark
+            self._gap_has_marks = True
+        else:
+            self.write_content(mark)
+        return True
+
+    def finish(self) -> None:
+        """The answer ends. Write what was held back."""
+        self._drop_marks(lambda section: section.at_end)
+        if self._gap_has_marks:
+            self._write_gap()
+        if self._gap and not self._fresh and not self._seam:
+            self._parts.append(ContentDelta(self._gap))
+        self._gap = NO_GAP
+
+    def _drop_marks(self, is_dropped: Callable[[SectionMark], bool]) -> None:
+        """Take section marks out of the gap."""
+        if not self._gap_has_marks:
+            return
+        for text, section in self._sections.items():
+            if is_dropped(section):
+                self._gap = self._gap.replace(text, "")
+        self._gap_has_marks = bool(self._gap.strip())
+
+    def _write_gap(self) -> None:
+        """Write section marks that were held back as content."""
+        gap, self._gap, self._gap_has_marks = self._gap, NO_GAP, False
+        self._fresh = False
+        self.write_content(gap)
+
+    def _write(self, text: str, part: type[ContentDelta] | type[ReasoningDelta]) -> None:
+        """Write text without the layout before it. Whitespace at its end is held back until text follows."""
+        if self._gap_has_marks:
+            if not text.strip() and len(self._gap) + len(text) <= GAP_MAX:
+                self._gap += text
+                return
+            self._fresh = self._gap_has_marks = False
+        if self._fresh:
+            text = text.lstrip()
+            if not text:
+                return
+            self._fresh = False
+        text = self._gap + text
+        self._gap = NO_GAP
+        if part is ReasoningDelta or self._calls_come:
+            written = text.rstrip()
+            self._gap, text = text[len(written) :], written
+        if text and part is ContentDelta:
+            if self._seam and not self._last.isspace() and not text[0].isspace():
+                text = "\n" + text
+            self.begun = self.has_content = True
+            self._seam, self._last = False, text[-1]
+            if not text.isspace():
+                self.previous = Previous.CONTENT
+        if text:
+            self._parts.append(part(text))

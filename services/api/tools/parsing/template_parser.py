@@ -1,0 +1,147 @@
+"""What of an answer is a thought, a call or said, by the template that the model's makers gave for that?
+
+`response_template` is transformers' form (its documentation tells it); the library parses by it. It is fed a
+character at a time, so that how a text was cut changes nothing. What it cannot parse is the text that it was.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from baton.api.tools.formats.json_calls import calls_of
+from baton.api.tools.parsing.output_parts import (
+    CompleteToolCall,
+    ContentDelta,
+    MalformedToolCall,
+    OutputPart,
+    ReasoningDelta,
+    merge_parts,
+)
+from baton.runtime.errors import StartupError, in_a_line
+
+THOUGHTS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})
+CALLS: Final = "tool_calls"
+FILE_BYTES_MAX: Final = 2**20
+
+
+ResponseTemplate = Any
+"""The library's, which is loaded where it is used."""
+
+
+def read_template(told: Any, source: str) -> ResponseTemplate:
+    """Raises StartupError for what is no template; `source`: where it is."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    try:
+        return load_response_template(told)
+    except Exception as error:  # whatever the library makes of it
+        raise StartupError(f"{source}: no response template: {in_a_line(error)}") from error
+
+
+def template_file(path: Path) -> ResponseTemplate:
+    """Raises StartupError."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise StartupError(f"{path}: no response template: it has more than {FILE_BYTES_MAX} bytes")
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path}: no response template: {in_a_line(error)}") from error
+    return read_template(told, str(path))
+
+
+class TemplateParser:
+    """One answer."""
+
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        end_of_prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """`tools`: those that may be called, as a chat template takes them; calls without any are text."""
+        self._template = template
+        self._tools = [dict(tool) for tool in tools]
+        begun = template.start_anchor_re.search(end_of_prompt) is not None
+        self._parser = self._new(end_of_prompt if begun else "")
+        self._raw = ""
+        """Of what nothing was told yet."""
+        self._field: str | None = None
+        self._fresh = False
+        self.malformed_calls = 0
+        self._note(self._parser.initial_events, [])
+
+    @property
+    def thinking(self) -> bool:
+        return self._field in THOUGHTS
+
+    def push(self, text: str) -> list[OutputPart]:
+        parts: list[OutputPart] = []
+        for char in text:
+            self._raw += char
+            try:
+                events = self._parser.feed(char)
+            except Exception:  # whatever the library makes of a text that nobody checked
+                self._give_up(parts)
+            else:
+                self._note(events, parts)
+        return merge_parts(parts)
+
+    def flush(self) -> list[OutputPart]:
+        parts: list[OutputPart] = []
+        try:
+            _, events = self._parser.finalize()
+        except Exception:  # among others a field that is missing
+            if self._field == CALLS:
+                self._give_up(parts)
+        else:
+            self._note(events, parts)
+        return merge_parts(parts)
+
+    def _give_up(self, parts: list[OutputPart]) -> None:
+        """What stands there is none, and is text; behind it is read on."""
+        self.malformed_calls += 1
+        parts.append(ContentDelta(self._raw))
+        self._raw, self._field = "", None
+        self._parser = self._new("")
+
+    def _new(self, prefix: str) -> Any:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        return ResponseParser(self._template, prefix=prefix, tools=self._tools)
+
+    def _note(self, events: Sequence[Mapping[str, Any]], parts: list[OutputPart]) -> None:
+        for event in events:
+            name = event["field"]
+            match event["type"]:
+                case "region_open":
+                    self._field = name
+                    if name not in (CALLS, self._template.implicit):
+                        self._raw = ""
+                case "region_chunk" if name != CALLS:
+                    self._raw = self._raw[len(event["text"]) :]
+                    self._say(event["text"], parts, ReasoningDelta if name in THOUGHTS else ContentDelta)
+                case "region_close":
+                    if name == CALLS:
+                        self._call(event["value"], parts)
+                    if name != self._template.implicit:  # that ends where a mark stands, which is another's
+                        self._raw = ""
+                    self._field = None
+                    self._fresh = self._fresh or name == CALLS or name in THOUGHTS
+
+    def _say(
+        self, text: str, parts: list[OutputPart], part: type[ContentDelta] | type[ReasoningDelta]
+    ) -> None:
+        """Whitespace behind a mark is layout."""
+        text = text.lstrip() if self._fresh else text
+        if text:
+            self._fresh = False
+            parts.append(part(text))
+
+    def _call(self, value: Any, parts: list[OutputPart]) -> None:
+        try:
+            calls: Sequence[CompleteToolCall] = calls_of(value) if self._tools else ()
+        except MalformedToolCall:
+            self.malformed_calls += 1
+            calls = ()
+        parts += calls or [ContentDelta(self._raw)]

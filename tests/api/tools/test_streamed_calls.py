@@ -1,0 +1,254 @@
+"""Is a call that a grammar holds told as it grows, so that what comes joins to what is told whole?"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.api.tools.constraints.tool_call_grammar import SHAPES, call_layout
+from baton.api.tools.formats.output_formats import TOOL_CALL_FORMATS, find_format
+from baton.api.tools.parsing.output_parser import OutputParser
+from baton.api.tools.parsing.output_parts import (
+    CompleteToolCall,
+    ContentDelta,
+    OutputPart,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    merge_parts,
+)
+from tests.api import tiny
+from tests.api.requests.test_bad_input import CHAT, chat
+from tests.api.tools.test_output_parser import SCHEMAS, markup
+from tests.api.tools.test_tool_call_grammar import MARKS, Held, served, tool
+
+NAMES: Final = sorted(SCHEMAS)
+FORMS: Final = sorted(SHAPES)
+SPIKY: Final = [
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "<think>",
+    '"',
+    "\\",
+    "}",
+    "{",
+    "é",
+    "\n",
+    "<｜tool▁call▁end｜>",
+]
+TEXTS: Final = st.lists(st.sampled_from(SPIKY) | st.text(max_size=3), max_size=3).map("".join)
+VALUES: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=5,
+)
+CALLS: Final = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=3
+)
+
+
+def written(form: str, calls: Sequence[tuple[str, dict[str, Any]]], *, ascii_: bool = False) -> str:
+    """As a grammar has it."""
+    parts = []
+    for name, arguments in calls:
+        told = {"\0name": name, "\0arguments": json.dumps(arguments, ensure_ascii=ascii_)}
+        parts.append("".join(told.get(each, each) for each in SHAPES[form]))
+    return "\n".join(parts)
+
+
+def hear(form: str, pieces: Sequence[str], *, grows: bool, end: bool = True) -> list[OutputPart]:
+    calls = find_format(form, TOOL_CALL_FORMATS)
+    assert calls is not None
+    spoken = calls.markup | markup(None, "think")
+    speech = OutputParser(spoken, SCHEMAS, held=call_layout(calls), grows=grows)
+    parts: list[OutputPart] = []
+    for piece in pieces:
+        parts += speech.push(piece)
+    assert speech.malformed_calls == 0
+    return merge_parts(parts + (speech.flush() if end else []))
+
+
+def folded(parts: Sequence[OutputPart]) -> list[OutputPart]:
+    """What grew, as it is told whole."""
+    whole: list[OutputPart] = []
+    for part in parts:
+        match part, whole[-1] if whole else None:
+            case ToolCallStart(name), _:
+                whole.append(CompleteToolCall(name, ""))
+            case ToolCallDelta(more), CompleteToolCall(name, arguments):
+                whole[-1] = CompleteToolCall(name, arguments + more)
+            case _:
+                whole.append(part)
+    return whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    form=st.sampled_from(FORMS),
+    calls=CALLS,
+    thought=st.sampled_from(["", "<think>Hm. {</think>\n"]),
+    ascii_=st.booleans(),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+def test_what_grows_joins_to_what_is_told_whole_however_the_text_is_cut(
+    form: str, calls: list[tuple[str, dict[str, Any]]], thought: str, ascii_: bool, cuts: list[int]
+) -> None:
+    text = thought + written(form, calls, ascii_=ascii_)
+    told = [CompleteToolCall(name, json.dumps(given, ensure_ascii=ascii_)) for name, given in calls]
+    expected: list[OutputPart] = [ReasoningDelta("Hm. {"), *told] if thought else [*told]
+    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    cut = [text[start:stop] for start, stop in pairwise(bounds)]
+    assert hear(form, cut, grows=False) == expected
+    grown = hear(form, cut, grows=True)
+    assert grown == hear(form, list(text), grows=True)
+    assert folded(grown) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_argument_is_told_with_its_letter_and_nothing_that_is_none(form: str) -> None:
+    given = {"city": 'Paris "}</tool_call>', "more": [{}]}
+    text, arguments = written(form, [("weather", given), ("now", {})]), json.dumps(given)
+    begins = text.index(arguments)
+    for end in range(len(text)):
+        parts = hear(form, list(text[:end]), grows=True)
+        first = parts[:2]
+        if end <= begins:
+            assert not any(isinstance(part, ToolCallStart | ToolCallDelta) for part in parts)
+        else:
+            assert first == [ToolCallStart("weather"), ToolCallDelta(arguments[: end - begins])], text[:end]
+        assert not [
+            part
+            for part in hear(form, list(text[:end]), grows=True, end=False)
+            if isinstance(part, ContentDelta)
+        ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_answers_have_no_part_of_a_call_that_was_cut_off(form: str) -> None:
+    text = written(form, [("weather", {"city": "Paris"}), ("now", {})])
+    for end in range(len(text)):
+        parts = hear_any(form, text[:end])
+        calls = [part for part in parts if isinstance(part, CompleteToolCall)]
+        assert (
+            calls
+            == [CompleteToolCall("weather", '{"city": "Paris"}'), CompleteToolCall("now", "{}")][: len(calls)]
+        )
+
+
+def hear_any(form: str, text: str) -> list[OutputPart]:
+    calls = find_format(form, TOOL_CALL_FORMATS)
+    assert calls is not None
+    speech = OutputParser(calls.markup, SCHEMAS, held=call_layout(calls))
+    return merge_parts(speech.push(text) + speech.flush())
+
+
+@pytest.mark.parametrize(
+    "text", ['<tool_call>{"name": "now"}</tool_call>', '<tool_call>\n{"name": "x', "<tool_call>"]
+)
+def test_what_is_not_as_the_grammar_has_it_is_read_as_any_text(text: str) -> None:
+    calls = find_format("hermes", TOOL_CALL_FORMATS)
+    assert calls is not None
+    free, held = (
+        OutputParser(calls.markup, SCHEMAS, held=shape, grows=True) for shape in (None, call_layout(calls))
+    )
+    assert held.push(text) + held.flush() == free.push(text) + free.flush()
+    assert held.malformed_calls == free.malformed_calls
+
+
+ASKED: Final[dict[str, Any]] = {"tools": [tool(), tool("later")], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_forced_call_comes_letter_by_letter_and_joins_to_the_whole_one(
+    form: str, added: Sequence[str]
+) -> None:
+    model = served(tiny.CHAT_TEMPLATE, form, added)
+    whole = await Held(model, "No.").ask(**ASKED)
+    chunks = await Held(model, "No.").events(CHAT, chat(**ASKED))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls: list[dict[str, Any]] = []
+    pieces = 0
+    for delta in deltas:
+        assert not delta.get("content")
+        for piece in delta.get("tool_calls", ()):
+            if "id" in piece:
+                assert piece["index"] == len(calls)
+                calls.append({"type": piece["type"], "function": dict(piece["function"])})
+            else:
+                pieces += 1
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    told = [{name: call[name] for name in ("type", "function")} for call in whole["message"]["tool_calls"]]
+    assert calls == told
+    assert pieces > 3 * len(calls)
+    assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_that_is_cut_off_is_the_same_in_a_stream_and_in_a_whole_answer() -> None:
+    model = served(tiny.CHAT_TEMPLATE)
+    wanted = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
+    most = len(model.tokenizer.encode(wanted.partition("Rom")[0], add_special_tokens=False))
+    whole = await Held(model, wanted).ask(**ASKED, max_tokens=most)
+    (call,) = whole["message"]["tool_calls"]
+    assert (whole["finish_reason"], call["function"]["name"]) == ("length", "weather")
+    chunks = await Held(model, wanted).events(CHAT, chat(**ASKED, max_tokens=most))
+    pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert pieces[0]["function"]["name"] == "weather"
+    assert call["function"]["arguments"].startswith('{"city": "')
+    assert "".join(each["function"]["arguments"] for each in pieces) == call["function"]["arguments"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("more", [{"stop_token_ids": [5]}])
+async def test_where_a_stop_may_break_a_call_it_is_told_when_it_is_whole(more: dict[str, Any]) -> None:
+    model = served(tiny.CHAT_TEMPLATE)
+    wanted = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 3}}\n</tool_call>'
+    chunks = await Held(model, wanted).events(CHAT, chat(**ASKED, parallel_tool_calls=False, **more))
+    pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [each["function"]["arguments"] for each in pieces] == ["", '{"city": "Bern", "days": 3}']
+
+
+async def test_of_several_calls_the_first_alone_grows_where_that_is_asked_for() -> None:
+    """The model writes no second one: what is held is one call. A free one stays whole."""
+    model = served(tiny.CHAT_TEMPLATE)
+    chunks = await Held(model, "No.").events(CHAT, chat(**ASKED, parallel_tool_calls=False))
+    pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert {each["index"] for each in pieces} == {0}
+    json.loads("".join(each["function"]["arguments"] for each in pieces))
+
+
+async def test_other_apis_have_a_call_as_it_grows() -> None:
+    model = served(tiny.CHAT_TEMPLATE)
+    user = {"role": "user", "content": "hi"}
+    function = tool()["function"]
+    events = await Held(model, "No.").events(
+        "/v1/messages",
+        {
+            "model": tiny.MODEL,
+            "max_tokens": 300,
+            "messages": [user],
+            "tools": [{"name": "weather", "input_schema": function["parameters"]}],
+            "tool_choice": {"type": "any"},
+        },
+    )
+    pieces = [each["delta"]["partial_json"] for each in events if "partial_json" in each.get("delta", ())]
+    begun = [each for each in events if each.get("content_block", {}).get("type") == "tool_use"]
+    opened = [each["index"] for each in events if each["type"] == "content_block_start"]
+    closed = [each["index"] for each in events if each["type"] == "content_block_stop"]
+    assert opened == closed == list(range(len(begun)))
+    assert len(pieces) > 3 * len(begun)
+    events = await Held(model, "No.").events(
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "function", **function}], "tool_choice": "required"},
+    )
+    items = events[-1]["response"]["output"]
+    for place, item in enumerate(items):
+        own = [each for each in events if each.get("output_index") == place]
+        deltas = [each["delta"] for each in own if each["type"].endswith("arguments.delta")]
+        assert len(deltas) > 3
+        assert "".join(deltas) == item["arguments"]
+        json.loads(item["arguments"])
