@@ -11,15 +11,15 @@ SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
     ceilings.fragments: 582,
-    ceilings.forbidden_names: 126,
+    ceilings.forbidden_names: 112,
     ceilings.long_sentences_of_docs: 0,
     ceilings.long_sentences_of_docstrings: 66,
     ceilings.equal_file_names: 33,
-    ceilings.empty_packages: 16,
+    ceilings.empty_packages: 15,
     ceilings.long_files: 14,
     ceilings.long_functions: 13,
     ceilings.private_reads: 354,
-    ceilings.crowded_folders: 55,
+    ceilings.crowded_folders: 52,
 }
 
 

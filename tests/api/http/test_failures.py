@@ -87,7 +87,7 @@ async def test_a_bug_before_the_first_byte(
     message = check(reply, 500, None, "internal_error")
     assert "oops" not in message
     assert reply.headers["x-request-id"] == "bug-1"
-    (record,) = [each for each in caplog.records if each.name.startswith("baton.openai")]
+    (record,) = [each for each in caplog.records if each.name.startswith("baton.api")]
     assert record.__dict__["baton_fields"]["request_id"] == "bug-1"
     assert record.exc_info is not None
     assert SECRET not in caplog.text

@@ -191,7 +191,7 @@ def test_an_argument_before_the_last_holds_what_could_end_its_call() -> None:
         ("Use `<think>` and `</think>`.", [ContentDelta("Use `<think>` and `</think>`.")]),
         ("<think>Hm.</think>Now <think> again.", [ReasoningDelta("Hm."), ContentDelta("Now <think> again.")]),
         ("<think>Hm.</think><think>again", [ReasoningDelta("Hm."), ContentDelta("<think>again")]),
-        ("<think>I open <think> twice.</think>Yes.", [ReasoningDelta("I open <think> twice."), ContentDelta("Yes.")]),
+        ("<think>A <think> twice.</think>Yes.", [ReasoningDelta("A <think> twice."), ContentDelta("Yes.")]),
         ("Write <tool_call> to call.", [ContentDelta("Write <tool_call> to call.")]),
         ("Write <function=w> to call.", [ContentDelta("Write <function=w> to call.")]),
         ("<function=x><parameter=c>1</parameter>", [ContentDelta("<function=x><parameter=c>1</parameter>")]),

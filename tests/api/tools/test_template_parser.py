@@ -59,7 +59,7 @@ def told(pieces: list[str], prompt: str = PROMPT, tools: Any = TOOLS) -> tuple[l
 
 
 @pytest.mark.parametrize(
-    ("text", "prompt", "parts", "unread"),
+    ("text", "prompt", "parts", "malformed_calls"),
     [
         (f"<hm>So.</hm>\n\nYes. {DO}", PROMPT, [ReasoningDelta("So."), ContentDelta("Yes. "), NOW], 0),
         ("So.</hm>Yes.", f"{PROMPT}<hm>", [ReasoningDelta("So."), ContentDelta("Yes.")], 0),
