@@ -33,9 +33,9 @@ PAGE: Final = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding
 SECTIONS: Final = (
     "Fields of both generating routes",
     "Tools",
-    "Thoughts",
-    "The prompt of a chat",
-    "Taken as in vLLM and SGLang",
+    "Reasoning",
+    "Fields of the chat template",
+    "Fields of vLLM and SGLang",
 )
 
 
@@ -58,12 +58,12 @@ def test_every_field_that_is_read_is_named() -> None:
 
 
 def test_every_field_of_the_responses_api_is_named() -> None:
-    told = _words(_section("The Responses API") + _section("Taken as in vLLM and SGLang"))
+    told = _words(_section("The Responses API") + _section("Fields of vLLM and SGLang"))
     assert {*ResponsesRequest.model_fields, *HARMLESS_THERE, *IGNORED_THERE} <= told
 
 
 def test_what_holds_where_nothing_is_asked_is_what_the_code_says() -> None:
-    told = dict(re.findall(r"`(\w+)` (−?\d+)", _section("Where nothing is asked")))
+    told = dict(re.findall(r"`(\w+)` (−?\d+)", _section("Defaults")))
     assert {name: float(value.replace("−", "-")) for name, value in told.items()} == {
         name: field.default
         for name, field in ChatRequest.model_fields.items()

@@ -52,9 +52,9 @@ class PrefillServiceServicer:
     """
 
     def RunRoom(self, request, context):
-        """Computes the room's prompt and hands its KV over. The stream: accepted, the prompt's scores where they are
-        asked for, the first token, the outcome. The outcome `local` in the place of a first token is no failure: the
-        decode worker computes the prompt itself, and tells the first token.
+        """Computes the room's prompt and hands its KV over. The stream has, in this order: accepted, the
+        prompt's scores if requested, the first token, the outcome. The outcome `local` instead of a
+        first token is no failure: the decode worker computes the prompt and sends the first token.
         Ending the stream early cancels the room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -62,8 +62,9 @@ class PrefillServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RunRooms(self, request_iterator, context):
-        """Many rooms on one stream, each answered as by RunRoom: what several of them are told, or have to say, leaves
-        in one message. A room's last reply is its outcome or its refusal. Ending the stream cancels the rooms on it.
+        """Many rooms on one stream, each answered as by RunRoom. Requests and replies of several rooms
+        share a message. A room's last reply is its outcome or its refusal. Ending the stream cancels
+        the rooms on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,16 +177,17 @@ class DecodeServiceServicer:
     """
 
     def StreamRoom(self, request, context):
-        """Receives the room's KV and continues its sequence. The stream: admitted with the first token, tokens
-        (one message per engine step at most), the outcome. Ending the stream early cancels the room.
+        """Receives the room's KV and continues its sequence. The stream has, in this order: accepted,
+        tokens (at most one message per engine step), the outcome. Ending the stream early cancels the
+        room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamRooms(self, request_iterator, context):
-        """Many rooms on one stream, each answered as by StreamRoom: the tokens that one engine step draws for all of
-        them leave in one message.
+        """Many rooms on one stream, each answered as by StreamRoom. The tokens of one engine step for all
+        rooms share a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -293,10 +295,11 @@ class HandoverServiceServicer:
     """
 
     def HandOver(self, request_iterator, context):
-        """One stream of each decode worker's process to each prefill worker's, kept. Who calls says who it is first,
-        and is believed when it shows the secret of which a room named the digest (NOT_FOUND while no room has named
-        the caller: to be asked again). What many rooms have to say at one time travels in one message, both ways.
-        Nothing is answered by a certain time; the end of the stream is the end of waiting.
+        """One stream from each decode worker's process to each prefill worker's, kept open. The caller's
+        first message identifies it. It is trusted if it shows the secret whose digest a room named.
+        NOT_FOUND means that no room has named the caller yet: try again. Messages of many rooms at one
+        time share one message, both ways. No answer has a deadline; the end of the stream ends the
+        waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ Global___Side: _TypeAlias = Side  # noqa: Y015
 
 @_typing.final
 class Peer(_message.Message):
-    """Where to find one worker, and which process of it."""
+    """Address of one worker, and the incarnation of its process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -51,7 +51,7 @@ class Peer(_message.Message):
     address: _builtins.str
     """host:port of its gRPC server."""
     secret_digest: _builtins.bytes
-    """Of a decode worker: SHA-256 of the secret by which senders know that it is this process that speaks to them."""
+    """Decode only: SHA-256 of the secret by which senders recognise this process."""
     def __init__(
         self,
         *,
@@ -70,7 +70,7 @@ Global___Peer: _TypeAlias = Peer  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
-    """What a worker holds, by which rooms are placed: as of one moment between two of its turns."""
+    """Load of a worker between two of its turns, by which rooms are placed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -85,29 +85,31 @@ class WorkerLoad(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     SCORE_PRICE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Higher with each that the process tells, whichever way it comes: what comes late is known by it."""
+    """Number of the report, ascending for each process over all messages. A late report is recognised
+    by it.
+    """
     waiting: _builtins.int
-    """How many rooms those are."""
+    """Number of those rooms."""
     running: _builtins.int
-    """Sequences of granted rooms that go on, and how many a step continues at most."""
+    """Running sequences of granted rooms, and the most that a step continues."""
     running_max: _builtins.int
     entered: _builtins.int
-    """The highest id among its rooms; 0 without any. Those with a higher one have not come."""
+    """Highest id among its rooms, 0 without any. Rooms with a higher id have not arrived."""
     tokens_waiting: _builtins.int
-    """Of a prefill worker: tokens that it has yet to compute of its rooms, as far as it does not hold them already."""
+    """Prefill only: tokens that it has yet to compute for its rooms, without cached ones."""
     tokens_per_s: _builtins.int
-    """How many tokens it computed of late in a second of computing; 0: it has not yet."""
+    """Tokens computed lately per second of computing. 0: none yet."""
     score_price: _builtins.int
-    """Of a prefill worker: by how many thousandths of a token a token that is scored counts for more, in both."""
+    """Prefill only: extra cost of a scored token, in thousandths of a token, in both figures above."""
     @_builtins.property
     def free_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of each group of its layout: pages that a room could be granted now. What those that run are about to take
-        is not among them.
+        """Pages that a room could be granted now, by group of the layout. Pages that running rooms are
+        about to take are excluded.
         """
 
     @_builtins.property
     def asked_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of each group: pages that the rooms ask for which are not granted yet."""
+        """Pages wanted by rooms that are not granted yet, by group."""
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
 @_typing.final
 class Cause(_message.Message):
-    """Why a room failed. `reason` is one of a closed set of snake_case words."""
+    """Cause of a room's failure. `reason` is one of a closed set of snake_case words."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -157,14 +159,14 @@ Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final
 class Outcome(_message.Message):
-    """How a room ended."""
+    """Outcome of a room."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CAUSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cause(self) -> Global___Cause:
-        """Absent when the request was answered."""
+        """Absent if the request was answered."""
 
     def __init__(
         self,
@@ -191,12 +193,14 @@ class OpenRoomRequest(_message.Message):
     request_id: _builtins.str
     prompt_tokens: _builtins.int
     tokens: _builtins.int
-    """Prompt plus output: what the decode worker may come to hold of one choice. The room begins with less."""
+    """Prompt plus output: most tokens that the decode worker may hold for one choice. The room begins
+    with fewer.
+    """
     choices: _builtins.int
-    """Sequences that are to be drawn behind the prompt; 0 for one."""
+    """Number of choices. 0 means one."""
     may_be_local: _builtins.bool
-    """The caller takes a room without a prefill worker, where none is ready: its decode worker computes the prompt.
-    Not of a prompt that is scored.
+    """The caller accepts a room without a prefill worker if none is ready: the decode worker computes
+    the prompt. Not for a scored prompt.
     """
     def __init__(
         self,
@@ -227,13 +231,15 @@ class OpenRoomReply(_message.Message):
     PREFILL_OWN_MS_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     key: _builtins.bytes
-    """A secret of the room: whoever cancels it or tells its outcome without a certificate shows it."""
+    """Secret of the room. A caller without a certificate shows it to cancel the room or report its
+    outcome.
+    """
     prefill_ms: _builtins.int
-    """Of StreamRoomRequest, as prefill_own_ms is."""
+    """For StreamRoomRequest, like prefill_own_ms."""
     prefill_own_ms: _builtins.int
     @_builtins.property
     def prefill(self) -> Global___Peer:
-        """Absent: decode alone is asked for the room, and told of no prefill worker."""
+        """Absent: only decode is called for the room, without a prefill worker."""
 
     @_builtins.property
     def decode(self) -> Global___Peer: ...
@@ -287,11 +293,13 @@ class RoomEvent(_message.Message):
     HOST_US_FIELD_NUMBER: _builtins.int
     wall_ms: _builtins.int
     source: _builtins.str
-    """Who saw it, as the bootstrap knows it: itself, a worker's name (rank 0 of it), NAME/RANK, or "caller"."""
+    """Source of the line, as the bootstrap knows it: itself, a worker's name (its rank 0), NAME/RANK,
+    or "caller".
+    """
     name: _builtins.str
     detail: _builtins.str
     host_us: _builtins.int
-    """Microseconds of the host's monotonic clock: to be compared between processes of one host alone."""
+    """Microseconds of the host's monotonic clock. Comparable only between processes of one host."""
     def __init__(
         self,
         *,
@@ -320,14 +328,14 @@ class RoomReport(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     event: _builtins.bytes
-    """A RoomEvent, serialised: it is read when somebody asks for it."""
+    """A serialised RoomEvent. It is parsed only when it is shown."""
     retired: _builtins.bool
     """The reporting worker gave back everything that it held for the room."""
     key: _builtins.bytes
-    """The room's, of whoever opened it."""
+    """Key of the room, if the caller opened it."""
     @_builtins.property
     def outcome(self) -> Global___Outcome:
-        """Set by whoever drives a room that it opened itself: its outcome."""
+        """Outcome, set by a caller that opened the room itself."""
 
     def __init__(
         self,
@@ -356,16 +364,16 @@ class ReportRoomsRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
-    """The reporting worker's; 0 for the caller of OpenRoom."""
+    """Incarnation of the reporting worker. 0 for the caller of OpenRoom."""
     rank: _builtins.int
-    """Which of the worker's ranks this is; what its rooms do is told by rank 0 alone."""
+    """Rank of the worker that reports. Only rank 0 reports what its rooms do."""
     credential: _builtins.bytes
-    """The worker's, as it registered with it; of its other ranks, the one that is made of it for them."""
+    """Credential with which the worker registered. Other ranks show one that is derived from it."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoomReport]: ...
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
-        """Where rooms are among the reports that gave everything back."""
+        """Present if some reports are of retired rooms."""
 
     def __init__(
         self,
@@ -409,7 +417,7 @@ class CancelRoomRequest(_message.Message):
     room: _builtins.int
     why: _builtins.str
     key: _builtins.bytes
-    """What OpenRoom told. A caller that shows the bootstrap's certificate needs none."""
+    """Key from OpenRoomReply. A caller with the bootstrap's certificate needs none."""
     def __init__(
         self,
         *,
@@ -478,9 +486,9 @@ class Room(_message.Message):
     phase: _builtins.str
     events_dropped: _builtins.int
     retry_of: _builtins.int
-    """The room of the same request that failed, and that this one goes on for; 0 for none."""
+    """Failed room of the same request that this one continues. 0 for none."""
     choices: _builtins.int
-    """Sequences that are drawn in it."""
+    """Number of choices."""
     @_builtins.property
     def prefill(self) -> Global___Peer: ...
     @_builtins.property

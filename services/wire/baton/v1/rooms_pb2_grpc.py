@@ -72,10 +72,11 @@ class RoomServiceServicer:
     """
 
     def OpenRoom(self, request, context):
-        """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-        both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-        fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
-        failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
+        """Opens a room on the least loaded pair of workers that can hold the request. The caller then
+        calls both workers itself (inference.proto), at once: a room that one of them has not received
+        within a minute fails. The caller ends the room with CancelRoom or by reporting its outcome. A
+        room that decode ends as `retracted` has not failed. The caller opens another room and calls
+        both workers with its tokens as `output` and the same arrived_ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,7 +90,7 @@ class RoomServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportRooms(self, request, context):
-        """Workers report what they saw, in batches. Rooms that are not known are ignored.
+        """Workers report lines of timelines, in batches. Unknown rooms are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,15 +34,16 @@ class RoomServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RoomServiceAsyncStub: ...
     OpenRoom: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]
-    """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-    both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-    fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
-    failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
+    """Opens a room on the least loaded pair of workers that can hold the request. The caller then
+    calls both workers itself (inference.proto), at once: a room that one of them has not received
+    within a minute fails. The caller ends the room with CancelRoom or by reporting its outcome. A
+    room that decode ends as `retracted` has not failed. The caller opens another room and calls
+    both workers with its tokens as `output` and the same arrived_ms.
     """
     WatchRoom: _grpc.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]
     """The room's timeline so far, then each new event, until it is retired."""
     ReportRooms: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.ReportRoomsRequest, _rooms_pb2.ReportRoomsReply]
-    """Workers report what they saw, in batches. Rooms that are not known are ignored."""
+    """Workers report lines of timelines, in batches. Unknown rooms are ignored."""
     CancelRoom: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.CancelRoomRequest, _rooms_pb2.CancelRoomReply]
     """Ends the room on both workers. Idempotent."""
     GetRoom: _grpc.UnaryUnaryMultiCallable[_rooms_pb2.GetRoomRequest, _rooms_pb2.Room]
@@ -54,15 +55,16 @@ class RoomServiceAsyncStub(RoomServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenRoom: _aio.UnaryUnaryMultiCallable[_rooms_pb2.OpenRoomRequest, _rooms_pb2.OpenRoomReply]  # type: ignore[assignment]
-    """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-    both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-    fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
-    failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
+    """Opens a room on the least loaded pair of workers that can hold the request. The caller then
+    calls both workers itself (inference.proto), at once: a room that one of them has not received
+    within a minute fails. The caller ends the room with CancelRoom or by reporting its outcome. A
+    room that decode ends as `retracted` has not failed. The caller opens another room and calls
+    both workers with its tokens as `output` and the same arrived_ms.
     """
     WatchRoom: _aio.UnaryStreamMultiCallable[_rooms_pb2.WatchRoomRequest, _rooms_pb2.RoomEvent]  # type: ignore[assignment]
     """The room's timeline so far, then each new event, until it is retired."""
     ReportRooms: _aio.UnaryUnaryMultiCallable[_rooms_pb2.ReportRoomsRequest, _rooms_pb2.ReportRoomsReply]  # type: ignore[assignment]
-    """Workers report what they saw, in batches. Rooms that are not known are ignored."""
+    """Workers report lines of timelines, in batches. Unknown rooms are ignored."""
     CancelRoom: _aio.UnaryUnaryMultiCallable[_rooms_pb2.CancelRoomRequest, _rooms_pb2.CancelRoomReply]  # type: ignore[assignment]
     """Ends the room on both workers. Idempotent."""
     GetRoom: _aio.UnaryUnaryMultiCallable[_rooms_pb2.GetRoomRequest, _rooms_pb2.Room]  # type: ignore[assignment]
@@ -77,10 +79,11 @@ class RoomServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rooms_pb2.OpenRoomRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rooms_pb2.OpenRoomReply, _abc.Awaitable[_rooms_pb2.OpenRoomReply]]:
-        """Allocates a room on the least loaded pair of workers that can hold the request. The caller then drives
-        both workers itself (inference.proto), at once: a room that one of them has not heard of within a minute
-        fails. It ends the room with CancelRoom or by reporting its outcome. One that decode ends as `retracted` has not
-        failed: the caller opens another room, and asks both workers with what it has as `output` and the same arrived_ms.
+        """Opens a room on the least loaded pair of workers that can hold the request. The caller then
+        calls both workers itself (inference.proto), at once: a room that one of them has not received
+        within a minute fails. The caller ends the room with CancelRoom or by reporting its outcome. A
+        room that decode ends as `retracted` has not failed. The caller opens another room and calls
+        both workers with its tokens as `output` and the same arrived_ms.
         """
 
     @_abc_1.abstractmethod
@@ -97,7 +100,7 @@ class RoomServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rooms_pb2.ReportRoomsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rooms_pb2.ReportRoomsReply, _abc.Awaitable[_rooms_pb2.ReportRoomsReply]]:
-        """Workers report what they saw, in batches. Rooms that are not known are ignored."""
+        """Workers report lines of timelines, in batches. Unknown rooms are ignored."""
 
     @_abc_1.abstractmethod
     def CancelRoom(

@@ -70,8 +70,9 @@ class WorkerRegistryServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Takes a lease. Refused, by name of the differing field, when the worker does not fit the stack, while its
-        turn does not end, and for ever when it was declared gone: then it ends, to be started again.
+        """Takes a lease. Refused, by name of the differing field, if the worker does not fit the stack.
+        Refused while its turn does not end. Refused for ever if it was declared gone: then it ends, to
+        be started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,24 +93,26 @@ class WorkerRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """The worker's last word: it holds nothing and is about to exit.
+        """The worker's goodbye: it holds nothing and is about to exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """Whoever started a worker saw its process exit: the proof that nothing of it can still write. It is believed
-        from the starter of that very process alone: UNAUTHENTICATED (NotProven) without the secret of which the
-        process registered the digest. FAILED_PRECONDITION (NotGone) while the process answers.
+        """The starter of a worker saw its process exit: the proof that nothing of it can still write.
+        Only the starter of that very process is trusted. UNAUTHENTICATED (NotProven) without the
+        secret whose digest the process registered. FAILED_PRECONDITION (NotGone) while the process
+        answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetWeight(self, request, context):
-        """From the next room on, a process that serves both sides is chosen for each by this weight. Nothing that it
-        has begun is touched. NOT_FOUND (UnknownWorker): none of that name serves both sides.
+        """From the next room on, a process that serves both sides is placed by this weight. Rooms that
+        have begun are not touched. NOT_FOUND (UnknownWorker): no process of that name serves both
+        sides.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,7 +326,7 @@ class WorkerRegistry:
 
 
 class PresenceServiceStub:
-    """What every worker answers, whatever its side.
+    """Served by every worker, on either side.
     """
 
     def __init__(self, channel):
@@ -340,11 +343,11 @@ class PresenceServiceStub:
 
 
 class PresenceServiceServicer:
-    """What every worker answers, whatever its side.
+    """Served by every worker, on either side.
     """
 
     def WhoIsThere(self, request, context):
-        """Which process is this?
+        """Returns the incarnation of the process that answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -367,7 +370,7 @@ def add_PresenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PresenceService:
-    """What every worker answers, whatever its side.
+    """Served by every worker, on either side.
     """
 
     @staticmethod
