@@ -91,7 +91,7 @@ test-lowest: $(LOWEST)/.installed ## run the API's tests and a stack on the lowe
 	@echo "test-lowest: pytest"
 	@$(subst $(BIN),$(LOWEST)/bin,$(PYTEST)) $(or $(ARGS),$(LOWEST_TESTS))
 
-test-all: $(STAMP) programs ## run every test once, and hold each folder to its budget
+test-all: $(STAMP) programs ## run every test once
 	@echo "test-all: pytest"
 	@$(PYTEST) --tier all $(ARGS)
 
@@ -144,7 +144,7 @@ proto: $(STAMP) ## generate the gRPC code from proto/
 
 clean: ## remove caches and build results (not .venv)
 	@echo "clean: caches and build results"
-	@rm -rf build dist .durations .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
 	@find services tests bench proto -name __pycache__ -type d -prune -exec rm -rf {} +
 
 SHOW := show() { printf '%s\n' "$$1"; shift; for each; do sed -nE "s/^$$each:.*\#\# (.*)/  make $$each\t\1/p" Makefile | expand -t 24; done; }

@@ -20,7 +20,7 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile("same")
 
-pytest_plugins = ["tests.suite.tiers", "tests.suite.order", "tests.suite.shared", "tests.suite.timing"]
+pytest_plugins = ["tests.suite.tiers", "tests.suite.order", "tests.suite.shared"]
 
 # Where `make programs` unpacks what the machine does not have.
 os.environ["PATH"] += os.pathsep + str(Path(sys.prefix, "debian", "usr", "bin"))

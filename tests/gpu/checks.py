@@ -8,7 +8,7 @@ from tests.gpu.findings import CannotRun, Finding
 from tests.gpu.kit import Kit, last_line
 
 FILES: Final = (
-    "tests/cli/test_bench_step.py",
+    "tests/bench/test_step.py",
     "tests/engine/test_bound_thread.py",
     "tests/engine/test_cuda.py",
     "tests/engine/test_kv_cache.py",

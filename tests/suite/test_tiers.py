@@ -1,4 +1,4 @@
-"""Do the Makefile's words have every test, each once, and does nothing slow slip into `make test`?"""
+"""Tests of the tiers: the Makefile's words run every test, and `make test` nothing slow."""
 
 import os
 import re
@@ -13,17 +13,18 @@ import pytest
 from playwright._impl._driver import compute_driver_executable
 
 from tests.suite import tiers
-from tests.suite.durations import ROOT, WORDS
-from tests.suite.tiers import ALL, FOLDERS, PARTS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
+from tests.suite.tiers import ALL, FOLDERS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
+
+ROOT: Final = Path(__file__).parents[2]
+WORDS: Final = {QUICK: "test", REST: "test-rest", ALL: "test-all"}
 
 BATON: Final = [sys.executable, "-m", "baton.cli.main"]
 NOT_TESTED_HERE: Final = {"gpu", "all_groups", "all_models", "emulated"}
-"""What no word of these runs: it needs a GPU, or belongs to `make verify-groups`, `verify-models` or
-`verify-kernels`."""
+"""Marks of tests for a GPU, or of `make verify-groups`, `verify-models` and `verify-kernels`."""
 
 
-def told(word: str) -> str:
-    """What make would run, asked by nobody's other make."""
+def recipe(word: str) -> str:
+    """Return the commands of a word of the Makefile."""
     environ = {"PATH": os.environ["PATH"]}
     command = ["make", "-n", word]
     return subprocess.run(
@@ -33,7 +34,7 @@ def told(word: str) -> str:
 
 @pytest.mark.parametrize("tier", WORDS)
 def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
-    ran = re.findall(r"-m pytest .*", told(WORDS[tier]))
+    ran = re.findall(r"-m pytest .*", recipe(WORDS[tier]))
     assert ran == [f"-m pytest -n 2 --dist loadfile --tier {tier} "]
 
 
@@ -53,27 +54,25 @@ def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each
     assert (done.returncode != 0) is (broken in words)
 
 
-def test_what_the_two_parts_have_is_everything_each_once(request: pytest.FixtureRequest) -> None:
-    """Of all tests that this very run collected, whichever of them it runs."""
-    collected = request.config.stash[tiers.COLLECTED]
-    parts = [{item.nodeid for item in tiers.of_parts([part], collected)} for part in PARTS]
-    everything = {item.nodeid for item in collected}
-    assert set.union(*parts) == everything
-    assert sum(map(len, parts)) == len(everything) == len(collected)
-    assert {item.nodeid for item in tiers.of_parts(PARTS, collected)} == everything
-    chosen = {item.nodeid for item in tiers.of_parts(tiers.parts_of(request.config), collected)}
+def test_no_test_is_left_out_of_both_tiers(request: pytest.FixtureRequest) -> None:
+    """Of all tests that this run collected, those it runs are the ones that its tier has."""
+    tier = request.config.getoption("--tier")
     run = {item.nodeid for item in request.session.items}
-    assert run <= chosen
-    left_out = [item for item in collected if item.nodeid in chosen - run]
-    assert [item.nodeid for item in left_out if marks_of(item).isdisjoint(NOT_TESTED_HERE)] == []
+    collected = request.config.stash[tiers.COLLECTED]
+    chosen = {item.nodeid: item for item in collected if tier in (ALL, tiers.part_of(marks_of(item)))}
+    assert run <= chosen.keys()
+    left_out = [
+        nodeid for nodeid in chosen.keys() - run if marks_of(chosen[nodeid]).isdisjoint(NOT_TESTED_HERE)
+    ]
+    assert left_out == []
 
 
 def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureRequest) -> None:
     """Each file with a case for `make verify-groups` or `make verify-models` is named there; the kernels of
     `make verify-kernels` are the engine's."""
     named = {
-        "all_groups": re.findall(r"tests/\S+\.py", told("verify-groups")),
-        "all_models": re.findall(r"tests/\S+\.py", told("verify-models")),
+        "all_groups": re.findall(r"tests/\S+\.py", recipe("verify-groups")),
+        "all_models": re.findall(r"tests/\S+\.py", recipe("verify-models")),
         "emulated": ["tests/engine/test_*.py"],
     }
     for item in request.config.stash[tiers.COLLECTED]:
@@ -134,4 +133,3 @@ def test_a_command_line_that_is_refused_can_be_tried() -> None:
 def test_a_test_is_in_the_quick_part_unless_a_mark_says_why_not() -> None:
     assert tiers.part_of({"parametrize", "timeout", "asyncio"}) == QUICK
     assert [tiers.part_of({"timeout", reason}) for reason in REASONS] == [REST] * len(REASONS)
-    assert {*PARTS, ALL} == WORDS.keys()

@@ -1,13 +1,12 @@
-"""Which tests does each word of the Makefile run, and what does none of `make test` start?
+"""Tiers of tests: what `make test` runs (quick), what `make test-rest` runs (rest), and everything (all).
 
-A test that starts something slow says so by a mark, one of `REASONS`. `make test` leaves those tests out,
-`make test-rest` has them alone, and `make test-all` has everything. Who starts such a thing without its mark
-fails, in every run: no test can slip into `make test`.
+A test that starts something slow has one of the marks in REASONS, which moves it to the rest. A test that
+starts such a thing without its mark fails.
 """
 
 import os
 import sys
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
@@ -26,31 +25,21 @@ REASONS: Final = {
 }
 """The marks, and what a test with each of them does."""
 FOLDERS: Final = {"tests/process/": ("stack",), "tests/ui/": ("stack", "browser")}
-"""Whose tests all have these marks."""
+"""Folders whose tests all have these marks."""
 QUICK, REST, ALL = "quick", "rest", "all"
 PARTS: Final = (QUICK, REST)
 COLLECTED: Final = pytest.StashKey[list[pytest.Item]]()
-"""Every test that a run found, of whatever part."""
+"""Every test that a run collected, of whatever tier."""
 SERVICES: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
 
 _marks: frozenset[str] | None = None
-"""Of the test that runs in this process, or None where none runs."""
+"""Marks of the test that runs in this process. None while no test runs."""
 _ends: ContextVar[bool] = ContextVar("ends", default=False)
 
 
 def part_of(marks: Iterable[str]) -> str:
-    """The one part that has a test: `make test` runs the one, `make test-rest` the other."""
+    """Return the tier of a test with these marks."""
     return QUICK if REASONS.keys().isdisjoint(marks) else REST
-
-
-def parts_of(config: pytest.Config) -> tuple[str, ...]:
-    """What the run's tier is made of."""
-    tier = config.getoption("--tier") or ALL
-    return PARTS if tier == ALL else (tier,)
-
-
-def of_parts(parts: Container[str], items: list[pytest.Item]) -> list[pytest.Item]:
-    return [item for item in items if part_of(marks_of(item)) in parts]
 
 
 def marks_of(item: pytest.Item) -> frozenset[str]:
@@ -58,7 +47,7 @@ def marks_of(item: pytest.Item) -> frozenset[str]:
 
 
 def starts(reason: str) -> None:
-    """Said by whatever starts something slow, before it does. Fails a test that has not the mark `reason`."""
+    """Fail the running test unless it has the mark `reason`. Called before something slow is started."""
     if _marks is not None and reason not in _marks:
         pytest.fail(
             f"`make test` has this test, and it {REASONS[reason]}: mark it with @pytest.mark.{reason}, which "
@@ -68,7 +57,7 @@ def starts(reason: str) -> None:
 
 @contextmanager
 def running(marks: frozenset[str] | None) -> Iterator[None]:
-    """A test with these marks runs in this process."""
+    """Run a test with these marks in this process."""
     global _marks
     before, _marks = _marks, marks
     try:
@@ -79,7 +68,7 @@ def running(marks: frozenset[str] | None) -> Iterator[None]:
 
 @contextmanager
 def ends_by_itself() -> Iterator[None]:
-    """What is started here is waited for: a command that answers and ends is no stack."""
+    """Start commands that answer and end: they are no stacks."""
     token = _ends.set(True)
     try:
         yield
@@ -88,15 +77,15 @@ def ends_by_itself() -> Iterator[None]:
 
 
 def _is_service(words: list[str]) -> bool:
-    """Whether this is the command line of `baton serve` or of one of its services."""
-    for word, following in pairwise(words):
-        if following in SERVICES and ("baton.cli.main" in word or word.rpartition("/")[2] == "baton"):
-            return "--help" not in words
-    return False
+    """Return whether this is the command line of `baton serve` or of one of its services."""
+    return "--help" not in words and any(
+        following in SERVICES and ("baton.cli.main" in word or word.rpartition("/")[2] == "baton")
+        for word, following in pairwise(words)
+    )
 
 
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Of every process that this one starts: its command line says what it is."""
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Check the command line of each process that a test starts."""
     if event != "subprocess.Popen" or _marks is None:
         return
     words = [os.fsdecode(word) for word in arguments[1]]
@@ -108,14 +97,14 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--tier", choices=(*PARTS, ALL), help="`make test` is quick, `make test-rest` rest; without, all"
+        "--tier", choices=(*PARTS, ALL), default=ALL, help="quick: `make test`; rest: `make test-rest`"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, does in REASONS.items():
         config.addinivalue_line("markers", f"{name}: {does}; not in `make test`")
-    sys.addaudithook(_watch)
+    sys.addaudithook(_audit)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -127,10 +116,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, and so count in the summary, what the tier has not."""
+    """Deselect the tests of the other tier."""
     config.stash[COLLECTED] = [*items]
-    items[:] = of_parts(parts_of(config), items)
-    if left_out := of_parts(set(PARTS) - set(parts_of(config)), config.stash[COLLECTED]):
+    tier = config.getoption("--tier")
+    items[:] = [item for item in items if tier in (ALL, part_of(marks_of(item)))]
+    chosen = set(items)
+    if left_out := [item for item in config.stash[COLLECTED] if item not in chosen]:
         config.hook.pytest_deselected(items=left_out)
 
 
