@@ -60,7 +60,7 @@ def load_served_model(
     calls: str = AUTO,
     thoughts: str = AUTO,
     *,
-    tells_tools: bool = True,
+    describes_tools: bool = True,
     aliases: tuple[str, ...] = (),
 ) -> ServedModel:
     """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
@@ -95,8 +95,8 @@ def load_served_model(
             **differing(drawing),
         )
     model_type = str(json_object(model_dir / CONFIG_FILE).get("model_type", ""))
-    forms = model_formats(tokenizer, model_type, calls, thoughts, tells_tools=tells_tools)
-    untold = TOOLS_TOLD if tells_tools else TOOLS_REFUSED
+    forms = model_formats(tokenizer, model_type, calls, thoughts, describes_tools=describes_tools)
+    untold = TOOLS_TOLD if describes_tools else TOOLS_REFUSED
     log.info(TOOLS_KNOWN if tokenizer.chat.knows_tools else untold, **forms.names)
     return ServedModel(
         name=facts.name,

@@ -229,7 +229,7 @@ def _load(settings: BootstrapSettings) -> tuple[ModelFacts, ServedModel]:
         GenerationConfig(settings.generation_config),
         settings.tool_call_parser,
         settings.reasoning_parser,
-        tells_tools=settings.tell_tools,
+        describes_tools=settings.tell_tools,
         aliases=settings.served_names[1:],
     )
     return facts, model

@@ -10,10 +10,10 @@ from tests.suite import ceilings
 SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
-    ceilings.fragments: 582,
-    ceilings.forbidden_names: 112,
+    ceilings.fragments: 560,
+    ceilings.forbidden_names: 107,
     ceilings.long_sentences_of_docs: 0,
-    ceilings.long_sentences_of_docstrings: 66,
+    ceilings.long_sentences_of_docstrings: 64,
     ceilings.equal_file_names: 33,
     ceilings.empty_packages: 15,
     ceilings.long_files: 14,

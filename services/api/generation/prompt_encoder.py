@@ -81,7 +81,7 @@ class PromptEncoder:
         if body.documents and "documents" not in chat.text:
             why = "'documents': the model's chat template knows none."
             raise invalid("documents", why, "unsupported_value")
-        if tools and not (self._forms.tells_tools or chat.knows_tools):
+        if tools and not (self._forms.describes_tools or chat.knows_tools):
             raise invalid("tools", "'tools': the model's chat template knows no tools.", "unsupported_value")
         told: list[Mapping[str, Any]] = [plain(message) for message in joined_turns(messages)]
         offered = plain_tools(tools)

@@ -1,7 +1,6 @@
-"""How are an answer's thoughts and calls told from what it says, for this model and this request?"""
+"""Formats of a model's reasoning and tool calls, and the parser of an answer in them."""
 
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,6 +20,7 @@ from baton.api.tools.formats.output_formats import (
     detect_format,
     find_format,
     format_names,
+    random_call_id,
 )
 from baton.api.tools.parsing.constrained_parser import CallLayout
 from baton.api.tools.parsing.output_markup import OutputMarkup, RegionKind
@@ -36,56 +36,58 @@ from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"
 PREFIX_TOKENS: Final = 512
-"""Of a prompt, in which a response template may find where the answer begins."""
+"""Last tokens of a prompt, in which a response template may find where the answer begins."""
 TAIL_TOKENS: Final = 16
-"""Of a prompt, in which its template may have opened a thought."""
-ID_BYTES: Final = 12
-MISTRAL_ID_CHARS: Final = 9
+"""Last tokens of a prompt, in which its template may have opened the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """Of one model."""
+    """Formats of one model's output."""
 
     calls: NamedFormat | None = None
-    thoughts: NamedFormat | None = None
-    tells_tools: bool = True
-    """Tools are told in the system message where the chat template knows none; else they are refused."""
+    reasoning: NamedFormat | None = None
+    describes_tools: bool = True
+    """Tools are described in the system message if the chat template has no place for them. If False, a
+    request with tools is refused then."""
     template: ResponseTemplate | None = None
-    """By which both are told apart, where there is one."""
+    """Response template that parses both, if there is one."""
 
     @property
     def names(self) -> dict[str, str]:
         return {
             "calls": _name(self.calls) if self.template is None else TEMPLATE,
-            "thoughts": _name(self.thoughts),
+            "thoughts": _name(self.reasoning),
         }
 
 
-def _name(form: NamedFormat | None) -> str:
-    return NONE if form is None else form.names[0]
+def _name(named: NamedFormat | None) -> str:
+    return NONE if named is None else named.names[0]
 
 
 def model_formats(
     tokenizer: Tokenizer,
     model_type: str,
     calls: str = AUTO,
-    thoughts: str = AUTO,
+    reasoning: str = AUTO,
     *,
-    tells_tools: bool = True,
+    describes_tools: bool = True,
 ) -> ModelFormats:
-    """By the settings, or as the model has them. What is told in Hermes' words is answered so. `calls`: a
-    name, or a file with a response template. Raises StartupError."""
+    """Return the formats that the settings name, or else those that the model shows. Raises StartupError.
+
+    A model whose chat template has no place for tools answers in the format of the description, Hermes'.
+    `calls`: a format's name, or a file with a response template.
+    """
     template = tokenizer.chat.text
     if calls not in (AUTO, *format_names(TOOL_CALL_FORMATS)):
         if not Path(calls).is_file():
-            known = ", ".join((AUTO, *(form.names[0] for form in TOOL_CALL_FORMATS)))
+            known = ", ".join((AUTO, *(each.names[0] for each in TOOL_CALL_FORMATS)))
             raise StartupError(
                 f"--tool-call-parser {calls}: there is no such file, and no such name: {known}"
             )
         parts = template_file(Path(calls))
-    elif calls == AUTO and (told := tokenizer.response_template) is not None:
-        parts = read_template(told, "the tokenizer's response_template")
+    elif calls == AUTO and (given := tokenizer.response_template) is not None:
+        parts = read_template(given, "the tokenizer's response_template")
     else:
         parts = None
     hermes = find_format(HERMES, TOOL_CALL_FORMATS)
@@ -93,80 +95,83 @@ def model_formats(
     return ModelFormats(
         (own or hermes) if calls == AUTO or parts is not None else find_format(calls, TOOL_CALL_FORMATS),
         detect_format(template, model_type, REASONING_FORMATS)
-        if thoughts == AUTO
-        else find_format(thoughts, REASONING_FORMATS),
-        tells_tools,
+        if reasoning == AUTO
+        else find_format(reasoning, REASONING_FORMATS),
+        describes_tools,
         parts,
     )
 
 
 class ReasoningState(Enum):
-    """Where a prompt leaves the model's thoughts."""
+    """State of the reasoning at the end of a prompt."""
 
     NONE = "none"
-    """Thoughts are not told from answers."""
+    """Reasoning is not separated from content."""
     WITHIN = "within"
     CLOSED = "closed"
-    """It has none before this answer, or its prompt has them."""
+    """The answer has no reasoning, or the prompt holds it."""
     FREE = "free"
-    """It may begin with some."""
+    """The answer may begin with reasoning."""
 
 
 def answer_parser(
     body: ChatRequest,
     prompt: Sequence[int],
-    forms: ModelFormats,
+    formats: ModelFormats,
     tokenizer: Tokenizer,
     calls: NamedFormat | None,
-    held: CallLayout | None,
+    layout: CallLayout | None,
     *,
     constrained: bool = False,
 ) -> Heard | None:
-    """`calls`: the form in which they come. `held`: as what a grammar has them written. `constrained`: a
-    grammar has the content, too. None: there is nothing to tell apart."""
+    """Return the parser of a chat's answer, or None if all of the answer is content.
+
+    `calls`: format of the calls. `layout`: layout of the calls, if a grammar constrains them.
+    `constrained`: a grammar constrains the content, too.
+    """
     tools = offered(body)
-    callable_ = calls.markup if tools and calls is not None else None
-    where = reasoning_state(body, prompt, forms, tokenizer)
-    thoughts = (
-        forms.thoughts.markup if forms.thoughts is not None and where is not ReasoningState.NONE else None
-    )
-    by_template = forms.template is not None and calls is forms.calls and body.separate_reasoning
-    if callable_ is None and thoughts is None and not by_template:
+    call_markup = calls.markup if tools and calls is not None else None
+    state = reasoning_state(body, prompt, formats, tokenizer)
+    has_reasoning = formats.reasoning is not None and state is not ReasoningState.NONE
+    reasoning = formats.reasoning.markup if has_reasoning and formats.reasoning is not None else None
+    by_template = formats.template is not None and calls is formats.calls and body.separate_reasoning
+    if call_markup is None and reasoning is None and not by_template:
         return None
-    may_think = thoughts is not None and not (constrained and where is ReasoningState.CLOSED)
-    markup = (callable_ or OutputMarkup()) | ((thoughts if may_think else None) or OutputMarkup())
-    voice: AnswerParser = OutputParser(
+    may_reason = reasoning is not None and not (constrained and state is ReasoningState.CLOSED)
+    markup = (call_markup or OutputMarkup()) | ((reasoning if may_reason else None) or OutputMarkup())
+    parser: AnswerParser = OutputParser(
         markup,
         schemas_of(tools),
-        thinking=where is ReasoningState.WITHIN,
-        held=held,
-        grows=not body.stop_token_ids,
+        thinking=state is ReasoningState.WITHIN,
+        layout=layout,
+        streams_calls=not body.stop_token_ids,
         constrained=constrained,
     )
-    marks = _among(tokenizer, markup)
-    if by_template and forms.template is not None:
+    marks = _special_tokens(tokenizer, markup)
+    if by_template and formats.template is not None:
         end = tokenizer.decode(prompt[-PREFIX_TOKENS:], skip_special_tokens=False)
-        voice, marks = TemplateParser(forms.template, end, plain_tools(tools)), dict(tokenizer.special)
-    by_name = isinstance(body.tool_choice, ForcedTool)
+        parser, marks = TemplateParser(formats.template, end, plain_tools(tools)), dict(tokenizer.special)
+    is_named = isinstance(body.tool_choice, ForcedTool)
     return Heard(
-        voice,
+        parser,
         marks if body.skip_special_tokens else {},
-        _ids_of(calls),
-        calls_max=None if body.parallel_tool_calls and not by_name else 1,
-        calls_end=not by_name,
+        random_call_id if calls is None else calls.new_call_id,
+        calls_max=None if body.parallel_tool_calls and not is_named else 1,
+        calls_end=not is_named,
         thoughts_shown=body.include_reasoning and not body.reasoning.exclude,
         thoughts_whole=not body.stream_reasoning,
-        thoughts_told=thoughts is not None or by_template,
+        thoughts_told=reasoning is not None or by_template,
     )
 
 
 def reasoning_state(
-    body: ChatRequest, prompt: Sequence[int], forms: ModelFormats, tokenizer: Tokenizer
+    body: ChatRequest, prompt: Sequence[int], formats: ModelFormats, tokenizer: Tokenizer
 ) -> ReasoningState:
-    if forms.thoughts is None or not body.separate_reasoning:
+    """Return the state of the reasoning at the end of the prompt."""
+    if formats.reasoning is None or not body.separate_reasoning:
         return ReasoningState.NONE
     end, continued = _end(body, prompt, tokenizer), body.continue_final_message
-    for region in forms.thoughts.markup.regions:
+    for region in formats.reasoning.markup.regions:
         opened = max(map(end.rfind, region.opens), default=-1)
         closed = max(map(end.rfind, region.closes), default=-1)
         if region.kind is not RegionKind.REASONING:
@@ -178,8 +183,8 @@ def reasoning_state(
     return ReasoningState.FREE
 
 
-def _among(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
-    """The special tokens that a dialect's marks are made of."""
+def _special_tokens(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
+    """Return the special tokens that the marks consist of, by their ids."""
     marks = markup.marks
     return {
         id_: text for id_, text in tokenizer.special.items() if text and any(text in mark for mark in marks)
@@ -187,18 +192,8 @@ def _among(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
 
 
 def _end(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Of the prompt, as far as a thought may be open there."""
+    """Return the end of the prompt in which reasoning may be open."""
     if not body.continue_final_message:
         return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
-    said = body.messages[-1].content or ""
-    return said if isinstance(said, str) else "".join(said)
-
-
-def _ids_of(form: NamedFormat | None) -> Callable[[str, int], str]:
-    match None if form is None else form.names[0]:
-        case "mistral":
-            return lambda _, __: secrets.token_hex(MISTRAL_ID_CHARS)[:MISTRAL_ID_CHARS]
-        case "kimi":
-            return lambda name, place: f"functions.{name}:{place}"
-        case _:
-            return lambda _, __: f"call_{secrets.token_hex(ID_BYTES)}"
+    content = body.messages[-1].content or ""
+    return content if isinstance(content, str) else "".join(content)

@@ -1,7 +1,7 @@
-"""How is a model told of tools, calls and results where its chat template knows none of them?
+"""Tools, calls and results as text, for chat templates that have no place for them.
 
-In words that most models have seen, those of Hermes, which Qwen's templates write too: tools in the system
-message, calls in the assistant's own text, results in a user's.
+The text is that of Hermes, which most models have seen, and which Qwen's templates write. Tools stand in the
+system message, calls in the assistant's text, and results in a user's message.
 
 Pure.
 """
@@ -30,7 +30,11 @@ Plain = Mapping[str, Any]
 
 
 def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_system: bool) -> list[Plain]:
-    """The tools in the system message, or before what the first message says where there can be none."""
+    """Return the messages with the tools in the system message.
+
+    `has_system`: the template takes a system message. If not, the tools stand before the first message's
+    text.
+    """
     text = BEFORE + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + BEHIND
     first, rest = messages[0], list(messages[1:])
     if first["role"] in ("system", "developer"):
@@ -41,36 +45,36 @@ def with_tool_prompt(messages: Sequence[Plain], tools: Sequence[Plain], *, has_s
 
 
 def with_calls_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Calls stand in the text of whoever called."""
-    told = []
+    """Return the messages with each call in the text of its message."""
+    made = []
     for message in messages:
         calls = message.get("tool_calls")
         if not calls:
-            told.append(message)
+            made.append(message)
             continue
-        words = "\n".join(map(_call, calls))
-        said = message["content"]
-        content = _followed(said, f"\n{words}") if said else words
-        told.append({**_without(message, "tool_calls"), "content": content})
-    return told
+        written = "\n".join(map(_call, calls))
+        text = message["content"]
+        content = _followed(text, f"\n{written}") if text else written
+        made.append({**_without(message, "tool_calls"), "content": content})
+    return made
 
 
 def with_results_as_text(messages: Sequence[Plain]) -> list[Plain]:
-    """Results that follow each other are one message of the user's."""
-    told: list[Plain] = []
+    """Return the messages with results as the user's messages. Neighbouring results are one message."""
+    made: list[Plain] = []
     open_ = False
     for message in messages:
         if message["role"] != "tool":
-            told.append(message)
+            made.append(message)
             open_ = False
             continue
         text = f"<tool_response>\n{''.join(message['content'] or '')}\n</tool_response>"
         if open_:
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{text}"}
+            made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
         else:
-            told.append({"role": "user", "content": text})
+            made.append({"role": "user", "content": text})
         open_ = True
-    return told
+    return made
 
 
 def _call(call: Plain) -> str:

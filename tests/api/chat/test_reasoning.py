@@ -36,7 +36,7 @@ def served(template: str, thoughts: str = AUTO) -> ServedModel:
     reference = copy(tiny.byte_level())
     reference.chat_template = template
     tokenizer = Tokenizer(reference)
-    forms = model_formats(tokenizer, "", thoughts=thoughts)
+    forms = model_formats(tokenizer, "", reasoning=thoughts)
     return ServedModel(tiny.MODEL, tokenizer, (tiny.END_ID,), len(reference), forms=forms)
 
 

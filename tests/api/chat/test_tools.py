@@ -333,7 +333,7 @@ async def test_marks_that_are_special_tokens_are_heard_and_not_shown(backend: Sc
 
 async def test_tools_that_may_not_be_told_are_refused(backend: ScriptedBackend) -> None:
     plain = tiny.model()
-    forms = model_formats(plain.tokenizer, "", tells_tools=False)
+    forms = model_formats(plain.tokenizer, "", describes_tools=False)
     served = ServedModel(tiny.MODEL, plain.tokenizer, (tiny.END_ID,), plain.vocabulary, forms=forms)
     app = create_app(backend, served, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

@@ -21,7 +21,7 @@ from baton.api.tools.parsing.output_parts import (
     ReasoningDelta,
     merge_parts,
 )
-from baton.api.tools.parsing.text_after_calls import REREAD_CHARS_MAX
+from baton.api.tools.parsing.text_after_calls import REPARSED_CHARS_MAX
 from baton.api.tools.parsing.unread_text import PIECE_CHARS
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, chat
@@ -491,7 +491,7 @@ def test_a_gemma_text_without_its_quote_ends_before_the_next_call() -> None:
 
 
 def test_calls_without_ends_are_read_again_up_to_a_bound() -> None:
-    text = HERMES_CALL * (REREAD_CHARS_MAX // len(HERMES_CALL) + 2)
+    text = HERMES_CALL * (REPARSED_CHARS_MAX // len(HERMES_CALL) + 2)
     assert parsed("hermes", text) == [ContentDelta(text)]
 
 

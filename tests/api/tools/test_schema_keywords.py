@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from baton.api.backend import Limits
 from baton.api.tools.constraints.schema_normalization import normalized, without_nulls
 from baton.api.tools.constraints.schema_shapes import SchemaRefused
-from baton.api.tools.constraints.strict_schemas import closed
+from baton.api.tools.constraints.strict_schemas import without_unnamed_properties
 from baton.rooms.request import FinishReason
 from tests.api.requests.test_bad_input import CHAT, chat, check
 from tests.api.scripted import ScriptedBackend
@@ -29,7 +29,7 @@ def names(wanted: Any, **more: Any) -> dict[str, Any]:
 
 
 def rewritten(given: Any) -> dict[str, Any]:
-    return normalized(closed(without_nulls(given)))
+    return normalized(without_unnamed_properties(without_nulls(given)))
 
 
 IDLE: Final[dict[str, tuple[Any, Any]]] = {

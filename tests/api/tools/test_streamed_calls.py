@@ -1,4 +1,4 @@
-"""Is a call that a grammar holds told as it grows, so that what comes joins to what is told whole?"""
+"""Constrained calls are streamed as they grow, and join to the calls of the whole answer."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.api.tools.constraints.tool_call_grammar import SHAPES, call_layout
+from baton.api.tools.constraints.tool_call_grammar import call_layout
+from baton.api.tools.formats.call_layouts import ARGUMENTS, NAME, JsonCallLayout
 from baton.api.tools.formats.output_formats import TOOL_CALL_FORMATS, find_format
 from baton.api.tools.parsing.output_parser import OutputParser
 from baton.api.tools.parsing.output_parts import (
@@ -27,7 +28,13 @@ from tests.api.tools.test_output_parser import SCHEMAS, markup
 from tests.api.tools.test_tool_call_grammar import MARKS, Held, served, tool
 
 NAMES: Final = sorted(SCHEMAS)
-FORMS: Final = sorted(SHAPES)
+LAYOUTS: Final = {
+    each.names[0]: each.layouts.parts
+    for each in TOOL_CALL_FORMATS
+    if isinstance(each.layouts, JsonCallLayout)
+}
+"""Parts of a call by format."""
+FORMATS: Final = sorted(LAYOUTS)
 SPIKY: Final = [
     "</tool_call>",
     "[TOOL_CALLS]",
@@ -51,25 +58,25 @@ CALLS: Final = st.lists(
 )
 
 
-def written(form: str, calls: Sequence[tuple[str, dict[str, Any]]], *, ascii_: bool = False) -> str:
-    """As a grammar has it."""
+def written(name: str, calls: Sequence[tuple[str, dict[str, Any]]], *, ascii_: bool = False) -> str:
+    """Return the calls as a grammar writes them."""
     parts = []
-    for name, arguments in calls:
-        told = {"\0name": name, "\0arguments": json.dumps(arguments, ensure_ascii=ascii_)}
-        parts.append("".join(told.get(each, each) for each in SHAPES[form]))
+    for tool_name, arguments in calls:
+        own = {NAME: tool_name, ARGUMENTS: json.dumps(arguments, ensure_ascii=ascii_)}
+        parts.append("".join(own.get(each, each) for each in LAYOUTS[name]))
     return "\n".join(parts)
 
 
-def hear(form: str, pieces: Sequence[str], *, grows: bool, end: bool = True) -> list[OutputPart]:
-    calls = find_format(form, TOOL_CALL_FORMATS)
+def parsed(name: str, pieces: Sequence[str], *, streams: bool, end: bool = True) -> list[OutputPart]:
+    calls = find_format(name, TOOL_CALL_FORMATS)
     assert calls is not None
-    spoken = calls.markup | markup(None, "think")
-    speech = OutputParser(spoken, SCHEMAS, held=call_layout(calls), grows=grows)
+    both = calls.markup | markup(None, "think")
+    parser = OutputParser(both, SCHEMAS, layout=call_layout(calls), streams_calls=streams)
     parts: list[OutputPart] = []
     for piece in pieces:
-        parts += speech.push(piece)
-    assert speech.malformed_calls == 0
-    return merge_parts(parts + (speech.flush() if end else []))
+        parts += parser.push(piece)
+    assert parser.malformed_calls == 0
+    return merge_parts(parts + (parser.flush() if end else []))
 
 
 def folded(parts: Sequence[OutputPart]) -> list[OutputPart]:
@@ -88,33 +95,33 @@ def folded(parts: Sequence[OutputPart]) -> list[OutputPart]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    form=st.sampled_from(FORMS),
+    name=st.sampled_from(FORMATS),
     calls=CALLS,
     thought=st.sampled_from(["", "<think>Hm. {</think>\n"]),
     ascii_=st.booleans(),
     cuts=st.lists(st.integers(0, 400), max_size=8),
 )
 def test_what_grows_joins_to_what_is_told_whole_however_the_text_is_cut(
-    form: str, calls: list[tuple[str, dict[str, Any]]], thought: str, ascii_: bool, cuts: list[int]
+    name: str, calls: list[tuple[str, dict[str, Any]]], thought: str, ascii_: bool, cuts: list[int]
 ) -> None:
-    text = thought + written(form, calls, ascii_=ascii_)
+    text = thought + written(name, calls, ascii_=ascii_)
     told = [CompleteToolCall(name, json.dumps(given, ensure_ascii=ascii_)) for name, given in calls]
     expected: list[OutputPart] = [ReasoningDelta("Hm. {"), *told] if thought else [*told]
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     cut = [text[start:stop] for start, stop in pairwise(bounds)]
-    assert hear(form, cut, grows=False) == expected
-    grown = hear(form, cut, grows=True)
-    assert grown == hear(form, list(text), grows=True)
+    assert parsed(name, cut, streams=False) == expected
+    grown = parsed(name, cut, streams=True)
+    assert grown == parsed(name, list(text), streams=True)
     assert folded(grown) == expected
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_argument_is_told_with_its_letter_and_nothing_that_is_none(form: str) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_argument_is_told_with_its_letter_and_nothing_that_is_none(name: str) -> None:
     given = {"city": 'Paris "}</tool_call>', "more": [{}]}
-    text, arguments = written(form, [("weather", given), ("now", {})]), json.dumps(given)
+    text, arguments = written(name, [("weather", given), ("now", {})]), json.dumps(given)
     begins = text.index(arguments)
     for end in range(len(text)):
-        parts = hear(form, list(text[:end]), grows=True)
+        parts = parsed(name, list(text[:end]), streams=True)
         first = parts[:2]
         if end <= begins:
             assert not any(isinstance(part, ToolCallStart | ToolCallDelta) for part in parts)
@@ -122,16 +129,16 @@ def test_an_argument_is_told_with_its_letter_and_nothing_that_is_none(form: str)
             assert first == [ToolCallStart("weather"), ToolCallDelta(arguments[: end - begins])], text[:end]
         assert not [
             part
-            for part in hear(form, list(text[:end]), grows=True, end=False)
+            for part in parsed(name, list(text[:end]), streams=True, end=False)
             if isinstance(part, ContentDelta)
         ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_whole_answers_have_no_part_of_a_call_that_was_cut_off(form: str) -> None:
-    text = written(form, [("weather", {"city": "Paris"}), ("now", {})])
+@pytest.mark.parametrize("name", FORMATS)
+def test_whole_answers_have_no_part_of_a_call_that_was_cut_off(name: str) -> None:
+    text = written(name, [("weather", {"city": "Paris"}), ("now", {})])
     for end in range(len(text)):
-        parts = hear_any(form, text[:end])
+        parts = parsed_whole(name, text[:end])
         calls = [part for part in parts if isinstance(part, CompleteToolCall)]
         assert (
             calls
@@ -139,11 +146,11 @@ def test_whole_answers_have_no_part_of_a_call_that_was_cut_off(form: str) -> Non
         )
 
 
-def hear_any(form: str, text: str) -> list[OutputPart]:
-    calls = find_format(form, TOOL_CALL_FORMATS)
+def parsed_whole(name: str, text: str) -> list[OutputPart]:
+    calls = find_format(name, TOOL_CALL_FORMATS)
     assert calls is not None
-    speech = OutputParser(calls.markup, SCHEMAS, held=call_layout(calls))
-    return merge_parts(speech.push(text) + speech.flush())
+    parser = OutputParser(calls.markup, SCHEMAS, layout=call_layout(calls))
+    return merge_parts(parser.push(text) + parser.flush())
 
 
 @pytest.mark.parametrize(
@@ -152,22 +159,23 @@ def hear_any(form: str, text: str) -> list[OutputPart]:
 def test_what_is_not_as_the_grammar_has_it_is_read_as_any_text(text: str) -> None:
     calls = find_format("hermes", TOOL_CALL_FORMATS)
     assert calls is not None
-    free, held = (
-        OutputParser(calls.markup, SCHEMAS, held=shape, grows=True) for shape in (None, call_layout(calls))
+    free, constrained = (
+        OutputParser(calls.markup, SCHEMAS, layout=layout, streams_calls=True)
+        for layout in (None, call_layout(calls))
     )
-    assert held.push(text) + held.flush() == free.push(text) + free.flush()
-    assert held.malformed_calls == free.malformed_calls
+    assert constrained.push(text) + constrained.flush() == free.push(text) + free.flush()
+    assert constrained.malformed_calls == free.malformed_calls
 
 
 ASKED: Final[dict[str, Any]] = {"tools": [tool(), tool("later")], "tool_choice": "required"}
 
 
 @pytest.mark.parametrize("added", [(), MARKS], ids=["marks in letters", "marks as tokens"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 async def test_a_forced_call_comes_letter_by_letter_and_joins_to_the_whole_one(
-    form: str, added: Sequence[str]
+    name: str, added: Sequence[str]
 ) -> None:
-    model = served(tiny.CHAT_TEMPLATE, form, added)
+    model = served(tiny.CHAT_TEMPLATE, name, added)
     whole = await Held(model, "No.").ask(**ASKED)
     chunks = await Held(model, "No.").events(CHAT, chat(**ASKED))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]

@@ -19,7 +19,7 @@ from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.served_model import ServedModel
 from baton.api.text.tokenizer import Tokenizer
-from baton.api.tools.constraints.tool_call_grammar import CALLS_MAX
+from baton.api.tools.constraints.tool_call_grammar import FORCED_CALLS_MAX
 from baton.api.tools.format_detection import model_formats
 from baton.api.tools.formats.output_formats import AUTO
 from baton.grammars.compiling import compiled
@@ -175,10 +175,10 @@ REPEATED: Final = {
 @pytest.mark.parametrize("calls", REPEATED)
 async def test_a_model_that_repeats_a_call_makes_a_bounded_number_of_them(calls: str, choice: str) -> None:
     model = served(tiny.CHAT_TEMPLATE, calls, MARKS)
-    repeating = Held(model, REPEATED[calls] * (2 * CALLS_MAX), tokens_max=4_000)
+    repeating = Held(model, REPEATED[calls] * (2 * FORCED_CALLS_MAX), tokens_max=4_000)
     told = await repeating.ask(tools=[tool(strict=True)], tool_choice=choice)
     check_calls(told, {"weather"})
-    assert len(told["message"]["tool_calls"]) == CALLS_MAX
+    assert len(told["message"]["tool_calls"]) == FORCED_CALLS_MAX
     assert told["finish_reason"] == "tool_calls"
 
 

@@ -1,8 +1,8 @@
-"""To which form does a request hold its answer, and can an answer be held to it?
+"""Constraints of answers: what a request asks for, as a grammar, compiled before the request is placed.
 
-OpenAI's, vLLM's and SGLang's fields say the same in several ways, and a request says it once. What it says is
-compiled as the workers will compile it, so that what cannot be held to is refused as it comes in: by a
-process of its own (`judge.py`), so that no request takes this one down.
+Fields of OpenAI, vLLM and SGLang say the same in several ways, and a request may give a constraint once. It
+is compiled as the workers will compile it, so that a constraint no answer can follow is a 400. Another
+process compiles it (`baton.grammars.judge`), so that no request ends this one.
 """
 
 import json
@@ -36,100 +36,109 @@ from baton.api.tools.parsing.constrained_parser import CallLayout
 from baton.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
-KEPT_MAX: Final = 256
-"""Structures of which it is remembered whether answers can be held to them."""
+CACHED_MAX: Final = 256
+"""Most constraints whose result is cached."""
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between two parts of a JSON text: room for an indented one. A small model may write blanks for ever."""
+"""Regular expression of whitespace in JSON, enough for indented JSON. Small models may otherwise never
+stop."""
 BLANKS: Final[Mapping[str, Any]] = {"whitespace_pattern": WHITESPACE}
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a request asks for."""
+    """A constraint that a request asks for."""
 
     param: str
-    """The field that says so."""
+    """Field of the request that asks for it."""
     grammar: Grammar
     any_bnf: bool = False
-    """Its text may be in GBNF, too, which is what other servers mean by EBNF."""
+    """The grammar may be in GBNF, too, which is what other servers mean by EBNF."""
     of_all: bool = False
-    """Thoughts and calls are not exempt."""
+    """Reasoning and tool calls are constrained, too."""
 
 
 class ConstraintCompiler:
-    """Of one application. Used from one event loop."""
+    """Compiler of the constraints of one application. Used from one event loop."""
 
     def __init__(self, model: ServedModel, ask: Ask, metrics: HttpMetrics) -> None:
-        """`ask`: of the process that judges."""
+        """`ask`: compiles a grammar in another process."""
         self._model = model
         self._metrics = metrics
         self._ask = ask
         self._turns = FairThreadPool("grammar", "compiled")
-        self._judged: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
-        """What workers are told, or why it is refused."""
+        self._results: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
+        """The grammar for workers, or the reason of its refusal, by constraint."""
 
     async def grammar(self, request: Request, body: GenerationRequest) -> Grammar | None:
-        """What the answer to `body` is held to. Raises ApiError that names the field, and in a schema the
-        keyword; Overloaded; ClientGone."""
-        form = self._of(body)
-        return None if form is None else await self._made(request, form)
+        """Return the grammar that the answer has to follow, or None.
+
+        Raises ApiError, which names the field and a schema's keyword. Raises Overloaded and ClientGone.
+        """
+        constraint = self._constraint(body)
+        return None if constraint is None else await self._compile(request, constraint)
 
     async def constrain_chat(
         self, request: Request, body: ChatRequest, prompt: Sequence[int]
     ) -> tuple[Grammar | None, NamedFormat | None, CallLayout | None]:
-        """The same of a chat, whose answer may begin with thoughts, and whose calls may be held, too; the
-        form in which those come; and as what they are written if they are held."""
-        form = self._of(body)
-        if form is not None and form.of_all:
-            if is_constrained(body, to_a_form=False):
-                raise invalid(
-                    form.param, f"'{form.param}' does not go with calls that are held to their tools."
-                )
-            return await self._made(request, form), self._model.forms.calls, None
-        if form is not None and is_forced(body):
-            raise invalid(form.param, f"Give '{form.param}' or force a call: an answer is held to one form.")
-        answer = None if form is None else await self._made(request, form)
-        held = is_constrained(body, to_a_form=form is not None)
+        """Return the grammar of a chat's answer, the format of its calls, and the layout of constrained
+        calls.
+
+        The answer may begin with reasoning. Raises as `grammar` does.
+        """
+        constraint = self._constraint(body)
+        if constraint is not None and constraint.of_all:
+            if is_constrained(body, constrain_text=False):
+                why = f"'{constraint.param}' does not go with calls that are held to their tools."
+                raise invalid(constraint.param, why)
+            return await self._compile(request, constraint), self._model.forms.calls, None
+        if constraint is not None and is_forced(body):
+            why = f"Give '{constraint.param}' or force a call: an answer is held to one form."
+            raise invalid(constraint.param, why)
+        content = None if constraint is None else await self._compile(request, constraint)
+        has_constrained_calls = is_constrained(body, constrain_text=constraint is not None)
         template = self._model.tokenizer.chat.text
-        own = constrained_format(body, self._model.forms, template, to_a_form=form is not None)
-        tools = [*constrained_tools(body, BLANKS, own)] if held else []
+        own = constrained_format(body, self._model.forms, template, constrain_text=constraint is not None)
+        tools = [*constrained_tools(body, BLANKS, own)] if has_constrained_calls else []
         for tool in tools:
-            await self._made(request, Constraint(tool.param, Grammar(GrammarKind.JSON_SCHEMA, tool.schema)))
+            await self._compile(
+                request, Constraint(tool.param, Grammar(GrammarKind.JSON_SCHEMA, tool.schema))
+            )
         model = self._model
-        whole = answer_grammar(body, prompt, model.forms, model.tokenizer, tools, answer)
-        calls = own if held else model.forms.calls
-        if whole is None or whole == answer:
-            return answer, calls, None
-        param = form.param if form is not None else "tools"
+        whole = answer_grammar(body, prompt, model.forms, model.tokenizer, tools, content)
+        calls = own if has_constrained_calls else model.forms.calls
+        if whole is None or whole == content:
+            return content, calls, None
+        param = constraint.param if constraint is not None else "tools"
         if len(whole.text.encode()) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' makes a grammar of more than {GRAMMAR_BYTES_MAX} bytes.")
-        shape = call_layout(calls) if held and calls is not None else None
-        if shape is not None and not shape.mark and answer is not None:
-            shape = None  # an answer that is JSON may begin as a call does
-        return await self._made(request, Constraint(param, whole)), calls, shape
+        layout = call_layout(calls) if has_constrained_calls and calls is not None else None
+        if layout is not None and not layout.mark and content is not None:
+            layout = None  # JSON content may begin as a call does
+        return await self._compile(request, Constraint(param, whole)), calls, layout
 
-    def _of(self, body: GenerationRequest) -> Constraint | None:
-        """Raises ApiError."""
-        asked = [*filter(None, (constraint_of(body),)), *_limits(body, self._model)]
-        if len(asked) > 1:
-            raise invalid(asked[1].param, f"Give '{asked[0].param}' or '{asked[1].param}', not both.")
-        return asked[0] if asked else None
+    def _constraint(self, body: GenerationRequest) -> Constraint | None:
+        """Return the constraint that a request asks for. Raises ApiError."""
+        constraints = [*filter(None, (constraint_of(body),)), *_limits(body, self._model)]
+        if len(constraints) > 1:
+            first, second = constraints[0].param, constraints[1].param
+            raise invalid(second, f"Give '{first}' or '{second}', not both.")
+        return constraints[0] if constraints else None
 
-    async def _made(self, request: Request, form: Constraint) -> Grammar:
-        """As workers are told of it. Raises as above."""
-        source = form.grammar, form.any_bnf
-        found = self._judged.get(source)
+    async def _compile(self, request: Request, constraint: Constraint) -> Grammar:
+        """Return the grammar for workers. Raises as `grammar` does."""
+        source = constraint.grammar, constraint.any_bnf
+        found = self._results.get(source)
         if found is None:
-            size = len(form.grammar.text)
+            size = len(constraint.grammar.text)
             turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
-            found = self._judged[source] = await unless_gone(request.scope, request.receive, turn)
+            found = self._results[source] = await unless_gone(request.scope, request.receive, turn)
             self._metrics.count_grammar(_outcome(found))
-            if len(self._judged) > KEPT_MAX:
-                self._judged.popitem(last=False)
+            if len(self._results) > CACHED_MAX:
+                self._results.popitem(last=False)
         if isinstance(found, str):
             why = f"no answer can be held to it: {found}."
-            raise invalid(form.param, f"Invalid value for '{form.param}': {why}")
+            raise invalid(constraint.param, f"Invalid value for '{constraint.param}': {why}")
         return found
 
 
@@ -140,22 +149,22 @@ def _outcome(found: Grammar | str) -> GrammarOutcome:
 
 
 def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Constraint]:
-    """What may not come at all."""
+    """Yield the constraints that forbid tokens or words in all of an answer."""
     if ids := body.allowed_token_ids:
         check_ids(ids, "allowed_token_ids", model.vocabulary)
         text = f"start: {_tokens(ids)}*"
         yield Constraint("allowed_token_ids", Grammar(GrammarKind.LARK, text), of_all=True)
     if body.bad_words:
         bad = "|".join(map(literal_regex, dict.fromkeys(body.bad_words)))
-        beside = sorted(id_ for id_ in model.tokenizer.added.values() if id_ < model.vocabulary)
-        others = f"({_tokens(beside)} TEXT?)*" if beside else ""
+        added = sorted(id_ for id_ in model.tokenizer.added.values() if id_ < model.vocabulary)
+        others = f"({_tokens(added)} TEXT?)*" if added else ""
         rule = f"TEXT: /(?s:.+)/ & ~/(?s:.*)({bad})(?s:.*)/"
         grammar = Grammar(GrammarKind.LARK, f"start: TEXT? {others}\n{rule}")
         yield Constraint("bad_words", grammar, of_all=True)
 
 
 def _tokens(ids: Sequence[int]) -> str:
-    """Any of them, as a grammar names them: in ranges."""
+    """Return the rule of any of these tokens, as ranges of ids."""
     ranges: list[list[int]] = []
     for id_ in sorted(set(ids)):
         if ranges and ranges[-1][1] == id_ - 1:
@@ -166,37 +175,39 @@ def _tokens(ids: Sequence[int]) -> str:
 
 
 def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """Raises ApiError where a request asks for two forms, for none by a field that wants one, or for one that
-    is too large."""
+    """Return the constraint of the content that a request asks for, or None.
+
+    Raises ApiError for two constraints, for an empty one, and for one that is too large.
+    """
     blanks = _blanks(body)
-    asked = [*_asked(body, blanks)]
-    for other in asked[1:]:
-        if replace(other, param=asked[0].param) != asked[0]:
-            first, second = asked[0].param, other.param
+    given = [*_content_constraints(body, blanks)]
+    for other in given[1:]:
+        if replace(other, param=given[0].param) != given[0]:
+            first, second = given[0].param, other.param
             raise invalid(second, f"Give '{first}' or '{second}': an answer is held to one form.")
-    if blanks is not None and not (asked and asked[0].grammar.kind is GrammarKind.JSON_SCHEMA):
+    if blanks is not None and not (given and given[0].grammar.kind is GrammarKind.JSON_SCHEMA):
         raise invalid(blanks.param, f"'{blanks.param}' needs a JSON schema beside it.")
-    for form in asked:
-        if len(form.grammar.text.encode()) > GRAMMAR_BYTES_MAX:
-            raise invalid(form.param, f"'{form.param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
-        return form
+    for constraint in given:
+        if len(constraint.grammar.text.encode()) > GRAMMAR_BYTES_MAX:
+            raise invalid(constraint.param, f"'{constraint.param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
+        return constraint
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Blanks:
-    """What is said of whitespace."""
+    """Whitespace between the parts of JSON, as a request gives it."""
 
     param: str
     options: Mapping[str, Any]
 
 
 def _blanks(body: GenerationRequest) -> _Blanks | None:
-    given = []
-    if (asked := body.structured_outputs) is not None:
-        if asked.whitespace_pattern is not None:
-            given.append(_pattern("structured_outputs.whitespace_pattern", asked.whitespace_pattern))
-        if asked.disable_any_whitespace:
+    given: list[_Blanks] = []
+    if (outputs := body.structured_outputs) is not None:
+        if outputs.whitespace_pattern is not None:
+            given.append(_pattern("structured_outputs.whitespace_pattern", outputs.whitespace_pattern))
+        if outputs.disable_any_whitespace:
             options = {"whitespace_flexible": False}
             given.append(_Blanks("structured_outputs.disable_any_whitespace", options))
     if body.guided_whitespace_pattern is not None:
@@ -211,8 +222,8 @@ def _pattern(param: str, pattern: str) -> _Blanks:
     return _Blanks(param, {"whitespace_pattern": pattern})
 
 
-def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Constraint]:
-    """All forms that a request asks for."""
+def _content_constraints(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Constraint]:
+    """Yield the constraints of all fields of a request."""
     options = BLANKS if blanks is None else blanks.options
     if body.response_format is not None:
         yield from _of_response_format(body.response_format, options)
@@ -231,42 +242,42 @@ def _asked(body: GenerationRequest, blanks: _Blanks | None) -> Iterator[Constrai
         yield _choice("guided_choice", body.guided_choice)
 
 
-def _of_response_format(asked: ResponseFormat, options: Mapping[str, Any]) -> Iterator[Constraint]:
+def _of_response_format(given: ResponseFormat, options: Mapping[str, Any]) -> Iterator[Constraint]:
     param = "response_format.json_schema"
-    beside = "response_format.schema"
-    if asked.schema_ is not None and asked.type == "text":
-        raise invalid(beside, f"'{beside}' comes with the type json_schema or json_object.")
-    if (asked.type == "json_schema") != (asked.json_schema is not None) and asked.schema_ is None:
+    schema_param = "response_format.schema"
+    if given.schema_ is not None and given.type == "text":
+        raise invalid(schema_param, f"'{schema_param}' comes with the type json_schema or json_object.")
+    if (given.type == "json_schema") != (given.json_schema is not None) and given.schema_ is None:
         raise invalid(param, f"'{param}' comes with the type json_schema, and with no other.")
-    if asked.json_schema is not None:
-        yield _json(f"{param}.schema", asked.json_schema.schema_, options)
-    if asked.schema_ is not None:
-        yield _json(beside, asked.schema_, options)
-    elif asked.type == "json_object":
+    if given.json_schema is not None:
+        yield _json(f"{param}.schema", given.json_schema.schema_, options)
+    if given.schema_ is not None:
+        yield _json(schema_param, given.schema_, options)
+    elif given.type == "json_object":
         yield _json("response_format", ANY_OBJECT, options)
 
 
-def _of_structured_outputs(asked: StructuredOutputs, options: Mapping[str, Any]) -> Iterator[Constraint]:
+def _of_structured_outputs(given: StructuredOutputs, options: Mapping[str, Any]) -> Iterator[Constraint]:
     param = "structured_outputs"
-    forms = [*_in_structured_outputs(asked, param, options)]
-    if not forms:
+    constraints = [*_in_structured_outputs(given, param, options)]
+    if not constraints:
         raise invalid(param, f"'{param}' has to hold one of json, regex, choice, grammar, json_object.")
-    yield from forms
+    yield from constraints
 
 
 def _in_structured_outputs(
-    asked: StructuredOutputs, param: str, options: Mapping[str, Any]
+    given: StructuredOutputs, param: str, options: Mapping[str, Any]
 ) -> Iterator[Constraint]:
-    if asked.json_ is not None:
-        yield _json(f"{param}.json", asked.json_, options)
-    if asked.json_object:
+    if given.json_ is not None:
+        yield _json(f"{param}.json", given.json_, options)
+    if given.json_object:
         yield _json(f"{param}.json_object", ANY_OBJECT, options)
-    if asked.regex is not None:
-        yield Constraint(f"{param}.regex", Grammar(GrammarKind.REGEX, asked.regex))
-    if asked.choice:
-        yield _choice(f"{param}.choice", asked.choice)
-    if asked.grammar is not None:
-        yield Constraint(f"{param}.grammar", Grammar(GrammarKind.LARK, asked.grammar), any_bnf=True)
+    if given.regex is not None:
+        yield Constraint(f"{param}.regex", Grammar(GrammarKind.REGEX, given.regex))
+    if given.choice:
+        yield _choice(f"{param}.choice", given.choice)
+    if given.grammar is not None:
+        yield Constraint(f"{param}.grammar", Grammar(GrammarKind.LARK, given.grammar), any_bnf=True)
 
 
 def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> Constraint:
@@ -274,6 +285,6 @@ def _json(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> 
 
 
 def _choice(param: str, choices: Sequence[str]) -> Constraint:
-    """Lark's texts are written as JSON's are."""
+    """Return the constraint to one of several texts. Lark writes texts as JSON does."""
     text = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
     return Constraint(param, Grammar(GrammarKind.LARK, text))

@@ -1,6 +1,6 @@
 """Property names that a `propertyNames` schema allows, as a set of literals and a regular expression.
 
-A grammar knows no `propertyNames`. What it says is expressed by `properties`, `patternProperties` and
+Grammars have no `propertyNames`. It is expressed by `properties`, `patternProperties` and
 `additionalProperties`.
 
 Pure.
@@ -14,7 +14,7 @@ from typing import Any, Final
 from baton.grammars.json_schema import is_anything, types_in
 
 UNREADABLE: Final = frozenset({"not", "if", "$dynamicRef"})
-"""Keywords that constrain names, and are not understood."""
+"""Keywords that constrain names and are not supported."""
 DATE: Final = (
     r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
     r"|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -26,18 +26,18 @@ FORMATS: Final[Mapping[str, str]] = {
     "date-time": f"^{DATE}T{TIME}$",
     "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
 }
-"""Formats of names as regular expressions; of any other format a name may be any text."""
+"""Formats of names as regular expressions. In any other format a name may be any text."""
 REFERENCES_MAX: Final = 256
-"""References that are followed in one document."""
+"""Most references that are followed in one document."""
 
 
 class NamesInexpressible(ValueError):
-    """PropertyNames that no grammar can express; the text says why."""
+    """No grammar can express the names. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PropertyNames:
-    """The names in `literals`, and those that `pattern` matches somewhere.
+    """Names in `literals`, and names in which `pattern` matches.
 
     A caller's pattern is never tried here: Python's search can take time without a bound.
     """
@@ -53,15 +53,15 @@ WORD: Final = "'propertyNames'"
 
 
 class PropertyNamesReader:
-    """Reads the names that schemas of one document allow."""
+    """Reader of the names that the schemas of one document allow."""
 
     def __init__(self, resolve: Callable[[str], Any]) -> None:
-        """`resolve`: what a reference points to."""
+        """`resolve`: returns the target of a reference."""
         self._resolve = resolve
         self._left = REFERENCES_MAX
 
     def names(self, schema: Any) -> PropertyNames:
-        """The names that fit `schema`. Raises NamesInexpressible."""
+        """Return the names that fit `schema`. Raises NamesInexpressible."""
         if is_anything(schema):
             return ANY
         if not isinstance(schema, Mapping) or "string" not in types_in(schema):
@@ -108,7 +108,7 @@ def _literals(values: Any) -> PropertyNames:
 
 
 def _both(one: PropertyNames, other: PropertyNames) -> PropertyNames:
-    """PropertyNames in both."""
+    """Return the names in both."""
     if ANY in (one, other) or one == other:
         return other if one == ANY else one
     if one.pattern is None and other.pattern is None:
@@ -119,7 +119,7 @@ def _both(one: PropertyNames, other: PropertyNames) -> PropertyNames:
 
 
 def _either(some: list[PropertyNames], *, once: bool) -> PropertyNames:
-    """PropertyNames in any of them. `once`: not in two."""
+    """Return the names in any of them. `once`: in exactly one of them."""
     if ANY in some and not once:
         return ANY
     literals = [name for each in some for name in each.literals]

@@ -1,6 +1,7 @@
-"""Alternatives of a JSON schema of which no value fits two.
+"""Alternatives of a JSON schema that exclude each other.
 
-The library takes a `oneOf` only where it finds that itself, and it does not look behind references.
+The grammar library takes a `oneOf` only if it finds that no value fits two of its alternatives. It does not
+follow references for that.
 
 Pure.
 """
@@ -14,16 +15,18 @@ from baton.api.tools.constraints.schema_shapes import check_shape
 from baton.grammars.json_schema import is_equal, types_in, with_subschemas
 
 OPTIONS_MAX: Final = 64
-"""Alternatives that are compared, each with each."""
+"""Most alternatives that are compared, each with each."""
 DEPTH_MAX: Final = 4
-"""Schemas within each other, and references behind each other, that are compared."""
+"""Most levels of schemas, and most references in a row, that are compared."""
 
 Resolve = Callable[[Any], Any]
 
 
 def with_disjoint_alternatives(schema: Any, resolve: Resolve) -> Any:
-    """The schema whose `oneOf` is `anyOf` wherever no value fits two. `resolve`: what a reference points to.
-    Raises SchemaRefused."""
+    """Return the schema with `anyOf` for each `oneOf` whose alternatives exclude each other.
+
+    `resolve`: returns the target of a reference. Raises SchemaRefused.
+    """
     if not isinstance(schema, Mapping):
         return schema
     made = with_subschemas(schema, lambda each, _: with_disjoint_alternatives(each, resolve))
@@ -36,7 +39,7 @@ def with_disjoint_alternatives(schema: Any, resolve: Resolve) -> Any:
 
 
 def _are_disjoint(one: Any, other: Any, resolve: Resolve, depth: int) -> bool:
-    """Whether it is certain that no value fits both."""
+    """Return whether it is certain that no value fits both schemas."""
     one, other = _followed(one, resolve), _followed(other, resolve)
     if one is False or other is False:
         return True
@@ -59,7 +62,7 @@ def _are_disjoint(one: Any, other: Any, resolve: Resolve, depth: int) -> bool:
 
 
 def _followed(schema: Any, resolve: Resolve) -> Any:
-    """What a schema that is a reference, described or not, points to."""
+    """Return the target of a schema that is a reference, or else the schema."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, Mapping) or schema.keys() - ANNOTATIONS != {"$ref"}:
             break
@@ -77,7 +80,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Any:
-    """The schema of what stands under `name`."""
+    """Return the schema of the property."""
     if name in schema.get("properties", {}):
         return schema["properties"][name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)

@@ -1,7 +1,8 @@
-"""Rules for keywords of a JSON schema that the library of grammars does not implement, or refuses.
+"""Rewriting rules for keywords of a JSON schema that the grammar library does not implement.
 
-A keyword that constrains nothing is dropped. One that can be said by others is said by them. Any other stays,
-and the library refuses it by its name. Each rule takes a schema whose subschemas have been through all rules.
+A keyword that constrains nothing is dropped. One that other keywords can express is rewritten. Any other
+stays, and the library refuses it by its name. Each rule takes a schema whose subschemas have passed all
+rules.
 
 Pure.
 """
@@ -20,11 +21,11 @@ ANNOTATIONS: Final = frozenset(
     | {"contentEncoding", "contentMediaType", "contentSchema", "$vocabulary"}
     | {"$dynamicAnchor", "$recursiveAnchor"}
 )
-"""Keywords that constrain no value. What refers to an anchor that is dynamic is refused by its own name."""
+"""Keywords that constrain no value. A reference to a dynamic anchor is refused by its own keyword."""
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-"""Formats that a text is held to. Any other is an annotation."""
+"""Formats that constrain a string. Any other format is an annotation."""
 ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "array": frozenset(
         {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}
@@ -38,16 +39,16 @@ ABOUT: Final[Mapping[str, frozenset[str]]] = {
     "string": frozenset({"pattern", "minLength", "maxLength", "format"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-"""Keywords that say something of values of one type alone."""
+"""Keywords that constrain values of one type only, by type."""
 DESCRIPTIVE: Final[Mapping[str, frozenset[str]]] = {
     "object": frozenset(
         {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
     ),
     "array": frozenset({"items", "prefixItems"}),
 }
-"""Keywords that show of which type a schema is that has none."""
+"""Keywords that show the type of a schema without `type`."""
 TYPED: Final = frozenset({"type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
-"""Keywords that tell more of a type."""
+"""Keywords that describe a type further."""
 IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies", "contains"}
 )
@@ -55,22 +56,25 @@ IN_PLACE: Final = frozenset(
 BOUND: Final = 2**63 - 1024
 """The largest bound of a number that the library takes. A bound beyond it is narrowed to it."""
 DEPENDENTS_MAX: Final = 4
-"""Names that others depend on: each doubles the alternatives."""
+"""Most names with dependent properties. Each doubles the alternatives."""
 
 
 def without(schema: Keywords, *words: str) -> Keywords:
-    """The schema without these keywords."""
+    """Return the schema without these keywords."""
     return {word: value for word, value in schema.items() if word not in words}
 
 
 def with_also(schema: Keywords, *others: Any) -> Keywords:
-    """The schema of which `others` hold, too."""
+    """Return the schema that `others` constrain, too."""
     return {**schema, "allOf": [*schema.get("allOf", ()), *others]} if others else schema
 
 
 def with_inferred_type(schema: Keywords) -> Keywords:
-    """Take a schema without a type that describes properties for one of objects, and so with items and lists:
-    whoever wrote it means that, and a model could answer with any number."""
+    """Add the type `object` to a schema without a type that describes properties, and `array` to one with
+    items.
+
+    The author of such a schema means that, and a model could answer with a number otherwise.
+    """
     words = schema.keys()
     if words & TYPED:
         return schema
@@ -79,7 +83,7 @@ def with_inferred_type(schema: Keywords) -> Keywords:
 
 
 def without_idle_types(schema: Keywords) -> Keywords:
-    """Drop what is about values of types that the schema does not allow, and annotations."""
+    """Drop annotations, and keywords for values of types that the schema does not allow."""
     types = types_in(schema) | ({"number"} if "integer" in types_in(schema) else set())
     idle = ANNOTATIONS.union(*(words for kind, words in ABOUT.items() if kind not in types))
     return {
@@ -88,7 +92,7 @@ def without_idle_types(schema: Keywords) -> Keywords:
 
 
 def without_empty_lists(schema: Keywords) -> Keywords:
-    """Drop an `allOf` of nothing and a `patternProperties` of nothing."""
+    """Drop an empty `allOf` and an empty `patternProperties`."""
     empty = (
         word for word in ("allOf", "patternProperties", "dependentSchemas") if not schema.get(word, True)
     )
@@ -108,7 +112,7 @@ def with_known_format(schema: Keywords) -> Keywords:
 
 
 def with_bounds(schema: Keywords) -> Keywords:
-    """Narrow bounds that are beyond all numbers of 64 bits."""
+    """Narrow bounds to the range of 64-bit numbers."""
     made: Keywords = dict(schema)
     for word in ("minimum", "exclusiveMinimum"):
         made |= {word: -BOUND} if _number(made.get(word)) < -BOUND else {}
@@ -118,12 +122,12 @@ def with_bounds(schema: Keywords) -> Keywords:
 
 
 def _number(value: Any) -> float:
-    """0 for what is none, such as the `exclusiveMinimum: true` of draft 4."""
+    """Return the number, or 0 for another value, such as `exclusiveMinimum: true` of draft 4."""
     return value if isinstance(value, int | float) else 0
 
 
 def without_idle_contains(schema: Keywords) -> Keywords | bool:
-    """Drop `contains` that any items meet, and bounds on how many without it."""
+    """Drop a `contains` that any items meet, and `minContains` and `maxContains` without it."""
     if "contains" not in schema:
         return without(schema, "minContains", "maxContains")
     wanted, most = schema["contains"], schema.get("maxContains")
@@ -140,7 +144,7 @@ def without_idle_contains(schema: Keywords) -> Keywords | bool:
 
 
 def without_idle_items(schema: Keywords) -> Keywords:
-    """Drop `uniqueItems` where no two items can be, and `additionalItems` that stand behind no others."""
+    """Drop `uniqueItems` of a list with at most one item, and `additionalItems` without `items`."""
     made = schema
     most: int = schema.get("maxItems", 2)
     if most < 2 or not schema.get("uniqueItems", True):
@@ -149,7 +153,7 @@ def without_idle_items(schema: Keywords) -> Keywords:
 
 
 def without_idle_counts(schema: Keywords) -> Keywords:
-    """Drop bounds on how many properties there are that the properties themselves keep to."""
+    """Drop bounds on the number of properties that follow from the properties."""
     idle = []
     if schema.get("minProperties", 0) <= len(set(schema.get("required", ()))):
         idle.append("minProperties")
@@ -175,7 +179,7 @@ def without_condition(schema: Keywords) -> Keywords | bool:
 
 
 def without_negation(schema: Keywords) -> Keywords | bool:
-    """Say `not` by what is left of types, values and names, as far as that can be."""
+    """Express `not` by the types, values and names that it leaves, as far as possible."""
     if "not" not in schema:
         return schema
     negated, rest = schema["not"], without(schema, "not")
@@ -188,7 +192,7 @@ def without_negation(schema: Keywords) -> Keywords | bool:
 
 
 def _negated(rest: Keywords, negated: Mapping[str, Any]) -> Keywords | bool | None:
-    """The schema `rest` of which `negated` does not hold; None where that cannot be said."""
+    """Return the schema `rest` without the values of `negated`, or None if that cannot be expressed."""
     words = negated.keys()
     if words == {"not"}:
         return with_also(rest, negated["not"])
@@ -211,7 +215,7 @@ def _without_types(rest: Keywords, types: frozenset[str]) -> Keywords | bool | N
 
 
 def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
-    """None where the values are some of many."""
+    """Return the schema without the values, or None if it does not list its values."""
     if "enum" in rest:
         left = [each for each in rest["enum"] if not any(is_equal(each, value) for value in values)]
         return {**rest, "enum": left} if left else False
@@ -220,14 +224,13 @@ def _without_values(rest: Keywords, values: Any) -> Keywords | bool | None:
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
-    """In order."""
+    """Return the types of a schema, in order."""
     given = schema.get("type", list(TYPES))
     return [given] if isinstance(given, str) else [*given]
 
 
 def without_unevaluated(schema: Keywords) -> Keywords:
-    """Say what holds of parts that no keyword looked at by the keywords for others, where nothing else looks
-    at parts."""
+    """Express `unevaluated…` keywords by `additional…` ones, if no other keyword evaluates parts."""
     made = schema
     for word, others in (
         ("unevaluatedProperties", "additionalProperties"),
@@ -243,7 +246,7 @@ def without_unevaluated(schema: Keywords) -> Keywords:
 
 
 def with_dependencies(schema: Keywords) -> Keywords:
-    """Say `dependentRequired` by alternatives, and drop dependencies of nothing."""
+    """Express `dependentRequired` by alternatives, and drop empty dependencies."""
     made, wanted = schema, dict[str, Any]()
     if "dependencies" in made:
         given = made["dependencies"]
@@ -279,7 +282,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def ruled(schema: Keywords) -> Keywords | bool:
-    """The schema after all rules."""
+    """Return the schema after all rules."""
     for rule in RULES:
         made = rule(schema)
         if isinstance(made, bool):

@@ -1,9 +1,9 @@
-"""JSON schemas in the form that grammars are made of: what constrains nothing is dropped, the rest rewritten.
+"""Normalisation of JSON schemas: keywords that constrain nothing are dropped, others are rewritten.
 
-The library that makes grammars refuses each keyword that it does not implement, whatever its value is. By
-JSON Schema 2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone, `propertyNames` that
-allow every name, an unknown format. Others can be said by keywords that the library implements. It refuses
-the rest by name.
+The grammar library refuses each keyword that it does not implement, whatever its value is. By JSON Schema
+2020-12 many of them constrain nothing: `uniqueItems: false`, `if` alone, `propertyNames` that allow every
+name, an unknown format. Others can be expressed by keywords that the library implements. It refuses the rest
+by name.
 
 Pure.
 """
@@ -32,23 +32,25 @@ from baton.grammars.json_schema import (
 )
 
 DRAFTS: Final = ("/draft-04/", "/draft-06/", "/draft-07/", "/draft/2019-09/", "/draft/2020-12/")
-"""Parts of the names of dialects that the library knows. A schema of any other is read as of 2020-12."""
+"""Parts of the URIs of JSON Schema drafts that the library knows. Any other is read as 2020-12."""
 MAY_BE_NULL: Final = frozenset({"const", "default"})
-"""Keywords of which null is a value."""
+"""Keywords that may have the value null."""
 SAME_VALUE: Final = frozenset({"allOf", "anyOf", "then", "else", "dependentSchemas"})
-"""Keywords whose schemas are about the value that the schema around them is about."""
+"""Keywords whose schemas describe the same value as the schema around them."""
 NEGATIVE: Final = frozenset({"not", "if", "oneOf", "propertyNames"})
-"""Keywords whose schemas say when another does not hold, or are of names."""
+"""Keywords whose schemas exclude values, or describe names."""
 DEPTH_MAX: Final = 128
-"""Schemas within each other."""
+"""Most levels of schemas."""
 INLINE_MAX: Final = 16
-"""Schemas within each other in what the library reads, whose JSON may have 128 levels. Deeper ones become
+"""Most levels of schemas in what the library reads, whose JSON may have 128 levels. Deeper ones become
 definitions."""
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:
-    """The schema without keywords that are null, which some generators write for what is absent. `depth`: of
-    schemas around it. Raises SchemaRefused."""
+    """Return the schema without keywords that are null, which some generators write for absent ones.
+
+    `depth`: number of schemas around it. Raises SchemaRefused.
+    """
     if depth > DEPTH_MAX:
         raise SchemaRefused(f"it is nested more than {DEPTH_MAX} schemas deep")
     if not isinstance(schema, Mapping):
@@ -58,29 +60,31 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
 
 
 def normalized(schema: Mapping[str, Any]) -> Keywords:
-    """The same schema, of keywords that the library implements as far as that can be. `schema`: without
-    nulls. Raises SchemaRefused."""
+    """Return an equal schema with keywords that the library implements, as far as possible.
+
+    `schema`: a schema without nulls. Raises SchemaRefused.
+    """
     return _Document(schema).normalized()
 
 
 class _Document:
-    """A schema with all that its references point to."""
+    """A schema and the targets of its references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names = PropertyNamesReader(lambda reference: resolved(root, reference))
         self._moved: dict[Pointer, str] = {}
-        """The new definition of a subschema, by where the subschema stood."""
+        """Name of the new definition of a subschema, by the pointer to the subschema."""
         self._definitions: Keywords = {}
-        """The new definitions that are written."""
+        """New definitions, by name."""
         self._keeps_ids = False
 
     def normalized(self) -> Keywords:
-        """The whole document."""
+        """Return the normalized document. Raises SchemaRefused."""
         self._find_targets()
         made = self._rewritten(self._root, (), 0, infers=True)
         for pointer, name in [*self._moved.items()]:
-            if name not in self._definitions:  # behind a keyword that is none
+            if name not in self._definitions:  # behind an unknown keyword
                 self._definitions[name] = self._rewritten(
                     found_at(self._root, pointer), pointer, 0, infers=True
                 )
@@ -92,7 +96,7 @@ class _Document:
         return document
 
     def _find_targets(self) -> None:
-        """Find what references point to beside definitions: it may not stay where it stands."""
+        """Find targets of references that are no definitions, and may have to become ones."""
         open_schemas: list[Any] = [self._root]
         while open_schemas:
             for schema in schemas_within(open_schemas.pop()):
@@ -108,8 +112,11 @@ class _Document:
                     open_schemas.append(target)
 
     def _schema(self, schema: Any, at: Pointer, depth: int, *, infers: bool) -> Any:
-        """The schema at `at`, or a reference to where it is moved. `depth`: of inline schemas around it.
-        `infers`: whether its type is that of its keywords where it has none."""
+        """Return the rewritten schema, or a reference to it if it became a definition.
+
+        `at`: pointer to the schema. `depth`: number of inline schemas around it.
+        `infers`: a missing type is inferred from the keywords.
+        """
         if at not in self._moved:
             if depth < INLINE_MAX or isinstance(schema, bool):
                 return self._rewritten(schema, at, depth, infers=infers)
@@ -141,7 +148,7 @@ class _Document:
         return ruled(self._with_names(made, schema.get("propertyNames", True)))
 
     def _with_names(self, schema: Keywords, wanted: Any) -> Keywords:
-        """Say `propertyNames` by properties and patterns. `wanted`: its value as it was given."""
+        """Express `propertyNames` by properties and patterns. `wanted`: its value in the request."""
         if "propertyNames" not in schema:
             return schema
         rest = without(schema, "propertyNames")
@@ -158,8 +165,8 @@ class _Document:
             others = self._shared(others)
         allowed = dict.fromkeys(names.literals, others)
         if names.pattern is None:
-            kept = {name: each if name in allowed else False for name, each in properties.items()}
-            return {**rest, "properties": {**allowed, **kept}, "additionalProperties": False}
+            named = {name: each if name in allowed else False for name, each in properties.items()}
+            return {**rest, "properties": {**allowed, **named}, "additionalProperties": False}
         only: Keywords = {"patternProperties": {names.pattern: others}, "additionalProperties": False}
         if not properties:
             return {**rest, **({"properties": allowed} if allowed else {}), **only}
@@ -171,7 +178,7 @@ class _Document:
         )
 
     def _shared(self, schema: Any) -> Keywords:
-        """A reference to a definition of `schema`, which several properties have."""
+        """Return a reference to a definition of `schema`, for use by several properties."""
         if isinstance(schema, Mapping) and schema.keys() == {"$ref"}:
             return {**schema}
         name = self._free_name()
@@ -180,7 +187,7 @@ class _Document:
         return _reference_to(name)
 
     def _free_name(self) -> str:
-        """A name that no definition has."""
+        """Return a name that no definition has."""
         number = len(self._moved)
         while f"schema_{number}" in self._root.get("$defs", {}):
             number += 1

@@ -1,4 +1,4 @@
-"""Whether each keyword of a JSON schema has a value of the kind that it takes.
+"""Checks of the values of a JSON schema's keywords.
 
 Pure.
 """
@@ -12,12 +12,12 @@ COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
     | {"minContains", "maxContains"}
 )
-"""Keywords whose value is a number of something."""
+"""Keywords whose value is a count."""
 NAMED_TYPES: Final = (*TYPES, "integer")
 
 
 class SchemaRefused(ValueError):
-    """A schema that no grammar can be made of; the text says why."""
+    """No grammar can be made of the schema. The message gives the reason."""
 
 
 def _is_text(value: Any) -> bool:
@@ -79,11 +79,11 @@ SHAPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "required": (_are_texts, "a list of texts"),
     "type": (_is_type, f"one of {', '.join(NAMED_TYPES)}, or a list of them"),
 }
-"""By the keyword: what its value is tried by, and what the value has to be."""
+"""Check of a keyword's value and the name of what is expected, by keyword."""
 
 
 def check_shape(schema: Mapping[str, Any]) -> None:
-    """Raise SchemaRefused where a keyword of `schema` itself has no value of its kind."""
+    """Raise SchemaRefused if a keyword of `schema` itself has a value of the wrong kind."""
     for word, value in schema.items():
         if word in SHAPES and not SHAPES[word][0](value):
             raise SchemaRefused(f"'{word}' has to be {SHAPES[word][1]}")

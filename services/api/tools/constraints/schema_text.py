@@ -1,4 +1,4 @@
-"""The text of a JSON schema that workers make a grammar of."""
+"""JSON schemas as the text from which workers make a grammar."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,13 +11,16 @@ from baton.api.requests.schemas import OPTIONS
 from baton.api.tools.constraints.schema_alternatives import with_disjoint_alternatives
 from baton.api.tools.constraints.schema_normalization import normalized, without_nulls
 from baton.api.tools.constraints.schema_shapes import SchemaRefused, check_shape
-from baton.api.tools.constraints.strict_schemas import closed
+from baton.api.tools.constraints.strict_schemas import without_unnamed_properties
 from baton.grammars.json_schema import resolved, schemas_within
 from baton.rooms.request import GRAMMAR_BYTES_MAX
 
 
 def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """The text of a schema that `param` gives. `options`: how the library reads it. Raises ApiError."""
+    """Return the text of a schema. Raises ApiError.
+
+    `param`: field of the request with the schema. `options`: reading options of the grammar library.
+    """
     try:
         if len(to_json(schema)) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' is larger than {GRAMMAR_BYTES_MAX} bytes.")
@@ -28,7 +31,7 @@ def schema_text(param: str, schema: Mapping[str, Any], options: Mapping[str, Any
         for each in schemas_within(given):
             check_shape(each)
         given = with_disjoint_alternatives(given, partial(resolved, given))  # while objects are open
-        made = normalized(closed(given))
+        made = normalized(without_unnamed_properties(given))
     except SchemaRefused as error:
         why = f"no answer can be held to it: {error}."
         raise invalid(param, f"Invalid value for '{param}': {why}") from None

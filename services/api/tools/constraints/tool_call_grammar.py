@@ -1,7 +1,7 @@
-"""Which grammar holds an answer to calls of tools, and lets thoughts come before what it is held to?
+"""Grammars that constrain tool calls, and that leave reasoning before an answer free.
 
-A forced call is a grammar, on any model: in the form in which the model writes calls where that holds JSON,
-else in Hermes'. Thoughts are free, and what an answer is held to begins behind them.
+Any model can be forced to call a tool. The call is written in the model's own format if its arguments are
+JSON, and in Hermes' format otherwise. Reasoning is not constrained, and what is constrained begins behind it.
 """
 
 import json
@@ -13,131 +13,116 @@ from baton.api.errors import invalid
 from baton.api.requests.chat_messages import offered
 from baton.api.requests.schemas import AllowedTools, ChatRequest, ForcedTool, Tool
 from baton.api.text.tokenizer import Tokenizer
-from baton.api.tools.constraints.argument_grammar import (
-    BRACKET,
-    ArgumentFormat,
-    InexpressibleArguments,
-    argument_format,
-    call_rule,
-    up_to,
-)
+from baton.api.tools.constraints.argument_grammar import InexpressibleArguments, call_rule, text_up_to
 from baton.api.tools.constraints.schema_text import schema_text
 from baton.api.tools.format_detection import ModelFormats, ReasoningState, reasoning_state
+from baton.api.tools.formats.call_layouts import (
+    ARGUMENTS,
+    NAME,
+    ArgumentLayout,
+    JsonCallLayout,
+    argument_layout,
+)
 from baton.api.tools.formats.output_formats import HERMES, TOOL_CALL_FORMATS, NamedFormat, find_format
 from baton.api.tools.parsing.constrained_parser import CallLayout
 from baton.rooms.request import Grammar, GrammarKind
 
-NAME: Final = "\0name"
-ARGUMENTS: Final = "\0arguments"
-HARMONY: Final = "harmony"
-SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
-    HERMES: ("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", "</tool_call>"),
-    "llama3": ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
-    "mistral": ("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS),
-    "deepseek": ("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
-    "kimi": (
-        "<|tool_call_begin|>",
-        "functions.",
-        NAME,
-        ":0",
-        "<|tool_call_argument_begin|>",
-        ARGUMENTS,
-        "<|tool_call_end|>",
-    ),
-    HARMONY: (
-        "<|channel|>",
-        "commentary to=functions.",
-        NAME,
-        " ",
-        "<|constrain|>",
-        "json",
-        "<|message|>",
-        ARGUMENTS,
-    ),
-}
-"""Of one call, by the form: marks, texts, the name and the arguments. The first mark tells that it is one."""
-CALLS_MAX: Final = 16
-"""Of one answer that is held to calls: a small model may go on for ever."""
+FORCED_CALLS_MAX: Final = 16
+"""Most calls in one constrained answer. Small models may otherwise never stop."""
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 BLANKS: Final = r"BLANKS: /[ \n]{1,4}/"
 
+Term = Callable[[str], str]
+"""Returns a mark or a text as a grammar writes it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedTool:
-    """One whose arguments an answer is held to."""
+    """A tool whose arguments are constrained by its JSON schema."""
 
     param: str
+    """Field of the request with the schema, for errors."""
     name: str
     schema: str
-    """JSON."""
+    """JSON schema of the arguments, as JSON."""
 
 
 def constrained_format(
-    body: ChatRequest, forms: ModelFormats, template: str, *, to_a_form: bool
+    body: ChatRequest, formats: ModelFormats, template: str, *, constrain_text: bool
 ) -> NamedFormat:
-    """In which calls are written that an answer is held to: in the model's own where arguments are JSON, and
-    where no call need come, since it is told by that; else in Hermes'. `template`: of its chats.
-    `to_a_form`: what is no call is held, too."""
-    own, hermes = forms.calls, find_format(HERMES, TOOL_CALL_FORMATS)
+    """Return the format for constrained calls.
+
+    This is the model's own format if its arguments are JSON, or if a call is optional, since its mark shows
+    it then. It is Hermes' format otherwise.
+    `template`: source of the chat template.
+    `constrain_text`: text that is not a call is constrained, too.
+    """
+    own, hermes = formats.calls, find_format(HERMES, TOOL_CALL_FORMATS)
     assert hermes is not None
-    if own is None or own.names[0] in SHAPES:
+    if own is None or isinstance(own.layouts, JsonCallLayout):
         return own or hermes
-    free = not (to_a_form or is_forced(body)) and argument_format(own.names[0], template) is not None
-    return own if free else hermes
+    is_optional = not (constrain_text or is_forced(body))
+    return own if is_optional and argument_layout(own.layouts, template) is not None else hermes
 
 
-def call_layout(form: NamedFormat) -> CallLayout | None:
-    """As what a grammar has calls in that form written, where their arguments are JSON."""
-    shape = SHAPES.get(form.names[0])
-    if shape is None:
+def call_layout(named: NamedFormat) -> CallLayout | None:
+    """Return the layout of a format's calls for their parser, or None if their arguments are no JSON."""
+    layout = named.layouts
+    if not isinstance(layout, JsonCallLayout):
         return None
-    name, arguments = shape.index(NAME), shape.index(ARGUMENTS)
-    heads = [region.head for region in form.markup.regions if region.head and shape[0] in region.opens]
-    if heads:  # which names the call
+    regions = [region for region in named.markup.regions if layout.mark in region.opens]
+    heads = [region.head for region in regions if region.head]
+    if heads:  # the head names the call
         return CallLayout(mark=heads[0], before="", between="", after="")
-    bare = shape[0].startswith("{")
-    closed = any(shape[0] in region.opens and region.closes for region in form.markup.regions)
+    parts = layout.parts
+    name, arguments = parts.index(NAME), parts.index(ARGUMENTS)
+    has_end = any(region.closes for region in regions)
     return CallLayout(
-        mark="" if bare else shape[0],
-        before="".join(shape[0 if bare else 1 : name]),
-        between="".join(shape[name + 1 : arguments]),
-        after="" if closed else "".join(shape[arguments + 1 :]),
+        mark="" if layout.is_unmarked else layout.mark,
+        before="".join(parts[0 if layout.is_unmarked else 1 : name]),
+        between="".join(parts[name + 1 : arguments]),
+        after="" if has_end else "".join(parts[arguments + 1 :]),
     )
 
 
 def is_forced(body: ChatRequest) -> bool:
+    """Return whether the answer has to be a tool call."""
     choice = body.tool_choice
     mode = choice.mode if isinstance(choice, AllowedTools) else choice
     return isinstance(choice, ForcedTool) or mode == "required"
 
 
-def is_constrained(body: ChatRequest, *, to_a_form: bool) -> bool:
-    """Whether the grammar of the answer says what a call is. `to_a_form`: what is no call is held, too."""
+def is_constrained(body: ChatRequest, *, constrain_text: bool) -> bool:
+    """Return whether a grammar constrains the calls. `constrain_text`: text that is not a call is, too."""
     tools = offered(body)
-    return is_forced(body) or (bool(tools) and (to_a_form or any(each.function.strict for each in tools)))
+    has_strict = any(each.function.strict for each in tools)
+    return is_forced(body) or (bool(tools) and (constrain_text or has_strict))
 
 
 def constrained_tools(
-    body: ChatRequest, options: Mapping[str, Any], form: NamedFormat
+    body: ChatRequest, options: Mapping[str, Any], named: NamedFormat
 ) -> Iterator[ConstrainedTool]:
-    """The tools that may be called. `options`: of each schema. In a form whose arguments are no JSON object
-    each is held to its schema, strict or not."""
-    loosely = form.names[0] in SHAPES
+    """Yield the tools that may be called.
+
+    In a format whose arguments are no JSON object every tool is constrained by its schema, strict or not.
+    `options`: reading options for each schema.
+    """
+    only_strict = isinstance(named.layouts, JsonCallLayout)
     allowed = offered(body)
-    for place, tool in enumerate(body.tools):
+    for index, tool in enumerate(body.tools):
         if isinstance(body.tool_choice, ForcedTool) and tool.function.name != body.tool_choice.name:
             continue
         if tool not in allowed:
             continue
-        param = f"tools[{place}].function.parameters"
-        text = schema_text(param, _schema(body, tool, loosely=loosely), options)
+        param = f"tools[{index}].function.parameters"
+        text = schema_text(param, _schema(body, tool, only_strict=only_strict), options)
         yield ConstrainedTool(param, tool.function.name, text)
 
 
-def _schema(body: ChatRequest, tool: Tool, *, loosely: bool) -> Mapping[str, Any]:
+def _schema(body: ChatRequest, tool: Tool, *, only_strict: bool) -> Mapping[str, Any]:
     function = tool.function
-    if loosely and not (is_forced(body) or function.strict):
+    if only_strict and not (is_forced(body) or function.strict):
         return ANY_OBJECT
     return NO_ARGUMENTS if not function.parameters else {"type": "object", **function.parameters}
 
@@ -145,114 +130,152 @@ def _schema(body: ChatRequest, tool: Tool, *, loosely: bool) -> Mapping[str, Any
 def answer_grammar(
     body: ChatRequest,
     prompt: Sequence[int],
-    forms: ModelFormats,
+    formats: ModelFormats,
     tokenizer: Tokenizer,
     tools: Sequence[ConstrainedTool],
-    answer: Grammar | None,
+    content: Grammar | None,
 ) -> Grammar | None:
-    """What all of an answer is held to: `answer` what is said in it, `tools` its calls, nothing its thoughts.
-    Raises ApiError where calls in the model's form cannot be held."""
-    term = _terms(tokenizer)
-    thoughts = forms.thoughts if body.separate_reasoning else None
+    """Return the grammar of all of an answer: free reasoning, then calls to `tools` or `content`.
+
+    Returns None if nothing is constrained. Raises ApiError if calls in the model's format cannot be.
+    """
+    term = _term(tokenizer)
+    reasoning = formats.reasoning if body.separate_reasoning else None
     rules: list[str] = []
-    before, header = _before(thoughts, reasoning_state(body, prompt, forms, tokenizer), term, rules)
-    if answer is not None:
-        rules.append(f"answer: {header}{_inner(answer)}")
+    before, header = _reasoning_rule(
+        reasoning, reasoning_state(body, prompt, formats, tokenizer), term, rules
+    )
+    if content is not None:
+        rules.append(f"answer: {header}{_nested(content)}")
     if not tools:
-        if answer is None or not before + header:
-            return answer
+        if content is None or not before + header:
+            return content
         return Grammar(GrammarKind.LARK, "\n".join((f"start: {before}answer", *rules)))
     template = tokenizer.chat.text
-    form = constrained_format(body, forms, template, to_a_form=answer is not None)
-    argued = argument_format(form.names[0], template)
-    shape = SHAPES.get(form.names[0], ())
-    mark = shape[0] if argued is None else argued.mark
-    framed = form.names[0] == HARMONY  # all of an answer is messages, and a call is the last of them
-    several = not framed and body.parallel_tool_calls and not isinstance(body.tool_choice, ForcedTool)
-    calls = f'call ("\\n"? call){{0,{CALLS_MAX - 1}}}' if several else "call"
-    names = " | ".join(f"call_{place}" for place, _ in enumerate(tools))
-    for place, tool in enumerate(tools):
-        if argued is not None:
-            rules.append(f"call_{place}: {_argued(place, tool, argued, form, term, rules)}")
-            continue
-        told = {NAME: json.dumps(tool.name), ARGUMENTS: f"arguments_{place}"}
-        rules.append(f"call_{place}: " + " ".join(told.get(each) or term(each) for each in shape[1:]))
-        rules.append(f"arguments_{place}: %json {tool.schema}")
-    first = term(mark)
-    rules.append(f"call: {first} ({names})")
-    if mark == BRACKET:
-        more = f'(", " ({names})){{0,{CALLS_MAX - 1}}} ' if several else ""
-        calls = f'call {more}"]"'
+    named = constrained_format(body, formats, template, constrain_text=content is not None)
+    is_single = not body.parallel_tool_calls or isinstance(body.tool_choice, ForcedTool)
+    calls = _Calls.of(named, template, tools, term, rules, is_single=is_single)
     if is_forced(body):
-        start = f"{before}({calls})"
-    elif answer is not None:
-        start = f"{before}(({calls}) | answer)"
+        start = f"{before}({calls.all})"
+    elif content is not None:
+        start = f"{before}(({calls.all}) | answer)"
     else:
-        _check_held(body, forms, form)
-        if framed:
-            start = _start_with_messages(calls, term, rules)
-        else:
-            start = _start_with_text(mark, first, calls, names, rules, several=several, before=before)
+        _check_format(body, formats, named)
+        start = calls.or_messages(rules) if named.in_messages else calls.or_text(before, rules)
     return Grammar(GrammarKind.LARK, "\n".join((f"start: {start}", *dict.fromkeys(rules))))
 
 
-def _argued(
-    place: int,
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Rules of the calls of one answer."""
+
+    layout: JsonCallLayout | ArgumentLayout
+    term: Term
+    names: str
+    """Alternatives for one call behind its mark."""
+    all: str
+    """All calls of an answer."""
+    is_single: bool
+    """The answer has at most one call."""
+
+    @classmethod
+    def of(
+        cls,
+        named: NamedFormat,
+        template: str,
+        tools: Sequence[ConstrainedTool],
+        term: Term,
+        rules: list[str],
+        *,
+        is_single: bool,
+    ) -> "_Calls":
+        """Add the rules of the calls. Raises ApiError."""
+        layout: JsonCallLayout | ArgumentLayout
+        if isinstance(named.layouts, JsonCallLayout):
+            layout = named.layouts
+        else:
+            variant = argument_layout(named.layouts, template)
+            assert variant is not None
+            layout = variant
+        is_single = is_single or named.in_messages
+        for index, tool in enumerate(tools):
+            if isinstance(layout, JsonCallLayout):
+                rules.append(f"call_{index}: {_json_call(index, tool, layout, term)}")
+                rules.append(f"arguments_{index}: %json {tool.schema}")
+            else:
+                rules.append(f"call_{index}: {_argument_call(index, tool, named, layout, term, rules)}")
+        names = " | ".join(f"call_{index}" for index, _ in enumerate(tools))
+        rules.append(f"call: {term(layout.mark)} ({names})")
+        more = "" if is_single else f"{{0,{FORCED_CALLS_MAX - 1}}}"
+        all_calls = f'call ("\\n"? call){more}' if more else "call"
+        if isinstance(layout, ArgumentLayout) and layout.list_end:
+            following = f"({json.dumps(layout.between)} ({names})){more} " if more else ""
+            all_calls = f"call {following}{json.dumps(layout.list_end)}"
+        return cls(layout, term, names, all_calls, is_single)
+
+    def or_text(self, before: str, rules: list[str]) -> str:
+        """Return the rule of an answer of text, in which there may be calls. `before`: its reasoning."""
+        mark = self.layout.mark
+        if self.layout.is_unmarked:  # all of an answer is a call, or it begins otherwise
+            rules.append(rf"OTHER: /\s*[^\{mark[0]}\s](?s:.*)/")
+            return f"{before}(({self.all}) | OTHER?)"
+        rules += [f"behind: {self.names}", *_text_rules(mark, self.term(mark))]
+        if self.is_single:
+            return "(until behind) | TEXT?"
+        return f"(until behind){{0,{FORCED_CALLS_MAX}}} TEXT?"
+
+    def or_messages(self, rules: list[str]) -> str:
+        """Return the rule of an answer of messages: reasoning and comments, then the content or a call."""
+        channel, message = self.term("<|channel|>"), self.term("<|message|>")
+        body = text_up_to("<|end|>", "thought", self.term, rules)
+        ended = f'{body} {self.term("<|start|>")} "assistant"'
+        rules += [
+            f'early: {channel} ("analysis" | "commentary") {message} {ended}',
+            f'final: {channel} "final" {message} TEXT?',
+            _text_rules("<|channel|>", channel)[1],
+        ]
+        return f"early* (({self.all}) | final)"
+
+
+def _json_call(index: int, tool: ConstrainedTool, layout: JsonCallLayout, term: Term) -> str:
+    """Return the rule of a call behind its mark."""
+    own = {NAME: json.dumps(tool.name), ARGUMENTS: f"arguments_{index}"}
+    return " ".join(own.get(part) or term(part) for part in layout.parts[1:])
+
+
+def _argument_call(
+    index: int,
     tool: ConstrainedTool,
-    argued: ArgumentFormat,
-    form: NamedFormat,
-    term: Callable[[str], str],
+    named: NamedFormat,
+    layout: ArgumentLayout,
+    term: Term,
     rules: list[str],
 ) -> str:
-    """A call behind its mark. Raises ApiError."""
+    """Return the rule of a call behind its mark, and add those of its arguments. Raises ApiError."""
     try:
-        return call_rule(place, tool.name, json.loads(tool.schema), argued, term, rules)
+        return call_rule(index, tool.name, json.loads(tool.schema), layout, term, rules)
     except InexpressibleArguments as error:
-        why = f"in the form '{form.names[0]}' arguments stand one by one, and {error}."
+        why = f"in the form '{named.names[0]}' arguments stand one by one, and {error}."
         raise invalid(tool.param, f"'{tool.param}': {why}", "unsupported_value") from None
 
 
-def _start_with_text(
-    mark: str, first: str, calls: str, names: str, rules: list[str], *, several: bool, before: str
-) -> str:
-    """Of an answer that may call tools, and may not."""
-    if mark == BRACKET or mark.startswith("{"):  # all of an answer is a call, or it begins otherwise
-        rules.append(rf"OTHER: /\s*[^\{mark[0]}\s](?s:.*)/")
-        return f"{before}(({calls}) | OTHER?)"
-    rules += [f"behind: {names}", *_until(mark, first)]
-    return f"(until behind){{0,{CALLS_MAX}}} TEXT?" if several else "(until behind) | TEXT?"
-
-
-def _start_with_messages(calls: str, term: Callable[[str], str], rules: list[str]) -> str:
-    """Of an answer that is messages with heads: thoughts and what is said on the way, then the answer or a
-    call."""
-    channel, message = term("<|channel|>"), term("<|message|>")
-    ended = f'{up_to("<|end|>", "thought", term, rules)} {term("<|start|>")} "assistant"'
-    rules += [
-        f'early: {channel} ("analysis" | "commentary") {message} {ended}',
-        f'final: {channel} "final" {message} TEXT?',
-        _until("<|channel|>", channel)[1],
-    ]
-    return f"early* (({calls}) | final)"
-
-
-def _check_held(body: ChatRequest, forms: ModelFormats, form: NamedFormat) -> None:
-    """Raise ApiError where a call that need not come could not be told when it comes."""
-    if forms.calls is None or forms.calls is form:
+def _check_format(body: ChatRequest, formats: ModelFormats, named: NamedFormat) -> None:
+    """Raise ApiError if an optional call would come in a format that is not the model's own."""
+    if formats.calls is None or formats.calls is named:
         return
-    place = next(place for place, tool in enumerate(body.tools) if tool.function.strict)
-    param, own = f"tools[{place}].function.strict", forms.calls.names[0]
+    index = next(index for index, tool in enumerate(body.tools) if tool.function.strict)
+    param, own = f"tools[{index}].function.strict", formats.calls.names[0]
     why = f"'{param}': calls in the form '{own}', which this model writes, are not held to a schema."
     raise invalid(param, why, "unsupported_value")
 
 
-def _terms(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """A mark or a text, as a grammar has it: a token of its own is named by its id."""
+def _term(tokenizer: Tokenizer) -> Term:
+    """Return the function that writes marks and texts. A mark that is one token is written by its id."""
     return lambda text: f"<[{tokenizer.added[text]}]>" if text in tokenizer.added else json.dumps(text)
 
 
-def _until(mark: str, term: str) -> list[str]:
-    """`until`: any text up to the mark, and the mark; `TEXT`: one without it."""
+def _text_rules(mark: str, term: str) -> list[str]:
+    """Return the rules `until`, any text up to the mark and the mark, and `TEXT`, a text without the mark."""
     if term.startswith("<["):
         return [f"until: TEXT? {term}", "TEXT: /(?s:.+)/"]
     plain = literal_regex(mark)
@@ -263,35 +286,35 @@ def _until(mark: str, term: str) -> list[str]:
 
 
 def literal_regex(text: str) -> str:
-    """Of that text alone, to stand between slashes."""
+    """Return a regular expression that matches the text alone, for use between slashes."""
     return "".join(each if each.isalnum() or each in "_<> " else f"\\x{{{ord(each):x}}}" for each in text)
 
 
-def _before(
-    thoughts: NamedFormat | None, where: ReasoningState, term: Callable[[str], str], rules: list[str]
+def _reasoning_rule(
+    reasoning: NamedFormat | None, state: ReasoningState, term: Term, rules: list[str]
 ) -> tuple[str, str]:
-    """What may stand before an answer or a call, and what has to before an answer alone."""
-    if thoughts is None or where is ReasoningState.NONE:
+    """Return what may stand before content or a call, and what has to stand before content."""
+    if reasoning is None or state is ReasoningState.NONE:
         return "", ""
-    if thoughts.names[0] == "harmony":
+    if reasoning.in_messages:
         channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
-        body = up_to("<|end|>", "thought", term, rules)
+        body = text_up_to("<|end|>", "thought", term, rules)
         rules.append(f'thoughts: {channel} "analysis" {message} {body} {start} "assistant"')
         return "thoughts? ", f'{channel} "final" {message} '
-    region = thoughts.markup.regions[0]
+    region = reasoning.markup.regions[0]
     opens, closes = region.opens[0], region.closes[0]
     rules.append(BLANKS)
-    body = up_to(closes, "thought", term, rules)
-    if where is ReasoningState.WITHIN:
+    body = text_up_to(closes, "thought", term, rules)
+    if state is ReasoningState.WITHIN:
         return f"{body} BLANKS? ", ""
-    if where is ReasoningState.CLOSED:
+    if state is ReasoningState.CLOSED:
         return "", ""
     rules.append(f"thoughts: {term(opens)} {body} BLANKS?")
     return "thoughts? ", ""
 
 
-def _inner(grammar: Grammar) -> str:
-    """A grammar within another."""
+def _nested(grammar: Grammar) -> str:
+    """Return a grammar as a part of another."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return f"%json {grammar.text}"
@@ -302,7 +325,7 @@ def _inner(grammar: Grammar) -> str:
 
 
 def _in_slashes(regex: str) -> str:
-    """As a regular expression stands between slashes."""
+    """Return a regular expression as it is written between slashes."""
     written, at = [], 0
     while at < len(regex):
         pair = regex[at : at + 2] if regex[at] == "\\" else regex[at]

@@ -1,6 +1,6 @@
-"""Tool calls in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:3}`.
+"""Parser of tool calls in Gemma's notation: `call:name{key:<|"|>text<|"|>,other:3}`.
 
-Texts are not escaped. A mark of a text's end counts where the object or the list can go on behind it.
+Strings are not escaped. A quote ends a string only if the object or the list can go on behind it.
 
 Pure.
 """
@@ -19,36 +19,36 @@ OPENS: Final = re.compile(r"<\|tool_call>|<start_function_call>")
 CLOSES: Final = re.compile(r"<tool_call\|>|<end_function_call>")
 CLOSED: Final = r"\s*(?:[}\]]\s*)*(?:<tool_call\|>|<end_function_call>)"
 LAST: Final = re.compile(CLOSED)
-"""Behind the last text of a call."""
+"""End of a call behind its last string."""
 BEHIND: Final = re.compile(
     rf"{CLOSED}|\s*(?:[}}\]]\s*)*(?:\Z|,\s*(?:"
     r'[^:,{}\[\]<>"]{1,256}:|<\|"\|>|<escape>|[-\d"{\[]|true|false|null))'
 )
-"""Behind any text of a call."""
+"""Text that may stand behind a string of a call."""
 NEXT: Final = re.compile(rf"\s*(?P<opens>{OPENS.pattern}){CALL.pattern}")
-"""Another call, behind one whose mark of its end is missing."""
+"""Another call, behind a call without its closing mark."""
 UNENDED: Final = re.compile(rf"\s*[}}\]][}}\]\s]*(?:{OPENS.pattern}){CALL.pattern}")
-"""Behind the last text of such a call."""
+"""End of such a call behind its last string."""
 MARKS: Final = re.compile(rf"(?P<opens>{OPENS.pattern})|(?P<closes>{CLOSES.pattern})|{QUOTES.pattern}")
 ALL_ENDS: Final = re.compile(rf"(?:{QUOTES.pattern}){CLOSED}")
 BARE: Final = re.compile(r"[^,\]}]{1,64}")
 SPACE: Final = re.compile(r"\s*")
 DEPTH_MAX: Final = 64
 UNQUOTED_MAX: Final = 8
-"""Most calls in a row whose last text lacks the quote at its end."""
+"""Most calls in a row whose last string lacks its closing quote."""
 UNQUOTED_CHARS_MAX: Final = 2**14
 """Most characters of an answer in which such calls are looked for."""
 
 
 class _GemmaReader:
-    """One call."""
+    """Parser of one call."""
 
     def __init__(self, text: str, *, counted: bool, unquoted: int = 0, least: int = 0) -> None:
         """Start at the beginning of a call.
 
-        `counted`: calls within a text are counted, and the text ends behind them.
-        `unquoted`: calls in a row whose last text may lack the quote at its end, if another call follows.
-        `least`: index before which the last text does not end.
+        `counted`: calls within a string are counted, and the string ends behind them.
+        `unquoted`: calls in a row whose last string may lack its closing quote, if another call follows.
+        `least`: index before which the last string does not end.
         """
         self._text = text
         self._counted = counted
@@ -99,7 +99,7 @@ class _GemmaReader:
         return made
 
     def _goes_on(self, end: str, *, first: bool) -> bool:
-        """Take what stands before the next item. Returns False behind the last."""
+        """Take the text before the next item. Returns False behind the last one."""
         if first:
             self.at += 1
             self._skip()
@@ -123,7 +123,7 @@ class _GemmaReader:
         return found[0].strip()
 
     def _quoted(self, quotes: str) -> str:
-        """A text between two marks."""
+        """Return a string between two quotes."""
         start = self.at + len(quotes)
         within = 0
         for found in MARKS.finditer(self._text, start):
@@ -137,9 +137,9 @@ class _GemmaReader:
         raise MalformedToolCall(self._text)
 
     def _unended(self, start: int, depth: int) -> str | None:
-        """Read a text whose quote is missing: the last one of its call, with a call that is whole behind it.
+        """Return the last string of a call without its closing quote, if a complete call follows.
 
-        `start`: index of the text. `depth`: brackets that are open around it.
+        `start`: index of the string. `depth`: number of open brackets.
         """
         if not self._unquoted:
             return None
@@ -195,7 +195,7 @@ def _read(
 
 
 def _read_ahead(text: str, _: ToolSchemas, final: bool) -> ParsedCalls | None:
-    """The first call, and those behind it whose mark of the end before is missing."""
+    """Parse the first call, and those that follow without a closing mark between."""
     calls: list[CompleteToolCall] = []
     at = end = 0
     while (found := _read_first(text[at:], final=final)) is not None:

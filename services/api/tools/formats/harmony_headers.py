@@ -1,4 +1,4 @@
-"""Heads of gpt-oss' messages: what stands between `<|start|>` or `<|channel|>` and `<|message|>`.
+"""Heads of gpt-oss' messages, between `<|start|>` or `<|channel|>` and `<|message|>`.
 
 A head begins with a role, a channel or a recipient. Behind anything else its first mark is text.
 
@@ -15,7 +15,7 @@ from baton.api.tools.parsing.text_after_calls import cut_off_at
 HEAD_END: Final = "<|message|>"
 INNER_MARKS: Final = ("<|channel|>", "<|constrain|>")
 HEAD_CHARS_MAX: Final = 512
-"""Most characters of a head. A longer text is none."""
+"""Most characters of a head. A longer text is no head."""
 NAMES: Final = (
     *("analysis", "commentary", "final"),
     *("assistant", "user", "system", "developer", "tool"),
@@ -30,8 +30,10 @@ OTHER_CHANNEL_BEGUN: Final = re.compile(r"\s*|\s*[\w.=]*|\w{1,64}\s+(?:|t|to|to=
 
 
 def head_begins(text: str, last: bool) -> PrefixMatch:
-    """Whether a text, behind the first mark of a head, begins as a head does. `last`: nothing follows the
-    text, so that a head may be cut off."""
+    """Return whether the text behind a head's first mark begins as a head does.
+
+    `last`: the text is all of the answer, so that a head may be cut off.
+    """
     head, end, _ = text[:HEAD_CHARS_MAX].partition(HEAD_END)
     if not end and len(text) >= HEAD_CHARS_MAX:
         return PrefixMatch.NO
@@ -48,15 +50,14 @@ def head_begins(text: str, last: bool) -> PrefixMatch:
 
 
 def _is_named(head: str, words: list[str], *, whole: bool) -> bool:
-    """Whether the first word of a head is a name, or of any name with a recipient. Of a head that is not
-    whole: whether it could be."""
+    """Return whether a head begins with a name, or holds a recipient. An incomplete head may still do so."""
     if words and NAME.fullmatch(words[0]):
         return True
     return (OTHER_CHANNEL if whole else OTHER_CHANNEL_BEGUN).fullmatch(head) is not None
 
 
 def _is_cut_off(words: list[str]) -> bool:
-    """Whether a head that the end of the answer cuts off has no other words than heads have."""
+    """Return whether a head that is cut off has only words of heads."""
     *whole, word = words or [""]
     could = any(each.startswith(word) for each in (*NAMES, *FORMATS)) or NAME.fullmatch(word) is not None
     return could and all(NAME.fullmatch(each) or each in FORMATS for each in whole)

@@ -1,6 +1,6 @@
-"""Which calls does a text hold, in each form that models write them in?
+"""Parsers of tool calls in JSON and in Python's notation, by format.
 
-What a model writes is not what anybody checked: whatever it is, it is read, or it is `MalformedToolCall`.
+A model's text is unchecked input. Each parser returns its calls, or raises MalformedToolCall.
 
 Pure.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedToolCall, ToolSchemas
 
 PYTHON_CHARS_MAX: Final = 64 * 2**10
-"""Of calls in Python's notation: its parser takes hundreds of bytes for each byte."""
+"""Most characters of calls in Python's notation. Python's parser takes hundreds of bytes for each."""
 ARGUMENTS: Final = ("arguments", "parameters")
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]+)")
 NAMED: Final = re.compile(r"\s*([\w.-]+)\s*(?=[{\[])", re.DOTALL)
@@ -24,49 +24,49 @@ ENDED: Final = re.compile(r"\)(?:, |(\]))")
 DEEPSEEK_SEP: Final = "<｜tool▁sep｜>"
 KIMI_SEP: Final = "<|tool_call_argument_begin|>"
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a character. UTF-8 has none, and clients' parsers refuse its escape."""
+"""Half of a surrogate pair. UTF-8 has none, and clients' parsers refuse its escape."""
 FENCE: Final = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL)
 
 
-class Followed(MalformedToolCall):
-    """A text begins with a call in JSON, and goes on."""
+class TextAfterCall(MalformedToolCall):
+    """A text goes on behind a call in JSON."""
 
     def __init__(self, rest: str) -> None:
         super().__init__(rest)
         self.rest = rest
 
 
-decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _no(word))
+decoder: Final = json.JSONDecoder(strict=False, parse_constant=lambda word: _fail(word))
 
 
 def objects(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """JSON objects, or lists of them, one behind the other (Hermes, Qwen)."""
+    """Parse JSON objects, or lists of them, in a row (Hermes, Qwen)."""
     return _objects(body)
 
 
 def bare(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
-    """JSON without a mark (Llama 3), one object or more: calls if all of them name tools that there are."""
+    """Parse JSON objects without a mark (Llama 3). All of them have to name tools."""
     calls = _objects(body)
     if any(call.name not in schemas for call in calls):
-        _no(body)
+        _fail(body)
     return calls
 
 
 def pythonic(_: str, body: str, schemas: ToolSchemas) -> list[CompleteToolCall]:
-    """`[f(a=1), g(b="x")]` (Llama 4)."""
+    """Parse `[f(a=1), g(b="x")]` (Llama 4)."""
     if len(body) > PYTHON_CHARS_MAX:
-        _no(body)
+        _fail(body)
     try:
         calls = _argued(body.strip())
     except MalformedToolCall:
         calls = _python_calls(body.strip())
     if any(call.name not in schemas for call in calls):
-        _no(body)
+        _fail(body)
     return calls
 
 
 def mistral(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """Behind `[TOOL_CALLS]`: a list of objects, or `name[ARGS]{…}`."""
+    """Parse a list of objects, or `name[ARGS]{…}`."""
     text = body.lstrip()
     if text.startswith("["):
         return _objects(text)
@@ -77,10 +77,10 @@ def mistral(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def deepseek(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """`name<｜tool▁sep｜>{…}`, or with `function` before it and the arguments in a fence."""
+    """Parse `name<｜tool▁sep｜>{…}`, also with `function` before it and the arguments in a fence."""
     before, mark, after = body.partition(DEEPSEEK_SEP)
     if not mark:
-        _no(body)
+        _fail(body)
     if before.strip() != "function":
         return [call_of(before.strip(), _object(after))]
     name, _line_end, arguments = after.partition("\n")
@@ -89,20 +89,20 @@ def deepseek(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
 
 
 def kimi(_: str, body: str, __: ToolSchemas) -> list[CompleteToolCall]:
-    """`functions.name:0<|tool_call_argument_begin|>{…}`"""
+    """Parse `functions.name:0<|tool_call_argument_begin|>{…}`."""
     name, mark, arguments = body.partition(KIMI_SEP)
     if not mark:
-        _no(body)
+        _fail(body)
     return [call_of(name.strip().removeprefix("functions.").partition(":")[0], _object(arguments))]
 
 
 def harmony(head: str, body: str, _: ToolSchemas) -> list[CompleteToolCall]:
-    """A message whose head says `to=functions.name`."""
+    """Parse a message whose head holds `to=functions.name`."""
     to = RECIPIENT.search(head)
     return [call_of("" if to is None else to[1], _object(body))]
 
 
-def _no(text: str) -> NoReturn:
+def _fail(text: str) -> NoReturn:
     raise MalformedToolCall(text)
 
 
@@ -116,7 +116,7 @@ def decoded(text: str, at: int = 0) -> tuple[Any, int]:
 
 
 def _objects(text: str) -> list[CompleteToolCall]:
-    """The calls of JSON objects, or lists of them, one behind the other."""
+    """Return the calls of JSON objects, or lists of them, in a row."""
     calls: list[CompleteToolCall] = []
     at = _skip(text, 0)
     while at < len(text):
@@ -125,18 +125,18 @@ def _objects(text: str) -> list[CompleteToolCall]:
             more = calls_of(value)
         except MalformedToolCall:
             if calls:
-                raise Followed(text[end:]) from None
+                raise TextAfterCall(text[end:]) from None
             more, end = calls_of(_python_value(text)), len(text)
         calls += more
         at = _skip(text, end)
-    return calls or _no(text)
+    return calls or _fail(text)
 
 
 def _python_value(text: str) -> Any:
-    """An object or a list in Python's notation."""
+    """Return an object or a list in Python's notation."""
     stripped = text.strip()
     if len(stripped) > PYTHON_CHARS_MAX or not stripped.startswith(("{", "[")):
-        _no(text)
+        _fail(text)
     try:
         return ast.literal_eval(stripped)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -156,7 +156,7 @@ def calls_of(value: Any) -> list[CompleteToolCall]:
 
 def _of_object(value: Any) -> CompleteToolCall:
     if not isinstance(value, dict):
-        _no(str(type(value)))
+        _fail(str(type(value)))
     if isinstance(value.get("function"), dict):
         value = value["function"]
     given: Any = next((value[each] for each in ARGUMENTS if each in value), {})
@@ -169,20 +169,20 @@ def _object(text: str) -> Any:
     started = text.lstrip()
     value, end = decoded(started)
     if started[end:].strip():
-        raise Followed(started[end:])
+        raise TextAfterCall(started[end:])
     return value
 
 
 def _named(text: str) -> tuple[str, str]:
-    """`name{…}` in two."""
+    """Split `name{…}` into its name and its arguments."""
     found = NAMED.match(text)
-    return (found[1], text[found.end() :]) if found else _no(text)
+    return (found[1], text[found.end() :]) if found else _fail(text)
 
 
 def call_of(name: Any, arguments: Any) -> CompleteToolCall:
     """Raises Unreadable for what no client could take."""
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
-        _no(str(name))
+        _fail(str(name))
     try:
         name.encode()
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
@@ -192,7 +192,7 @@ def call_of(name: Any, arguments: Any) -> CompleteToolCall:
 
 
 def _argued(text: str) -> list[CompleteToolCall]:
-    """`[f(a=1), g(b="x")]` whose values are JSON, as a grammar has them."""
+    """Parse `[f(a=1), g(b="x")]` with JSON values, as a grammar writes them."""
     calls: list[CompleteToolCall] = []
     at = 1
     while text.startswith("[") and (named := CALLED.match(text, at)):
@@ -207,14 +207,14 @@ def _argued(text: str) -> list[CompleteToolCall]:
         at = ends.end()
         if ends[1] == "]" and at == len(text):
             return calls
-    return _no(text)
+    return _fail(text)
 
 
 def _python_calls(text: str) -> list[CompleteToolCall]:
     try:
         tree = ast.parse(text, mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
-            _no(text)
+            _fail(text)
         return [_python_call(each) for each in tree.elts]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise MalformedToolCall(text) from error
@@ -222,14 +222,14 @@ def _python_calls(text: str) -> list[CompleteToolCall]:
 
 def _python_call(node: ast.expr) -> CompleteToolCall:
     if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
-        _no("no call with names")
+        _fail("no call with names")
     return call_of(
         ast.unparse(node.func), {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
     )
 
 
 def typed(text: str, schemas: ToolSchemas, name: str, key: str) -> Any:
-    """A value that is written without quotes, as the tool's schema has it: a text, or JSON."""
+    """Return an argument written without quotes, as a string or as JSON by the tool's schema."""
     types = set(types_of(schemas.get(name, {}).get("properties"), key))
     if "string" in types and types <= {"string"}:
         return text
@@ -266,7 +266,7 @@ PYTHON: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def types_of(properties: Any, key: str) -> Iterator[str]:
-    """That a property may be of, as far as its schema says it itself."""
+    """Yield the types that a property's own schema allows."""
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):
         return
@@ -275,8 +275,8 @@ def types_of(properties: Any, key: str) -> Iterator[str]:
         if isinstance(schema.get(word), list):
             several = [*several, *schema[word]]
     for each in several:
-        told = each.get("type") if isinstance(each, Mapping) else None
-        yield from (one for one in (told if isinstance(told, list) else [told]) if isinstance(one, str))
+        types = each.get("type") if isinstance(each, Mapping) else None
+        yield from (one for one in (types if isinstance(types, list) else [types]) if isinstance(one, str))
         values = each.get("enum") if isinstance(each, Mapping) else None
-        if told is None and isinstance(values, list) and all(isinstance(one, str) for one in values):
+        if types is None and isinstance(values, list) and all(isinstance(one, str) for one in values):
             yield "string"

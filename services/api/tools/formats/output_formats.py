@@ -1,14 +1,23 @@
-"""How does each kind of model mark its thoughts and its calls?
+"""Table of the formats in which models write reasoning and tool calls.
 
-As its chat template writes them, which it was trained on; else as models of its type do. The names are those
-that other servers know (`--tool-call-parser`, `--reasoning-parser`).
+A model writes in the format of its chat template, on which it was trained. Without one that the table knows,
+it writes in the format of its type. The names of a format are those of other servers (`--tool-call-parser`,
+`--reasoning-parser`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from baton.api.tools.formats import call_syntaxes, json_calls
+from baton.api.tools.formats.call_layouts import (
+    ARGUMENTS,
+    NAME,
+    ArgumentLayout,
+    CallLayouts,
+    JsonCallLayout,
+)
 from baton.api.tools.formats.gemma_calls import GEMMA_SYNTAX
 from baton.api.tools.formats.harmony_headers import HEAD_END, head_begins
 from baton.api.tools.parsing.output_markup import (
@@ -25,24 +34,48 @@ AUTO: Final = "auto"
 HERMES: Final = "hermes"
 
 
+ID_BYTES: Final = 12
+MISTRAL_ID_CHARS: Final = 9
+
+
+def random_call_id(_: str, __: int) -> str:
+    """Return the id of a call in formats whose models write none."""
+    return f"call_{secrets.token_hex(ID_BYTES)}"
+
+
+def _mistral_id(_: str, __: int) -> str:
+    return secrets.token_hex(MISTRAL_ID_CHARS)[:MISTRAL_ID_CHARS]
+
+
+def _kimi_id(name: str, index: int) -> str:
+    return f"functions.{name}:{index}"
+
+
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """One way of marking calls, or thoughts."""
+    """Format of tool calls, or of reasoning."""
 
     names: tuple[str, ...]
-    """The first is its own, the others are other servers'."""
+    """Names of the format in settings. The first is its own, the others are those of other servers."""
     written: tuple[str, ...]
-    """A chat template that holds one of these writes it."""
+    """Texts of chat templates. A template that holds one of them writes the format."""
     types: tuple[str, ...]
-    """Of models."""
+    """Types of models that write the format, for templates that show nothing."""
     markup: OutputMarkup
+    """Marks and parsers of the format."""
+    layouts: CallLayouts = None
+    """Layout in which a grammar writes the format's calls."""
+    new_call_id: Callable[[str, int], str] = random_call_id
+    """Returns the id of a call by the tool's name and the call's index in its answer."""
+    in_messages: bool = False
+    """All of an answer is messages with heads (gpt-oss)."""
 
 
 def _calls(*opens: str, **rest: object) -> TextRegion:
     return TextRegion(RegionKind.CALLS, opens, **rest)  # type: ignore[arg-type]
 
 
-def _thoughts(opens: str, closes: str, *until: str) -> OutputMarkup:
+def _reasoning(opens: str, closes: str, *until: str) -> OutputMarkup:
     return OutputMarkup((TextRegion(RegionKind.REASONING, (opens,), (closes,), until),))
 
 
@@ -61,7 +94,7 @@ HARMONY: Final = OutputMarkup(
             until=("<|start|>", "<|channel|>"),
             head=HEAD_END,
             head_begins=head_begins,
-            sort=_harmony_kind,
+            classify=_harmony_kind,
             read=json_calls.harmony,
         ),
         TextRegion(  # the prompt has begun the head
@@ -70,7 +103,7 @@ HARMONY: Final = OutputMarkup(
             closes=("<|end|>", "<|call|>", "<|return|>"),
             until=("<|start|>", "<|channel|>"),
             head=HEAD_END,
-            sort=_harmony_kind,
+            classify=_harmony_kind,
             bare=True,
             read=json_calls.harmony,
         ),
@@ -79,7 +112,7 @@ HARMONY: Final = OutputMarkup(
 )
 
 DSML_OPENS: Final = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
-"""DeepSeek's from V3.2, V4 and V4.1 on."""
+"""Marks before calls of DeepSeek V3.2, V4 and V4.1."""
 KIMI_K3_SECTIONS: Final = (
     *(
         SectionMark(text, frozenset({Previous.START, Previous.REASONING, Previous.CALL}))
@@ -92,8 +125,31 @@ KIMI_K3_SECTIONS: Final = (
 )
 """Marks around the content of an answer, and around all of it."""
 
+GEMMA_4: Final = ArgumentLayout(
+    "<|tool_call>",
+    before="call:",
+    behind="{",
+    key=("", ":"),
+    between=",",
+    after=("}", "<tool_call|>"),
+    text=('<|"|>', '<|"|>'),
+)
+
 TOOL_CALL_FORMATS: Final = (
-    NamedFormat(("harmony", "openai", "gpt-oss"), ("<|channel|>",), ("gpt_oss",), HARMONY),
+    NamedFormat(
+        ("harmony", "openai", "gpt-oss"),
+        ("<|channel|>",),
+        ("gpt_oss",),
+        HARMONY,
+        JsonCallLayout(
+            (
+                *("<|channel|>", "commentary to=functions.", NAME, " ", "<|constrain|>", "json"),
+                *("<|message|>", ARGUMENTS),
+            ),
+            in_messages=True,
+        ),
+        in_messages=True,
+    ),
     NamedFormat(
         ("mistral",),
         ("[TOOL_CALLS]",),
@@ -102,6 +158,8 @@ TOOL_CALL_FORMATS: Final = (
             (_calls("[TOOL_CALLS]", until=("[TOOL_CALLS]",), read=json_calls.mistral),),
             inner=("[ARGS]", "[CALL_ID]"),
         ),
+        JsonCallLayout(("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS)),
+        _mistral_id,
     ),
     NamedFormat(
         ("deepseek", "deepseek_v3", "deepseek_v31", "deepseekv3", "deepseekv31"),
@@ -119,6 +177,9 @@ TOOL_CALL_FORMATS: Final = (
             sections=section_marks("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
             inner=(json_calls.DEEPSEEK_SEP,),
         ),
+        JsonCallLayout(
+            ("<｜tool▁call▁begin｜>", NAME, json_calls.DEEPSEEK_SEP, ARGUMENTS, "<｜tool▁call▁end｜>")
+        ),
     ),
     NamedFormat(
         ("invoke", "deepseek_v32", "deepseek_v4", "deepseek_v41", "minimax_m2", "minimax-m2"),
@@ -126,14 +187,28 @@ TOOL_CALL_FORMATS: Final = (
         ("deepseek_v32", "deepseek_v4", "deepseek_v41", "minimax_m2"),
         OutputMarkup(
             (
-                _calls("<minimax:tool_call>", closes=("</minimax:tool_call>",), bodies=call_syntaxes.INVOKED),
+                _calls(
+                    "<minimax:tool_call>", closes=("</minimax:tool_call>",), syntaxes=call_syntaxes.INVOKED
+                ),
                 _calls(
                     *DSML_OPENS,
                     closes=tuple(mark.replace("<", "</", 1) for mark in DSML_OPENS),
-                    bodies=call_syntaxes.DSML,
+                    syntaxes=call_syntaxes.DSML,
                 ),
             ),
             inner=("｜DSML｜",),
+        ),
+        (
+            ArgumentLayout(
+                "<minimax:tool_call>",
+                before='\n<invoke name="',
+                behind='">\n',
+                key=('<parameter name="', '">'),
+                ends="\n",
+                after=("</invoke>\n", "</minimax:tool_call>"),
+                text=("", "</parameter>"),
+                quotes=False,
+            ),
         ),
     ),
     NamedFormat(
@@ -143,7 +218,7 @@ TOOL_CALL_FORMATS: Final = (
         OutputMarkup(
             (
                 _calls(
-                    "<|open|>tools<|sep|>", closes=("<|close|>tools<|sep|>",), bodies=call_syntaxes.KIMI_K3
+                    "<|open|>tools<|sep|>", closes=("<|close|>tools<|sep|>",), syntaxes=call_syntaxes.KIMI_K3
                 ),
             ),
             sections=KIMI_K3_SECTIONS,
@@ -159,6 +234,13 @@ TOOL_CALL_FORMATS: Final = (
             sections=section_marks("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
             inner=(json_calls.KIMI_SEP,),
         ),
+        JsonCallLayout(
+            (
+                *("<|tool_call_begin|>", "functions.", NAME, ":0"),
+                *(json_calls.KIMI_SEP, ARGUMENTS, "<|tool_call_end|>"),
+            )
+        ),
+        _kimi_id,
     ),
     NamedFormat(
         ("gemma", "gemma4", "functiongemma"),
@@ -166,10 +248,19 @@ TOOL_CALL_FORMATS: Final = (
         ("gemma4", "gemma4_text"),
         OutputMarkup(
             (
-                _calls("<|tool_call>", closes=("<tool_call|>",), bodies=(GEMMA_SYNTAX,)),
-                _calls("<start_function_call>", closes=("<end_function_call>",), bodies=(GEMMA_SYNTAX,)),
+                _calls("<|tool_call>", closes=("<tool_call|>",), syntaxes=(GEMMA_SYNTAX,)),
+                _calls("<start_function_call>", closes=("<end_function_call>",), syntaxes=(GEMMA_SYNTAX,)),
             ),
             inner=('<|"|>', "<escape>"),
+        ),
+        (
+            GEMMA_4,
+            replace(
+                GEMMA_4,
+                mark="<start_function_call>",
+                after=("}", "<end_function_call>"),
+                text=("<escape>", "<escape>"),
+            ),
         ),
     ),
     NamedFormat(
@@ -182,10 +273,13 @@ TOOL_CALL_FORMATS: Final = (
                     "<tool_call>",
                     closes=("</tool_call>",),
                     read=json_calls.objects,
-                    bodies=call_syntaxes.TAGGED,
+                    syntaxes=call_syntaxes.TAGGED,
                 ),
-                _calls("<function=", closes=("</function>",), in_body=True, bodies=call_syntaxes.BARE),
+                _calls("<function=", closes=("</function>",), in_body=True, syntaxes=call_syntaxes.BARE),
             )
+        ),
+        JsonCallLayout(
+            ("<tool_call>", '\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n", "</tool_call>")
         ),
     ),
     NamedFormat(
@@ -194,9 +288,14 @@ TOOL_CALL_FORMATS: Final = (
         ("llama4", "llama4_text"),
         OutputMarkup(
             (
-                _calls("<|python_start|>", closes=("<|python_end|>",), bodies=call_syntaxes.PYTHONIC),
+                _calls("<|python_start|>", closes=("<|python_end|>",), syntaxes=call_syntaxes.PYTHONIC),
                 _calls("[", bare=True, read=json_calls.pythonic),
             )
+        ),
+        (
+            ArgumentLayout(
+                "[", before="", behind="(", key=("", "="), between=", ", after=(")",), list_end="]"
+            ),
         ),
     ),
     NamedFormat(
@@ -206,52 +305,55 @@ TOOL_CALL_FORMATS: Final = (
         OutputMarkup(
             (_calls("<|python_tag|>", read=json_calls.bare), _calls("{", bare=True, read=json_calls.bare))
         ),
+        JsonCallLayout(('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"), is_unmarked=True),
     ),
 )
-"""In the order in which a template is searched: the more telling marks first."""
+"""Formats of tool calls, in the order in which a template is searched for them: rarer marks first."""
 
 REASONING_FORMATS: Final = (
-    NamedFormat(("harmony", "openai_gptoss", "gpt-oss"), ("<|channel|>",), ("gpt_oss",), HARMONY),
     NamedFormat(
-        ("gemma", "gemma4"), ("<|channel>",), ("gemma4",), _thoughts("<|channel>thought", "<channel|>")
+        ("harmony", "openai_gptoss", "gpt-oss"), ("<|channel|>",), ("gpt_oss",), HARMONY, in_messages=True
+    ),
+    NamedFormat(
+        ("gemma", "gemma4"), ("<|channel>",), ("gemma4",), _reasoning("<|channel>thought", "<channel|>")
     ),
     NamedFormat(
         ("mistral",),
         ("[THINK]",),
         (),
-        _thoughts("[THINK]", "[/THINK]") | _thoughts("<think>", "</think>"),
+        _reasoning("[THINK]", "[/THINK]") | _reasoning("<think>", "</think>"),
     ),
     NamedFormat(
         ("kimi_k3",),
         ("<|open|>think<|sep|>", "<|open|>"),
         ("kimi_k3",),
-        _thoughts("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>")
+        _reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>")
         | OutputMarkup(sections=KIMI_K3_SECTIONS, inner=("<|open|>", "<|close|>", "<|sep|>")),
     ),
     NamedFormat(
-        ("seed", "seed_oss"), ("<seed:think>",), ("seed_oss",), _thoughts("<seed:think>", "</seed:think>")
+        ("seed", "seed_oss"), ("<seed:think>",), ("seed_oss",), _reasoning("<seed:think>", "</seed:think>")
     ),
     NamedFormat(
         ("think", "deepseek_r1", "deepseek-r1", "deepseek_v3", "qwen3", "glm45", "minimax_m2", "step3"),
         ("<think>", "</think>"),
         ("qwen3", "qwen3_moe", "qwen3_next", "glm4_moe"),
-        _thoughts("<think>", "</think>"),
+        _reasoning("<think>", "</think>"),
     ),
 )
 
 
-def format_names(forms: Sequence[NamedFormat]) -> tuple[str, ...]:
-    """All that a setting may say."""
-    return tuple(name for form in forms for name in form.names)
+def format_names(formats: Sequence[NamedFormat]) -> tuple[str, ...]:
+    """Return all names that a setting may have."""
+    return tuple(name for each in formats for name in each.names)
 
 
-def find_format(name: str, forms: Sequence[NamedFormat]) -> NamedFormat | None:
-    return next((form for form in forms if name in form.names), None)
+def find_format(name: str, formats: Sequence[NamedFormat]) -> NamedFormat | None:
+    return next((each for each in formats if name in each.names), None)
 
 
-def detect_format(template: str, model_type: str, forms: Sequence[NamedFormat]) -> NamedFormat | None:
-    """By what the chat template writes; else by the model's type."""
-    for form in forms:
-        if any(mark in template for mark in form.written):
-            return form
-    return next((form for form in forms if model_type in form.types), None)
+def detect_format(template: str, model_type: str, formats: Sequence[NamedFormat]) -> NamedFormat | None:
+    """Return the format that the chat template writes, or else the one of the model's type."""
+    for each in formats:
+        if any(mark in template for mark in each.written):
+            return each
+    return next((each for each in formats if model_type in each.types), None)

@@ -1,9 +1,9 @@
-"""Tool calls whose arguments stand between tags and are not escaped.
+"""Parser of tool calls whose arguments stand between tags and are not escaped.
 
-An argument may hold any text, the tags of its own format among it. So a tag counts only where it can stand:
-one that ends an argument is followed by the next argument or by the end of the call. Calls within an
-argument, such as an example of the format, are counted, and the argument ends behind them. Where a call could
-end at several tags, it ends at the last one before the next call.
+An argument may hold any text, the tags of its own format among it. So a tag counts only where it can stand: a
+tag that ends an argument is followed by the next argument or by the end of the call. Calls within an
+argument, such as an example of the format, are counted, and the argument ends behind them. If several tags
+could end a call, the last one before the next call does.
 
 Pure.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 class Argument(NamedTuple):
     key: str
     type: str | None
-    """As the tag names it, if it does."""
+    """Type in the tag, if there is one."""
     text: str
 
 
@@ -28,13 +28,13 @@ class TaggedCall(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What stands at the beginning of a text."""
+    """Calls at the beginning of a text."""
 
     calls: Sequence[TaggedCall]
     end: int
-    """Where the text goes on behind them."""
+    """Index of the text behind the calls."""
     closed: bool
-    """The tag of the end was there."""
+    """Whether their closing tag was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,24 @@ class TagFormat:
     """Tags of one format, as regular expressions."""
 
     opens: str
-    """Before the calls."""
+    """Tag before all calls."""
     closes: str
-    """Behind the calls."""
+    """Tag behind all calls."""
     call: str
-    """Before a call's arguments, with the group `name`."""
+    """Tag before a call's arguments, with the group `name`."""
     call_ends: str
-    """Behind a call's arguments; "" where `closes` is."""
+    """Tag behind a call's arguments. Empty if `closes` ends the call."""
     argument: str
-    """Before an argument, with the group `key` and perhaps `type`."""
+    """Tag before an argument, with the group `key` and perhaps `type`."""
     argument_ends: str
     begins: str
-    """Text with which the first call begins; "" for the tool's name."""
+    """Text with which the first call begins. Empty if it begins with the tool's name."""
     bare: bool = False
-    """`opens` is missing, and `closes` may be."""
+    """Whether `opens` is missing, and `closes` may be."""
     single_line_ends: bool = False
-    """A line end before and behind an argument is layout."""
+    """Whether a line end before and behind an argument is layout."""
     escaped: tuple[tuple[str, str], ...] = ()
-    """What stands for a character within a tag."""
+    """Texts that stand for a character within a tag, and the characters."""
 
     def unescape(self, text: str) -> str:
         for written, meant in self.escaped:
@@ -144,21 +144,21 @@ KIMI_K3: Final = _format(
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """A format's tags, each where it can stand."""
+    """Patterns of a format's tags, with the places where they count."""
 
     call: re.Pattern[str]
     argument: re.Pattern[str]
     ends: re.Pattern[str]
-    """Ends of an argument, calls within it, and their ends."""
+    """An end of an argument, a call within it, or the end of such a call."""
     call_ends: re.Pattern[str]
     closes: re.Pattern[str]
     all_ends: re.Pattern[str]
-    """All from the last argument's end to the end of the calls."""
+    """All tags from the last argument's end to the end of the calls."""
     unended: re.Pattern[str]
-    """The end of the calls, where the last argument's end is missing."""
+    """The end of the calls, if the last argument's end is missing."""
     next_call: re.Pattern[str]
     next_argument: re.Pattern[str]
-    """An argument behind one whose end is missing."""
+    """An argument behind an argument whose end is missing."""
 
 
 @cache
@@ -194,12 +194,12 @@ def _patterns(tags: TagFormat) -> _Patterns:
 
 
 def _unnamed(pattern: str) -> str:
-    """The pattern without the names of its groups."""
+    """Return the pattern without the names of its groups."""
     return re.sub(r"\(\?P<\w+>", "(?:", pattern)
 
 
 Keys = Mapping[str, Collection[str]]
-"""The arguments that a tool is known to take, by its name."""
+"""Names of the arguments that a tool takes, by the tool's name."""
 
 
 def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Reading | None:
@@ -217,10 +217,10 @@ def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Readin
 
 
 class _TagReader:
-    """One attempt at a text."""
+    """One attempt to parse a text."""
 
     def __init__(self, text: str, tags: TagFormat, keys: Keys, *, counted: bool, ended: bool) -> None:
-        """`counted`: calls within arguments are. `ended`: each argument is, by its tag."""
+        """`counted`: calls within arguments are counted. `ended`: each argument has its closing tag."""
         self._text = text
         self._tags = tags
         self._keys = keys
@@ -228,7 +228,7 @@ class _TagReader:
         self._counted = counted
         self._ended = ended
         self._least = 0
-        """Where the calls end at the earliest."""
+        """Index before which the calls do not end."""
 
     def read(self) -> Reading | None:
         calls: list[TaggedCall] = []
@@ -249,14 +249,14 @@ class _TagReader:
         return Reading(calls, ends, closed=True)
 
     def _closes(self, calls: Sequence[TaggedCall], at: int) -> int | None:
-        """Where the calls end, if there are some and their end is there."""
+        """Return the index behind the calls' closing tag, or None if it is not there."""
         found = self._patterns.closes.match(self._text, at) if calls else None
         if found is None or (not found[0] and self._patterns.call.match(self._text, at) is not None):
             return None
         return found.end()
 
     def _last_end(self, at: int) -> int | None:
-        """Where the last argument ends that could be one of these calls, as no other call begins before."""
+        """Return the index of the last tag that could end an argument of these calls, before another call."""
         behind = self._patterns.next_call.search(self._text, at)
         limit = len(self._text) if behind is None else behind.start()
         last = None
@@ -270,7 +270,7 @@ class _TagReader:
         return at
 
     def _read_call(self, at: int) -> tuple[TaggedCall, int] | None:
-        """The call that begins there, and where it ends."""
+        """Return the call at an index, and the index of its end."""
         begun = self._patterns.call.match(self._text, at)
         if begun is None:
             return None
@@ -296,7 +296,7 @@ class _TagReader:
         return TaggedCall(name, tuple(arguments)), ends.end() if self._tags.call_ends else at
 
     def _value(self, start: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Where the argument that begins there ends, and its tag. `missing`: keys that may follow."""
+        """Return the end of an argument, and the end of its tag. `missing`: keys that may follow."""
         within = 0
         inner = False
         for found in self._patterns.ends.finditer(self._text, start):
@@ -318,11 +318,11 @@ class _TagReader:
         return len(self._text[: last.start()].rstrip()), last.start()
 
     def _is_text(self, at: int) -> bool:
-        """Whether an end of an argument, which is the last of its calls, comes too early."""
+        """Return whether a tag that could end the last argument comes too early to do so."""
         return at < self._least and self._patterns.all_ends.match(self._text, at) is not None
 
     def _unended(self, start: int, end: int, missing: Collection[str]) -> tuple[int, int] | None:
-        """Where a known argument begins on a line of its own before `end`, if it begins nowhere behind it."""
+        """Return the start of a known argument on its own line before `end`, unless it follows `end`, too."""
         for found in self._patterns.next_argument.finditer(self._text, start, end) if missing else ():
             key = found["key"].strip()
             if key not in missing:

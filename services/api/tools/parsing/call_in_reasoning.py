@@ -11,7 +11,7 @@ from baton.api.tools.parsing.output_parts import AnswerParser, CompleteToolCall,
 
 
 class CallParser(AnswerParser, Protocol):
-    """A parser of calls."""
+    """Parser of an answer that knows whether a string is open."""
 
     @property
     def in_string(self) -> bool:
@@ -20,14 +20,17 @@ class CallParser(AnswerParser, Protocol):
 
 @dataclass(slots=True)
 class CallInReasoning:
-    """A tool call within reasoning. It is one if nothing follows it, and text if the reasoning goes on."""
+    """A possible tool call within reasoning.
+
+    It is a call if the answer ends behind it. It is part of the reasoning if the reasoning goes on.
+    """
 
     mark: str
     parser: CallParser
     text: list[str] = field(default_factory=list)
     parts: list[OutputPart] = field(default_factory=list)
     failed: bool = False
-    """It is no call, or something else follows it."""
+    """The text is no call, or something else follows it."""
 
     def push(self, text: str) -> None:
         self.text.append(text)

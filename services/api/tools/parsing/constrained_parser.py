@@ -1,7 +1,8 @@
-"""What of a call is certain while its text still comes, where a grammar holds the answer to its calls?
+"""Parser of a tool call that a grammar constrains, while it is being written.
 
-All: whose it is as soon as its name is there, and each letter of its arguments, which are JSON then. So it
-can be told as it grows, and a mark of its end may stand within a text of it.
+Each character of such a call is certain: the tool as soon as its name is there, and then each character of
+the arguments, which are JSON. So the call can be streamed as it grows, and a closing mark may stand in a
+string.
 
 Pure.
 """
@@ -12,40 +13,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How a grammar has a call written."""
+    """Text of a constrained call around its name and its arguments."""
 
     mark: str
-    """That begins it; "" where its first letter does."""
+    """Opening mark. Empty if the call begins with `before`."""
     before: str
-    """Between the mark and the name."""
+    """Text between the mark and the name."""
     between: str
-    """The name and the arguments."""
+    """Text between the name and the arguments."""
     after: str
-    """Behind the arguments, where no mark tells the end."""
+    """Text behind the arguments, for formats without a closing mark."""
 
-    def of_any(self, names: Collection[str]) -> "ConstrainedCallParser":
-        """One of these names."""
+    def parser(self, names: Collection[str]) -> "ConstrainedCallParser":
+        """Return the parser of a call to one of these tools."""
         return ConstrainedCallParser(
             {f"{self.before}{name}{self.between}": name for name in names}, self.after
         )
 
 
 class ConstrainedCallParser:
-    """One that is being written."""
+    """Parser of one call that is being written."""
 
     def __init__(self, heads: Mapping[str, str], after: str) -> None:
-        """`heads`: the name that it has, by what stands before its arguments. `after`: of its shape."""
+        """Start behind the opening mark.
+
+        `heads`: names of tools, by the text before the arguments.
+        `after`: text behind the arguments.
+        """
         self._heads = heads
         self._left = after
         self._head = ""
         self._depth = 0
-        self._in_text = False
+        self._in_string = False
         self._escaped = False
         self._whole = False
         self.name: str | None = None
-        """Once its arguments have begun."""
-        self.is_none = False
-        """It is not written so."""
+        """Name of the tool, once the arguments have begun."""
+        self.has_failed = False
+        """Whether the text is no call in this layout."""
 
     @property
     def arguments_end(self) -> bool:
@@ -53,18 +58,18 @@ class ConstrainedCallParser:
 
     @property
     def ends(self) -> bool:
-        """All of it was there, but for a mark of its end."""
+        """Whether the call is complete but for its closing mark."""
         return self._whole and not self._left
 
     def take(self, text: str) -> tuple[int, str]:
-        """How much of what comes next is of it, and what that adds to its arguments."""
+        """Take the next text. Returns the number of characters of the call, and more of its arguments."""
         at = 0
         if not self._depth and not self._whole:
             at = self._take_head(text)
-            if self.is_none or at == len(text):
+            if self.has_failed or at == len(text):
                 return at, ""
             if text[at] != "{":
-                self.is_none = True
+                self.has_failed = True
                 return at, ""
             self.name = self._heads[self._head]
         end = at if self._whole else self._end_of_arguments(text, at)
@@ -77,32 +82,32 @@ class ConstrainedCallParser:
         return stop, text[at:end]
 
     def _take_head(self, text: str) -> int:
-        """How much of the text belongs before the arguments."""
+        """Return the number of characters that belong before the arguments."""
         at = 0
         while self._head not in self._heads and at < len(text):
             self._head, at = self._head + text[at], at + 1
             if not any(head.startswith(self._head) for head in self._heads):
-                self.is_none = True
+                self.has_failed = True
                 break
         return at
 
     def _end_of_arguments(self, text: str, at: int) -> int:
-        for place in range(at, len(text)):
-            char = text[place]
-            if self._in_text:
+        for index in range(at, len(text)):
+            char = text[index]
+            if self._in_string:
                 if self._escaped:
                     self._escaped = False
                 elif char == "\\":
                     self._escaped = True
                 elif char == '"':
-                    self._in_text = False
+                    self._in_string = False
             elif char == '"':
-                self._in_text = True
+                self._in_string = True
             elif char in "{[":
                 self._depth += 1
             elif char in "}]":
                 self._depth -= 1
                 if not self._depth:
                     self._whole = True
-                    return place + 1
+                    return index + 1
         return len(text)

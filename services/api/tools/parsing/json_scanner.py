@@ -1,4 +1,4 @@
-"""Strings of a growing JSON value, in which the marks of a tool call are text.
+"""Scanner of a growing JSON value for its strings, in which the marks of a tool call are text.
 
 Pure.
 """
@@ -13,7 +13,10 @@ BEHIND_STRINGS: Final = frozenset(",:}]")
 
 
 class JsonScanner:
-    """A scanner. What stands before the value is skipped: strings are looked for within brackets only."""
+    """Scanner of one JSON value.
+
+    It skips the text before the value, and finds strings within brackets only.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -21,7 +24,7 @@ class JsonScanner:
         self._behind_string = False
         self.in_string = False
         self.broken = False
-        """It is no JSON, so that nothing is known of its strings."""
+        """The text is no JSON, so that nothing is known of its strings."""
 
     @property
     def is_open(self) -> bool:
@@ -29,7 +32,7 @@ class JsonScanner:
         return self.in_string or self._depth > 0
 
     def take_string(self, text: str) -> int:
-        """Return how much of the text belongs to the string in which it begins."""
+        """Return the number of characters that belong to the string in which the text begins."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -46,7 +49,7 @@ class JsonScanner:
         return len(text)
 
     def take_plain(self, text: str) -> int:
-        """Return how much of the text stands before the next string's content, or is no JSON."""
+        """Return the number of characters before the next string's content, or before what is no JSON."""
         for at, char in enumerate(text):
             if char in "{[":
                 self._depth += 1

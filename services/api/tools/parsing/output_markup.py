@@ -1,5 +1,8 @@
 """Regions of a model's answer, and the marks between which they stand.
 
+A mark is a text that a model writes around a part of its answer, such as `<tool_call>`. It is a special token
+of some tokenizers, and several tokens of others.
+
 Pure.
 """
 
@@ -12,7 +15,7 @@ from baton.api.tools.parsing.output_parts import CompleteToolCall, MalformedTool
 
 
 class RegionKind(Enum):
-    """What stands between two marks."""
+    """Kind of the text between two marks."""
 
     REASONING = "thought"
     CALLS = "calls"
@@ -20,23 +23,23 @@ class RegionKind(Enum):
 
 
 Read = Callable[[str, str, ToolSchemas], Sequence[CompleteToolCall]]
-"""The calls in a body, behind its head. Raises Unreadable."""
+"""Returns the calls of a head and a body. Raises Unreadable."""
 
 
 class ParsedCalls(NamedTuple):
-    """Calls at the beginning of a text that may go on."""
+    """Calls at the beginning of a text, behind which it may go on."""
 
     calls: Sequence[CompleteToolCall]
     end: int
-    """Where the text goes on behind them."""
+    """Index of the text behind the calls."""
 
 
 class PrefixMatch(Enum):
-    """Whether a text begins as a call does."""
+    """Whether a text begins as a call or a head does."""
 
     NO = "no"
     PARTIAL = "perhaps"
-    """It is too short to know."""
+    """The text is too short to decide."""
     YES = "yes"
 
 
@@ -46,13 +49,14 @@ def _any_begins(_: str, __: ToolSchemas) -> PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """One way in which calls are written behind their mark."""
+    """Syntax in which calls are written behind their mark."""
 
     begins: Callable[[str, ToolSchemas], PrefixMatch] = _any_begins
-    """Whether a text, which has no whitespace before it, begins so."""
+    """Whether a text without leading whitespace begins in this syntax."""
     parse_ahead: Callable[[str, ToolSchemas, bool], ParsedCalls | None] | None = None
-    """Reads the calls of a text that holds marks which are text, where it is not JSON. The flag: nothing
-    follows the text. None: JSON, in whose strings marks are text."""
+    """Parser of calls that are no JSON, in a text that may hold marks which are arguments. Takes the text,
+    the tools' schemas, and whether the text is all of the answer. None for JSON, in whose strings marks
+    are text."""
 
 
 JSON_SYNTAX = CallSyntax()
@@ -64,27 +68,27 @@ def _no_calls(_: str, body: str, __: ToolSchemas) -> Sequence[CompleteToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class TextRegion:
-    """A part of the text between marks."""
+    """A part of an answer between marks, as a format describes it."""
 
     kind: RegionKind
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
-    """None: it lasts to the end of the text."""
+    """Marks that end the region and belong to it. Empty if the region lasts to the end of the answer."""
     until: tuple[str, ...] = ()
-    """Marks that end it and belong to what follows."""
+    """Marks that end the region and belong to what follows."""
     head: str = ""
-    """The mark that ends what stands before the body, if anything does."""
+    """Mark that ends the head before the body. Empty if the region has no head."""
     head_begins: Callable[[str, bool], PrefixMatch] | None = None
-    """Whether a text behind the region's mark begins as its head does; else the mark is text. The flag:
-    nothing follows the text."""
-    sort: Callable[[str], RegionKind] | None = None
-    """What a head makes of it."""
+    """Whether a text behind the opening mark begins as a head does. If not, the mark is text. Takes the text,
+    and whether it is all of the answer."""
+    classify: Callable[[str], RegionKind] | None = None
+    """Kind of the region by its head, for formats in which the head decides."""
     bare: bool = False
-    """Its mark is part of its body, and counts where nothing was said before it alone."""
+    """The opening mark is part of the body, and counts only at the beginning of an answer."""
     in_body: bool = False
-    """Its mark is part of its body, and counts everywhere."""
+    """The opening mark is part of the body, and counts everywhere."""
     read: Read = _no_calls
-    bodies: tuple[CallSyntax, ...] = (JSON_SYNTAX,)
+    syntaxes: tuple[CallSyntax, ...] = (JSON_SYNTAX,)
 
 
 class Previous(Enum):
@@ -121,16 +125,16 @@ def section_marks(opens: str, closes: str) -> tuple[SectionMark, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OutputMarkup:
-    """How a model marks its thoughts and its calls."""
+    """Marks of a model's reasoning and calls, by region."""
 
     regions: tuple[TextRegion, ...] = ()
     sections: tuple[SectionMark, ...] = ()
     inner: tuple[str, ...] = ()
-    """Marks within bodies, for those who read them."""
+    """Marks within bodies, which the parsers of the calls read."""
 
     @property
     def marks(self) -> frozenset[str]:
-        """All that it is told by."""
+        """All marks of the format."""
         return frozenset(
             mark
             for region in self.regions

@@ -1,12 +1,13 @@
-"""Which of a model's text is its answer, which a thought, and which the call of a tool?
+"""Parser that splits a model's text into content, reasoning and tool calls.
 
-A model writes all of it into one text, between marks of its own (`dialects`). This is a fold over that text:
-how it was cut into pieces changes nothing. A call is told when it is whole and can be read, so that what is
-told of it is never broken; one that cannot be read stays the text that it was. One that a grammar holds is
-told as it grows, where that is asked for: it cannot be broken, but cut off.
+A model writes all of them into one text, between marks of its own (`formats.output_formats`). The parser is a
+fold over that text: how it was cut into pieces changes nothing. A call is returned once it is complete and
+can be parsed, so that no part of it is ever wrong. A text that cannot be parsed as a call is content. A call
+that a grammar constrains may be returned as it grows. It cannot be malformed, but cut off.
 
-A mark counts only where it can stand. Reasoning stands at an answer's beginning. A call begins as its format
-says behind its mark, and ends where its JSON ends, or at its last possible mark. Elsewhere a mark is text.
+A mark counts only where it can stand. Reasoning stands at the beginning of an answer. A call begins behind
+its mark in a syntax of its format. It ends where its JSON ends, or at the last mark that can end it.
+Elsewhere a mark is text.
 
 Pure.
 """
@@ -29,53 +30,60 @@ from baton.api.tools.parsing.output_parts import (
     merge_parts,
 )
 from baton.api.tools.parsing.part_writer import PartWriter
-from baton.api.tools.parsing.text_after_calls import NextCalls, cut_off_at, read_calls
+from baton.api.tools.parsing.text_after_calls import NextCalls, cut_off_at, parse_calls
 from baton.api.tools.parsing.unread_text import UnreadText
 
 IN_REASONING_MAX: Final = 8
-"""Most marks of calls in reasoning that turn out to be text. Those behind them are."""
+"""Most marks of calls in reasoning that turn out to be text. Later ones are text without a try."""
 READ_CHARS_MAX: Final = 2**19
-"""Most characters of one answer that are read as calls and are none. Behind them the next call's mark ends a
+"""Most characters of one answer that are parsed as calls in vain. Behind them the next call's mark ends a
 call."""
 LAYOUT_MAX: Final = 256
 """Most whitespace between a mark and its call."""
 
 
 class OutputParser:
-    """One answer in a dialect. Whitespace around thoughts and calls is layout, and belongs to nothing."""
+    """Parser of one answer by the marks of a format."""
 
     def __init__(
         self,
-        dialect: OutputMarkup,
+        markup: OutputMarkup,
         schemas: ToolSchemas,
         *,
         thinking: bool = False,
-        held: CallLayout | None = None,
-        grows: bool = False,
+        layout: CallLayout | None = None,
+        streams_calls: bool = False,
         constrained: bool = False,
         calls_alone: bool = False,
     ) -> None:
-        """`thinking`: the prompt has opened a thought already. `held`: as what a grammar has calls written.
-        `grows`: those are told as they come. `constrained`: a grammar has the content, which has no marks.
-        `calls_alone`: nothing is read behind content."""
-        self._dialect = dialect
-        self._shape = held
-        self._grows = grows
+        """Start an answer.
+
+        `markup`: marks of the model's formats.
+        `schemas`: schemas of the tools that may be called.
+        `thinking`: the prompt has opened the reasoning already.
+        `layout`: layout of the calls that a grammar constrains. None if no grammar does.
+        `streams_calls`: constrained calls are returned as they grow.
+        `constrained`: a grammar constrains the content, so that content has no marks.
+        `calls_alone`: parsing ends behind the first content.
+        """
+        self._markup = markup
+        self._layout = layout
+        self._streams_calls = streams_calls
         self._constrained = constrained
         self._calls_alone = calls_alone
         self._schemas = schemas
-        calls = [each for each in dialect.regions if each.kind is RegionKind.CALLS]
-        calls_come = bool(calls) or any(each.sort for each in dialect.regions)
+        calls = [each for each in markup.regions if each.kind is RegionKind.CALLS]
+        calls_come = bool(calls) or any(each.classify for each in markup.regions)
         self._call_marks = tuple(mark for each in calls if not each.bare for mark in each.opens)
         self._text = UnreadText()
-        self._writer = PartWriter(dialect.sections, calls_come=calls_come)
+        self._writer = PartWriter(markup.sections, calls_come=calls_come)
         self._open: OpenRegion | None = None
         self._inner: CallInReasoning | None = None
         self._not_calls = 0
         self._chars_left = READ_CHARS_MAX
         self._next_calls = NextCalls(self._call_marks)
         self.malformed_calls = 0
-        thoughts = [each for each in dialect.regions if each.kind is RegionKind.REASONING]
+        thoughts = [each for each in markup.regions if each.kind is RegionKind.REASONING]
         if thinking and thoughts:
             self._open = OpenRegion(thoughts[0], RegionKind.REASONING, "")
             self._writer.begin_reasoning()
@@ -122,8 +130,8 @@ class OutputParser:
         if now is not None and now.call is not None:
             self._grow(now, now.call)
             return True
-        if now is not None and now.kind is RegionKind.CALLS and not now.in_head and now.form is None:
-            return self._choose(now, last=last)
+        if now is not None and now.kind is RegionKind.CALLS and not now.in_head and now.syntax is None:
+            return self._choose_syntax(now, last=last)
         start, mark = first_mark(self._text.head, self._marks(), last=last)
         if now is not None and now.json is not None and not self._take_json(now, now.json, start):
             return True
@@ -133,51 +141,54 @@ class OutputParser:
         return mark is not None and self._meet_or_pass(mark, last=last)
 
     def _opens_bare(self, *, last: bool) -> bool:
-        """Whether nothing can be told yet, because a region may begin that has no mark of its own."""
+        """Open a region that begins without a mark of its own.
+
+        Returns True if more text has to decide that.
+        """
         if self._writer.begun:
             return False
-        bare = [each for each in self._dialect.regions if each.bare]
+        bare = [each for each in self._markup.regions if each.bare]
         if not bare:
             return False
-        said = (self._writer.gap + self._text.head).lstrip()
-        if not said:
+        text = (self._writer.gap + self._text.head).lstrip()
+        if not text:
             return not last
         for region in bare:
-            if said.startswith(region.opens):
+            if text.startswith(region.opens):
                 self._writer.begin_bare()
                 self._text.take(len(self._text.head) - len(self._text.head.lstrip()))
-                call = None if region.head else self._held_call("")
+                call = None if region.head else self._constrained_call("")
                 self._open = OpenRegion(region, region.kind, "", in_head=bool(region.head), call=call)
                 return False
-        return not last and any(mark.startswith(said) for region in bare for mark in region.opens)
+        return not last and any(mark.startswith(text) for region in bare for mark in region.opens)
 
     def _marks(self) -> tuple[str, ...]:
-        """That mean something where the text is now."""
+        """Return the marks that count at the head of the text."""
         now = self._open
         if now is not None and now.in_head:
             return (now.region.head,)
         if self._constrained and (self._writer.begun if now is None else now.kind is RegionKind.CONTENT):
             return ()
         if now is None:
-            thoughts = not self._writer.begun and not self._writer.reasoned
-            regions = (each for each in self._dialect.regions if not each.bare)
-            opens = (each.opens for each in regions if thoughts or each.kind is not RegionKind.REASONING)
-            return (*chain.from_iterable(opens), *(section.text for section in self._dialect.sections))
+            may_reason = not self._writer.begun and not self._writer.reasoned
+            regions = (each for each in self._markup.regions if not each.bare)
+            opens = (each.opens for each in regions if may_reason or each.kind is not RegionKind.REASONING)
+            return (*chain.from_iterable(opens), *(section.text for section in self._markup.sections))
         ends = (*now.region.closes, *now.region.until)
         if now.kind is RegionKind.REASONING and not now.region.head:
             again = now.region.opens if self._writer.is_fresh else ()
-            held = self._shape is not None or self._constrained or self._not_calls >= IN_REASONING_MAX
-            return (*ends, *again, *(() if held else self._call_marks))
-        if now.form is not None and now.form.parse_ahead is not None:
+            no_calls = self._layout is not None or self._constrained or self._not_calls >= IN_REASONING_MAX
+            return (*ends, *again, *(() if no_calls else self._call_marks))
+        if now.syntax is not None and now.syntax.parse_ahead is not None:
             return (*ends, *self._call_marks)
         return ends
 
     def _meet_or_pass(self, mark: str, *, last: bool) -> bool:
-        """Take a mark, or pass it on as text. Returns False where more text is needed to know which."""
+        """Take a mark, or pass it on as text. Returns False if more text has to decide."""
         now = self._open
         counts = PrefixMatch.YES
         if now is None or (now.kind is not RegionKind.CALLS and mark in now.region.until):
-            counts = head_counts(self._dialect, mark, self._text.head, last=last)
+            counts = head_counts(self._markup, mark, self._text.head, last=last)
         if counts is PrefixMatch.YES:
             self._meet(mark)
         elif counts is PrefixMatch.NO:
@@ -185,7 +196,7 @@ class OutputParser:
         return counts is not PrefixMatch.PARTIAL
 
     def _meet(self, mark: str) -> None:
-        """A mark is at the beginning of what is held."""
+        """Take the mark at the head of the text."""
         now = self._open
         if now is None:
             if self._writer.write_section_mark(mark):
@@ -194,24 +205,24 @@ class OutputParser:
                 self._open_region(mark)
         elif now.in_head:
             self._end_head(now, mark)
-        elif now.form is not None and now.form.parse_ahead is not None:
-            self._meet_ahead(now, mark)
+        elif now.syntax is not None and now.syntax.parse_ahead is not None:
+            self._meet_in_call(now, mark)
         elif mark in now.region.closes:
             self._text.take(len(mark))
             self._close(mark)
         elif mark in now.region.until:
             self._close("")
         elif mark in now.region.opens:
-            self._text.take(len(mark))  # a thought that is opened again
+            self._text.take(len(mark))  # reasoning that is opened again
         else:
-            calls = tuple(each for each in self._dialect.regions if each.kind is RegionKind.CALLS)
-            inner = OutputMarkup(calls, self._dialect.sections, self._dialect.inner)
+            calls = tuple(each for each in self._markup.regions if each.kind is RegionKind.CALLS)
+            inner = OutputMarkup(calls, self._markup.sections, self._markup.inner)
             self._inner = CallInReasoning(mark, OutputParser(inner, self._schemas, calls_alone=True))
 
     def _open_region(self, mark: str) -> None:
-        for region in self._dialect.regions:
+        for region in self._markup.regions:
             if not region.bare and mark in region.opens:
-                call = self._held_call(mark) if region.kind is RegionKind.CALLS else None
+                call = self._constrained_call(mark) if region.kind is RegionKind.CALLS else None
                 self._open = OpenRegion(region, region.kind, mark, in_head=bool(region.head), call=call)
                 if region.kind is RegionKind.REASONING:
                     self._writer.begin_reasoning()
@@ -223,19 +234,19 @@ class OutputParser:
     def _end_head(self, now: OpenRegion, mark: str) -> None:
         self._text.take(len(mark))
         now.in_head = False
-        if now.region.sort is not None:
-            now.kind = now.region.sort(now.mark + "".join(now.head))
+        if now.region.classify is not None:
+            now.kind = now.region.classify(now.mark + "".join(now.head))
         if now.kind is RegionKind.REASONING:
             self._writer.begin_reasoning()
-        if now.kind is RegionKind.CALLS and self._shape is not None and self._shape.mark == mark:
+        if now.kind is RegionKind.CALLS and self._layout is not None and self._layout.mark == mark:
             now.call = self._named_by(now)
 
-    def _held_call(self, mark: str) -> ConstrainedCallParser | None:
-        shape = self._shape
-        return shape.of_any(self._schemas) if shape is not None and shape.mark == mark else None
+    def _constrained_call(self, mark: str) -> ConstrainedCallParser | None:
+        layout = self._layout
+        return layout.parser(self._schemas) if layout is not None and layout.mark == mark else None
 
     def _named_by(self, now: OpenRegion) -> ConstrainedCallParser | None:
-        """A call whose name stands in its head."""
+        """Return the parser of a call whose name stands in its head."""
         try:
             (call,) = now.region.read(now.mark + "".join(now.head), "{}", self._schemas)
         except MalformedToolCall:
@@ -243,55 +254,57 @@ class OutputParser:
         return ConstrainedCallParser({"": call.name}, "")
 
     def _grow(self, now: OpenRegion, call: ConstrainedCallParser) -> None:
-        """What comes is of a call that a grammar holds."""
-        begun = call.name is not None
+        """Take text of a call that a grammar constrains."""
+        has_begun = call.name is not None
         taken, arguments = call.take(self._text.head)
         now.body.append(self._text.take(taken))
-        if call.is_none:
-            self._read_as_any(now)
+        if call.has_failed:
+            self._parse_unconstrained(now)
             return
-        if self._grows and call.name is not None and not begun:
-            now.told = True
+        if self._streams_calls and call.name is not None and not has_begun:
+            now.is_emitted = True
             self._writer.write_calls(ToolCallStart(call.name))
-        if arguments and self._grows:
+        if arguments and self._streams_calls:
             self._writer.write_more_arguments(ToolCallDelta(arguments))
         now.arguments.append(arguments)
-        if call.arguments_end and not now.told:
+        if call.arguments_end and not now.is_emitted:
             written = "".join(now.arguments)
             if call.name is None or not is_json(written):
-                self._read_as_any(now)
+                self._parse_unconstrained(now)
                 return
-            now.told = True
+            now.is_emitted = True
             self._writer.write_calls(CompleteToolCall(call.name, written))
         if now.region.closes and call.arguments_end:
-            now.call, now.form = None, JSON_SYNTAX
+            now.call, now.syntax = None, JSON_SYNTAX
         elif call.ends:
             self._open = None
             self._writer.end_call()
 
-    def _read_as_any(self, now: OpenRegion) -> None:
-        """As what nobody holds to anything."""
+    def _parse_unconstrained(self, now: OpenRegion) -> None:
+        """Parse the call again, as one that no grammar constrains."""
         self._text.prepend("".join(now.body))
         now.body.clear()
         now.call = None
 
-    def _choose(self, now: OpenRegion, *, last: bool) -> bool:
-        """Settle how the calls behind a mark are written. Returns False where more text is needed for that.
-        What is no call is text again."""
+    def _choose_syntax(self, now: OpenRegion, *, last: bool) -> bool:
+        """Find the syntax of the calls behind a mark. If there is none, the mark is content.
+
+        Returns False if more text has to decide.
+        """
         text = self._text.head.lstrip()
         layout = len(self._text.head) - len(text)
         if not text and layout <= LAYOUT_MAX:
-            now.form = JSON_SYNTAX if last else None
+            now.syntax = JSON_SYNTAX if last else None
             return last
-        bodies = now.region.bodies if layout <= LAYOUT_MAX else ()
-        found = [(body, body.begins(text, self._schemas)) for body in bodies]
-        fits = [body for body, begins in found if begins is PrefixMatch.YES]
-        perhaps = [body for body, begins in found if begins is PrefixMatch.PARTIAL]
-        if not fits and perhaps and not last:
+        syntaxes = now.region.syntaxes if layout <= LAYOUT_MAX else ()
+        found = [(each, each.begins(text, self._schemas)) for each in syntaxes]
+        fits = [each for each, begins in found if begins is PrefixMatch.YES]
+        partial = [each for each, begins in found if begins is PrefixMatch.PARTIAL]
+        if not fits and partial and not last:
             return False
-        if fits or perhaps:
-            now.form = (fits or perhaps)[0]
-            now.json = JsonScanner() if now.form.parse_ahead is None else None
+        if fits or partial:
+            now.syntax = (fits or partial)[0]
+            now.json = JsonScanner() if now.syntax.parse_ahead is None else None
             return True
         self._open = None
         if now.region.in_body:
@@ -300,14 +313,16 @@ class OutputParser:
         return True
 
     def _take_json(self, now: OpenRegion, json: JsonScanner, start: int) -> bool:
-        """Follow the JSON up to `start`, where a mark may be. Returns False where there is more to be read
-        before: a string, or what is no JSON."""
+        """Follow the JSON up to `start`, where a mark may begin.
+
+        Returns False if a string, or what is no JSON, begins before.
+        """
         if json.in_string:
             self._take(now, json.take_string(self._text.head))
             return False
         taken = json.take_plain(self._text.head[:start])
         if json.broken:
-            self._read_again(now)
+            self._parse_without_strings(now)
         elif json.in_string:
             self._take(now, taken)
         return not json.broken and not json.in_string
@@ -315,30 +330,32 @@ class OutputParser:
     def _take(self, now: OpenRegion, taken: int) -> None:
         now.body.append(self._text.take(taken))
 
-    def _read_again(self, now: OpenRegion) -> None:
-        """Nothing is known of the strings of a call, so that the first mark of its end ends it."""
+    def _parse_without_strings(self, now: OpenRegion) -> None:
+        """Parse a call again whose strings are unknown, so that its first closing mark ends it."""
         self._text.prepend("".join(now.body))
         now.body.clear()
         now.json = None
 
-    def _meet_ahead(self, now: OpenRegion, mark: str) -> None:
-        """A mark in a call that is no JSON: of its end, or of another call, if it is no text."""
+    def _meet_in_call(self, now: OpenRegion, mark: str) -> None:
+        """Take a mark in a call that is no JSON. It ends the call, opens another one, or is an argument."""
         if now.could_end and mark in self._call_marks:
             if self._chars_left <= 0:
-                self._read_ahead(now, final=True)
+                self._parse_ahead(now, final=True)
                 return
             if now.size >= now.next_attempt:
-                if self._read_ahead(now, final=False):
+                if self._parse_ahead(now, final=False):
                     return
                 now.next_attempt = 2 * now.size
         now.could_end = now.could_end or mark in now.region.closes
         self._pass(self._text.take(len(mark)))
 
-    def _read_ahead(self, now: OpenRegion, *, final: bool) -> bool:
-        """Read the calls of a body. Returns False where they may not have ended yet. `final`: they have, and
-        what is none is text, up to the first mark of an end."""
+    def _parse_ahead(self, now: OpenRegion, *, final: bool) -> bool:
+        """Parse the calls of a body. Returns False if they may not have ended yet.
+
+        `final`: they have ended. A body without a call is content, up to its first closing mark.
+        """
         text = "".join(now.body)
-        parse_ahead = None if now.form is None else now.form.parse_ahead
+        parse_ahead = None if now.syntax is None else now.syntax.parse_ahead
         found = None if parse_ahead is None else parse_ahead(text, self._schemas, final)
         if found is None and not final:
             return False
@@ -360,8 +377,7 @@ class OutputParser:
         return True
 
     def _advance_inner(self, now: OpenRegion, inner: CallInReasoning, *, last: bool) -> bool:
-        """What comes is of a call within reasoning, unless the reasoning goes on or ends. Returns False where
-        more text is needed."""
+        """Take text of a possible call within reasoning. Returns False if more text is needed."""
         start, mark = first_mark(self._text.head, now.region.closes, last=last)
         inner.push(self._text.take(start))
         if mark is not None and not inner.failed and inner.parser.in_string:
@@ -373,14 +389,14 @@ class OutputParser:
         return True
 
     def _resume(self, inner: CallInReasoning) -> None:
-        """The mark of a call is text of the reasoning."""
+        """Continue the reasoning: what looked like a call is part of it."""
         self._inner = None
         self._not_calls += 1
         self._writer.write_reasoning(inner.mark)
         self._text.prepend("".join(inner.text)[len(inner.mark) :])
 
     def _finish(self, now: OpenRegion) -> None:
-        """Nothing follows, and a region is open. Its text may have to be read again."""
+        """End the open region at the end of the answer. Its text may have to be parsed again."""
         inner = self._inner
         if inner is not None:
             inner.flush()
@@ -391,17 +407,17 @@ class OutputParser:
             self._inner = None
             self._close("")
             self._writer.write_calls(*inner.parts)
-        elif now.call is not None and not now.told:
-            self._read_as_any(now)
+        elif now.call is not None and not now.is_emitted:
+            self._parse_unconstrained(now)
         elif now.json is not None and now.json.is_open:
-            self._read_again(now)
-        elif now.form is not None and now.form.parse_ahead is not None:
-            self._read_ahead(now, final=True)
+            self._parse_without_strings(now)
+        elif now.syntax is not None and now.syntax.parse_ahead is not None:
+            self._parse_ahead(now, final=True)
         else:
             self._close("")
 
     def _pass(self, text: str) -> None:
-        """Text that is no mark."""
+        """Take text that is no mark."""
         if not text:
             return
         now = self._open
@@ -418,24 +434,24 @@ class OutputParser:
             self._writer.write_content(text)
 
     def _close(self, mark: str) -> None:
-        """The region that is open ends; `mark` is what ended it, "" the end or another region."""
+        """Close the open region. `mark`: its closing mark, or "" if the answer or another region ended it."""
         now = self._open
         assert now is not None
         self._open = None
         if now.in_head:
-            return  # a head alone says nothing
+            return  # a head without a body is no part
         if now.kind is RegionKind.REASONING:
             self._writer.end_reasoning()
-        if now.kind is not RegionKind.CALLS or now.told:
+        if now.kind is not RegionKind.CALLS or now.is_emitted:
             return
         head, body = now.mark + "".join(now.head), "".join(now.body)
         if not (mark or now.head or body.strip() or self._writer.is_in_sentence):
             return  # the answer was cut off before a call
         try:
-            calls, rest = read_calls(now.region, head, body, self._schemas, self._next_calls)
+            calls, rest = parse_calls(now.region, head, body, self._schemas, self._next_calls)
         except MalformedToolCall:
             self.malformed_calls += 1
             self._writer.write_content(head + now.region.head + body + mark)
             return
         self._writer.write_calls(*calls)
-        self._text.prepend(self._next_calls.reread(rest, mark))
+        self._text.prepend(self._next_calls.reparse(rest, mark))

@@ -8,23 +8,23 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, Protocol
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]
-"""JSON schema of the arguments, by the name of each tool that may be called."""
+"""JSON schema of the arguments of each tool that may be called, by the tool's name."""
 
 
 class ContentDelta(NamedTuple):
-    """Content."""
+    """More content."""
 
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """Reasoning."""
+    """More reasoning."""
 
     text: str
 
 
 class CompleteToolCall(NamedTuple):
-    """A tool call that is whole."""
+    """A tool call that is complete."""
 
     name: str
     arguments: str
@@ -38,37 +38,37 @@ class ToolCallStart(NamedTuple):
 
 
 class ToolCallDelta(NamedTuple):
-    """More arguments of the tool call that was begun last."""
+    """More arguments of the tool call that was started last."""
 
     arguments: str
-    """What comes to its JSON."""
+    """The next characters of a JSON object."""
 
 
 OutputPart = ContentDelta | ReasoningDelta | CompleteToolCall | ToolCallStart | ToolCallDelta
 
 
 class MalformedToolCall(ValueError):
-    """A text between the marks of a call is none."""
+    """A text between the marks of a tool call is no call."""
 
 
 class AnswerParser(Protocol):
-    """What hears one answer."""
+    """Parser of one answer."""
 
     malformed_calls: int
-    """Calls that could not be read, and are text."""
+    """Calls that could not be parsed, and are content."""
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next is a thought, as far as it is known."""
+        """Whether the text that comes next is reasoning, as far as it is known."""
 
     def push(self, text: str) -> list[OutputPart]:
-        """What is certain with the next piece of the text."""
+        """Return the parts that are certain with the next piece of the text."""
 
     def flush(self) -> list[OutputPart]:
-        """What was held back. The end."""
+        """Return the parts that were held back. The answer ends."""
 
 
-_JOINED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
+_MERGED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
     ContentDelta: ContentDelta,
     ReasoningDelta: ReasoningDelta,
     ToolCallDelta: ToolCallDelta,
@@ -76,11 +76,11 @@ _JOINED: Final[Mapping[type[OutputPart], Callable[[str], OutputPart]]] = {
 
 
 def merge_parts(parts: list[OutputPart]) -> list[OutputPart]:
-    """Neighbours of one kind are one part."""
-    merge_parts: list[OutputPart] = []
+    """Return the parts with neighbours of one kind as one part."""
+    merged: list[OutputPart] = []
     for kind, alike in groupby(parts, type):
-        if (made := _JOINED.get(kind)) is not None:
-            merge_parts.append(made("".join(part[0] for part in alike)))
+        if (made := _MERGED.get(kind)) is not None:
+            merged.append(made("".join(part[0] for part in alike)))
         else:
-            merge_parts += alike
-    return merge_parts
+            merged += alike
+    return merged

@@ -19,7 +19,7 @@ GAP_MAX: Final = 256
 
 
 class PartWriter:
-    """Collects the parts of one answer. What is written does not depend on how its text was cut."""
+    """Writer of one answer's parts. How the text was cut into pieces changes nothing."""
 
     def __init__(self, sections: Sequence[SectionMark], *, calls_come: bool) -> None:
         """Start an answer.
@@ -31,19 +31,19 @@ class PartWriter:
         self._calls_come = calls_come
         self._parts: list[OutputPart] = []
         self._gap = NO_GAP
-        """Whitespace and section marks, which are content if content follows them."""
+        """Whitespace and section marks that are held back. They are content if content follows."""
         self._gap_has_marks = False
         self._fresh = False
-        """Whitespace that comes next is layout."""
+        """Whether whitespace that comes next is layout."""
         self._seam = False
-        """Another part stands between the last content and the next."""
+        """Whether another part stands between the last content and the next."""
         self._last = ""
         """Last character of the content so far."""
         self.previous = Previous.START
         self.begun = False
-        """Content or a call was written."""
+        """Whether content or a call was written."""
         self.reasoned = False
-        """Reasoning has ended, or has no place any more."""
+        """Whether reasoning has ended, or can no longer begin."""
         self.has_content = False
 
     @property
@@ -93,7 +93,7 @@ class PartWriter:
         self._parts.append(part)
 
     def begin_bare(self) -> None:
-        """A region begins whose mark is part of its body. Nothing stands before it."""
+        """Begin a region whose mark is part of its body. Only layout stands before it."""
         self.begun, self._gap = True, NO_GAP
 
     def begin_reasoning(self) -> None:
@@ -107,7 +107,7 @@ class PartWriter:
         self.previous = Previous.REASONING
 
     def end_call(self) -> None:
-        """A call has ended. Another may follow that has no mark of its own."""
+        """End a call. Another one may follow that has no mark of its own."""
         self.begun = False
 
     def write_section_mark(self, mark: str) -> bool:
@@ -127,7 +127,7 @@ class PartWriter:
         return True
 
     def finish(self) -> None:
-        """The answer ends. Write what was held back."""
+        """End the answer. Write what was held back."""
         self._drop_marks(lambda section: section.at_end)
         if self._gap_has_marks:
             self._write_gap()

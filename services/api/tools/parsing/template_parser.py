@@ -1,7 +1,7 @@
-"""What of an answer is a thought, a call or said, by the template that the model's makers gave for that?
+"""Parser of answers by the response template that comes with a model.
 
-`response_template` is transformers' form (its documentation tells it); the library parses by it. It is fed a
-character at a time, so that how a text was cut changes nothing. What it cannot parse is the text that it was.
+`response_template` is transformers' format, described in its documentation. The library parses by it. It gets
+one character at a time, so that how a text was cut changes nothing. What it cannot parse is content.
 """
 
 import json
@@ -20,38 +20,38 @@ from baton.api.tools.parsing.output_parts import (
 )
 from baton.runtime.errors import StartupError, in_a_line
 
-THOUGHTS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})
+REASONING_FIELDS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})
 CALLS: Final = "tool_calls"
 FILE_BYTES_MAX: Final = 2**20
 
 
 ResponseTemplate = Any
-"""The library's, which is loaded where it is used."""
+"""The library's template. Its class is imported where it is used."""
 
 
-def read_template(told: Any, source: str) -> ResponseTemplate:
-    """Raises StartupError for what is no template; `source`: where it is."""
+def read_template(template: Any, source: str) -> ResponseTemplate:
+    """Return a model's template. Raises StartupError, which names `source`, if it is none."""
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     try:
-        return load_response_template(told)
+        return load_response_template(template)
     except Exception as error:  # whatever the library makes of it
         raise StartupError(f"{source}: no response template: {in_a_line(error)}") from error
 
 
 def template_file(path: Path) -> ResponseTemplate:
-    """Raises StartupError."""
+    """Return the template in a JSON file. Raises StartupError."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise StartupError(f"{path}: no response template: it has more than {FILE_BYTES_MAX} bytes")
-        told = json.loads(path.read_text(encoding="utf-8"))
+        template = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StartupError(f"{path}: no response template: {in_a_line(error)}") from error
-    return read_template(told, str(path))
+    return read_template(template, str(path))
 
 
 class TemplateParser:
-    """One answer."""
+    """Parser of one answer by a response template."""
 
     def __init__(
         self,
@@ -59,13 +59,17 @@ class TemplateParser:
         end_of_prompt: str,
         tools: Sequence[Mapping[str, Any]],
     ) -> None:
-        """`tools`: those that may be called, as a chat template takes them; calls without any are text."""
+        """Start an answer.
+
+        `end_of_prompt`: text in which the answer may have begun.
+        `tools`: tools that may be called, as a chat template takes them. Without any, calls are content.
+        """
         self._template = template
         self._tools = [dict(tool) for tool in tools]
         begun = template.start_anchor_re.search(end_of_prompt) is not None
         self._parser = self._new(end_of_prompt if begun else "")
         self._raw = ""
-        """Of what nothing was told yet."""
+        """Text of which no part was returned yet."""
         self._field: str | None = None
         self._fresh = False
         self.malformed_calls = 0
@@ -73,7 +77,7 @@ class TemplateParser:
 
     @property
     def thinking(self) -> bool:
-        return self._field in THOUGHTS
+        return self._field in REASONING_FIELDS
 
     def push(self, text: str) -> list[OutputPart]:
         parts: list[OutputPart] = []
@@ -99,7 +103,7 @@ class TemplateParser:
         return merge_parts(parts)
 
     def _give_up(self, parts: list[OutputPart]) -> None:
-        """What stands there is none, and is text; behind it is read on."""
+        """Write the text so far as content, and parse on behind it."""
         self.malformed_calls += 1
         parts.append(ContentDelta(self._raw))
         self._raw, self._field = "", None
@@ -120,19 +124,21 @@ class TemplateParser:
                         self._raw = ""
                 case "region_chunk" if name != CALLS:
                     self._raw = self._raw[len(event["text"]) :]
-                    self._say(event["text"], parts, ReasoningDelta if name in THOUGHTS else ContentDelta)
+                    self._write(
+                        event["text"], parts, ReasoningDelta if name in REASONING_FIELDS else ContentDelta
+                    )
                 case "region_close":
                     if name == CALLS:
                         self._call(event["value"], parts)
                     if name != self._template.implicit:  # that ends where a mark stands, which is another's
                         self._raw = ""
                     self._field = None
-                    self._fresh = self._fresh or name == CALLS or name in THOUGHTS
+                    self._fresh = self._fresh or name == CALLS or name in REASONING_FIELDS
 
-    def _say(
+    def _write(
         self, text: str, parts: list[OutputPart], part: type[ContentDelta] | type[ReasoningDelta]
     ) -> None:
-        """Whitespace behind a mark is layout."""
+        """Write text. Whitespace behind a mark is layout."""
         text = text.lstrip() if self._fresh else text
         if text:
             self._fresh = False

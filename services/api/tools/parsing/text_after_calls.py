@@ -1,4 +1,4 @@
-"""Calls of JSON behind which a text goes on, and marks that the end of a text cuts off.
+"""Text behind calls in JSON, and marks that the end of an answer cuts off.
 
 Pure.
 """
@@ -7,27 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from baton.api.tools.formats.json_calls import Followed
+from baton.api.tools.formats.json_calls import TextAfterCall
 from baton.api.tools.parsing.output_markup import TextRegion
 from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
-"""What follows JSON that is broken, and no text."""
-REREAD_CHARS_MAX: Final = 2**14
-"""Most characters of one answer, with calls among them, that are read again behind a call that has no mark of
-its end."""
+"""Characters behind a JSON value which show that the JSON is broken, and not error by text."""
+REPARSED_CHARS_MAX: Final = 2**14
+"""Most characters of one answer that are parsed again behind a call without its closing mark."""
 
 
 @dataclass(slots=True)
 class NextCalls:
-    """Calls behind a call that has no mark of its end."""
+    """Calls behind a call that has no closing mark, and the budget for parsing them."""
 
     marks: tuple[str, ...]
-    """Before calls."""
-    chars_left: int = REREAD_CHARS_MAX
+    """Opening marks of calls."""
+    chars_left: int = REPARSED_CHARS_MAX
 
-    def reread(self, rest: str, end: str) -> str:
-        """The text behind calls, which is read again. `end`: the mark of the last one's end."""
+    def reparse(self, rest: str, end: str) -> str:
+        """Return the text behind a call that is to be parsed again. `end`: closing mark of the body."""
         if not any(mark in rest for mark in self.marks):
             return rest
         self.chars_left -= len(rest)
@@ -39,18 +38,21 @@ class CallsAndRest(NamedTuple):
 
     calls: Sequence[CompleteToolCall]
     rest: str
-    """The text behind them."""
+    """Text behind the calls."""
 
 
-def read_calls(
+def parse_calls(
     region: TextRegion, head: str, body: str, schemas: ToolSchemas, next_calls: NextCalls
 ) -> CallsAndRest:
-    """Read the calls of a region behind its head. Behind them may stand another call, a cut-off mark of their
-    end, and any text where calls have no mark of their end. Raises Unreadable."""
+    """Parse the calls of a region.
+
+    Another call or a cut-off closing mark may follow them. If the format has no closing mark, any text may.
+    Raises MalformedToolCall.
+    """
     try:
         return CallsAndRest(region.read(head, body, schemas), "")
-    except Followed as followed:
-        rest = followed.rest
+    except TextAfterCall as error:
+        rest = error.rest
         started = rest.lstrip()
         is_cut_off = cut_off_at(started, region.closes) == 0
         is_call = started.startswith(next_calls.marks)
@@ -64,6 +66,6 @@ def read_calls(
 
 
 def cut_off_at(text: str, marks: Sequence[str]) -> int:
-    """Where the longest beginning of one of these marks stands that ends the text; else its length."""
+    """Return the index at which the end of the text cuts off one of these marks, or the text's length."""
     beginnings = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
     return len(text) - max(beginnings, default=0)

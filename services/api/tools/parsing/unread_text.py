@@ -1,4 +1,4 @@
-"""Text of an answer that was not parsed yet, of which a bounded beginning is searched.
+"""Buffer of text that was not parsed yet, which bounds how much of it is searched at once.
 
 Pure.
 """
@@ -6,11 +6,11 @@ Pure.
 from typing import Final
 
 PIECE_CHARS: Final = 4096
-"""Characters that are added to the head at once. A search of the head is not much longer than that."""
+"""Characters that are added to the head at once. The head is not much longer than that."""
 
 
 class UnreadText:
-    """Text in order, as a head and the pieces behind it.
+    """Text that was not parsed yet, as a head and the pieces behind it.
 
     A text with many marks is searched once for each of them. As the head is short, the time that this takes
     grows with the length of the text, and not with its square.
@@ -18,9 +18,9 @@ class UnreadText:
 
     def __init__(self) -> None:
         self.head = ""
-        """What may be parsed now."""
+        """Text that may be parsed now."""
         self._pieces: list[str] = []
-        """What follows the head, the next piece last."""
+        """Pieces behind the head, the next one last."""
 
     @property
     def is_short(self) -> bool:
