@@ -120,7 +120,7 @@ verify-models: $(STAMP) ## a small model of every type that the model library kn
 
 verify-kernels: PROGRAMS := gcc
 verify-kernels: $(STAMP) programs ## the compiled step for other CPUs, and with faults in its source; one JSON object, 5 minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.emulated
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engine.execution.emulated
 
 bench: $(STAMP) ## measure parts beside their limits, as JSON
 	@$(BIN)/python -m bench transfer

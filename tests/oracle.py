@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from baton.models.model_facts import read_model
-from tests.engine.tiny import maker_of
+from tests.engine.tiny_models import maker_of
 
 
 def reference_greedy(

@@ -26,7 +26,7 @@ OF_BOOTSTRAP: Final = (
     "transformers.models.llama.configuration_llama",
 )
 CALLED: Final = (
-    "tests.engine.crew",
+    "tests.engine.ranks.rank_processes",
     "tests.parallel.rank_process",
     "tests.process.actors",
     "tests.process.hooked_rank",

@@ -15,7 +15,7 @@ from baton.runtime.errors import StartupError
 from baton.runtime.model_options import Quantize
 
 if TYPE_CHECKING:
-    from baton.engine.engine import TorchEngine
+    from baton.engine.torch_engine import TorchEngine
 
 PASSAGE: Final = Path(__file__).with_name("passage.txt")
 CHUNK: Final = 128
@@ -36,8 +36,8 @@ def perplexity(
 ) -> None:
     """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
     from baton.api.text.tokenizer import load_tokenizer
-    from baton.engine.coded import coding_of
-    from baton.engine.engine import load_engine
+    from baton.engine.quantization.weight_quantization import weight_quantization
+    from baton.engine.torch_engine import load_engine
     from baton.models.model_facts import read_model
     from baton.models.model_files import prepare, resolve
 
@@ -56,7 +56,7 @@ def perplexity(
             directory,
             dtype=dtype,
             device="cpu",
-            coding=coding_of(how, source, multiplied=True),
+            coding=weight_quantization(how, source, multiplied=True),
             kv_cache_memory=2**30,
             tokens_min=len(tokens),
             threads=threads,
@@ -78,7 +78,7 @@ def perplexity(
 
 def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     """Of each token but the first."""
-    from baton.engine.interface import PromptScores, Row, Sequence
+    from baton.engine_interface import PromptScores, Row, Sequence
     from baton.rooms.request import Request
 
     sequence = Sequence(Request("perplexity", tuple(tokens), max_tokens=1, prompt_logprobs=0), [])

@@ -24,8 +24,8 @@ from baton.runtime.model_options import LoadFormat, Quantize
 from bench.report import Runs, seconds_of, tell
 
 if TYPE_CHECKING:
-    from baton.engine.engine import TorchEngine
-    from baton.engine.interface import Row
+    from baton.engine.torch_engine import TorchEngine
+    from baton.engine_interface import Row
     from baton.grammars.fold import Fold
 
 PROFILE_LINES: Final = 16
@@ -85,8 +85,8 @@ def step(
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
     from baton.decode.settings import DecodeSettings
-    from baton.engine.coded import coding_of
-    from baton.engine.engine import load_engine
+    from baton.engine.quantization.weight_quantization import weight_quantization
+    from baton.engine.torch_engine import load_engine
     from baton.models.model_files import prepare, resolve
 
     source = resolve(model, load_format)
@@ -95,7 +95,7 @@ def step(
         directory,
         dtype=dtype,
         load_format=load_format,
-        coding=coding_of(quantize, source, multiplied=phase is StepPhase.DECODE),
+        coding=weight_quantization(quantize, source, multiplied=phase is StepPhase.DECODE),
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
@@ -180,7 +180,7 @@ def _rows(
     grammar: Grammar | None = None,
 ) -> "list[Row]":
     """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
-    from baton.engine.interface import Row, Sequence, Undrawn
+    from baton.engine_interface import DrawFailed, Row, Sequence
 
     pages = engine.cache.group.pages_for(context + STEPS_MAX)
     if batch * pages > engine.cache.pages:
@@ -208,7 +208,7 @@ def _rows(
             sequence.fold = _fold(engine, grammar)
         first = Row(sequence, 0, context, (table,), sample=grammar is not None)
         for taken in engine.step([first]):
-            if not isinstance(taken, Undrawn):
+            if not isinstance(taken, DrawFailed):
                 sequence.output += [token.id for token in taken]
         rows.append(Row(sequence, context, context + 1, (table,), sample=True))
     return rows
@@ -216,14 +216,14 @@ def _rows(
 
 def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Row]":
     """The same rows, with so many drafts that are what comes next."""
-    from baton.engine.interface import Undrawn
+    from baton.engine_interface import DrawFailed
 
     for _ in range(drafts):
         told = engine.step(rows)
         rows = [
             replace(row, drafts=[token.id for token in taken])
             for row, taken in zip(rows, told, strict=True)
-            if not isinstance(taken, Undrawn)
+            if not isinstance(taken, DrawFailed)
         ]
     return rows
 
@@ -243,13 +243,13 @@ def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
 
 def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
     """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
-    from baton.engine.interface import Row, Undrawn
+    from baton.engine_interface import DrawFailed, Row
 
     def step() -> None:
         for place, (row, taken) in enumerate(zip(rows, engine.step(rows), strict=True)):
             request = row.sequence.request
             more = row.stop < request.tokens_max - 1
-            if phase is not StepPhase.DECODE or isinstance(taken, Undrawn) or not more:
+            if phase is not StepPhase.DECODE or isinstance(taken, DrawFailed) or not more:
                 continue
             [token] = taken
             if request.grammar is None or token.id not in request.ending_token_ids:
@@ -284,7 +284,7 @@ def _reading(engine: "TorchEngine", size: int) -> Callable[[], object]:
 def _multiplying(engine: "TorchEngine", batch: int, tokens: int) -> Callable[[], object]:
     import torch
 
-    from baton.engine.linears import linear_of
+    from baton.engine.execution.linear_layers import fused_linear
 
     products = []
     with torch.inference_mode():
@@ -293,7 +293,7 @@ def _multiplying(engine: "TorchEngine", batch: int, tokens: int) -> Callable[[],
             linear = torch.nn.Linear(ins, outs, bias=False, device="meta")
             linear.weight = torch.nn.Parameter(weight, requires_grad=False)
             rows = weight.new_empty(_rows_of(engine, outs, batch, tokens), ins).normal_()
-            products.append((linear_of([linear]), rows, count))
+            products.append((fused_linear([linear]), rows, count))
 
     def multiply() -> None:
         with torch.inference_mode():

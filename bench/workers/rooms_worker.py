@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from baton.engine.interface import Row, SumPart, Taken
+from baton.engine_interface import PageSumRequest, Row, RowResult
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Token
 from baton.runtime.host_memory import HostMemory
@@ -21,7 +21,7 @@ class _Pages(HostMemory):
 
 
 class ToyEngine:
-    """An `Engine` of `services/engine/interface.py`."""
+    """An `Engine` of `services/engine_interface.py`."""
 
     vocab_size = VOCABULARY
     context_length = CONTEXT
@@ -35,10 +35,10 @@ class ToyEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Taken]:
+    def step(self, rows: Sequence[Row]) -> list[RowResult]:
         return [(self._drawn(row),) if row.sample else () for row in rows]
 
-    def sum_pages(self, parts: Sequence[SumPart]) -> None:  # noqa: ARG002
+    def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")
 
     def _drawn(self, row: Row) -> Token:

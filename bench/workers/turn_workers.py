@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from baton.decode.handover_client import FollowerPeers, endpoint_to_wire
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.turn import DecodeWork
-from baton.engine.interface import Row, SumPart, Taken
+from baton.engine_interface import PageSumRequest, Row, RowResult
 from baton.handover.growing import AHEAD
 from baton.ids import Incarnation, RoomId
 from baton.pages.layout import KvLayout, full_group
@@ -138,7 +138,7 @@ async def _measure(
 
 
 class _Engine:
-    """`baton.engine.interface.Steps`: a step ends when it is told to."""
+    """`baton.engine_interface.Steps`: a step ends when it is told to."""
 
     def __init__(self) -> None:
         self._may_end = threading.Semaphore(0)
@@ -148,11 +148,11 @@ class _Engine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Taken]:
+    def step(self, rows: Sequence[Row]) -> list[RowResult]:
         self._may_end.acquire()
         return [(Token(7),) if row.sample else () for row in rows]
 
-    def sum_pages(self, parts: Sequence[SumPart]) -> None:  # noqa: ARG002
+    def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:  # noqa: ARG002
         raise AssertionError("no sums are asked for")
 
 

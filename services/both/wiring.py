@@ -19,7 +19,7 @@ from baton.both.settings import BothSettings, side_names
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.turn import DecodeWork
 from baton.decode.wiring import fit as fit_decode
-from baton.engine.interface import Engine, LoadBoth
+from baton.engine_interface import Engine, EnginePairLoader
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.wiring import fit as fit_prefill
 from baton.runtime import service_process
@@ -37,7 +37,7 @@ DECODE: Final = 1
 """Places in what is of both sides."""
 
 
-def run(settings: BothSettings, load: LoadBoth) -> int:
+def run(settings: BothSettings, load: EnginePairLoader) -> int:
     """Run a worker of both sides, on the engines that `load` brings up, until it is told to stop. Returns the
     exit code."""
     threads = pin(settings.cpus, settings.threads)

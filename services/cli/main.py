@@ -71,7 +71,7 @@ def _prefill(flags: Flags) -> int:
     if _launches(settings):
         return _launch(settings)
     with importing():
-        from baton.engine.start import start_rank
+        from baton.engine.engine_startup import start_rank
         from baton.prefill.wiring import run
 
     return run(settings, start_rank)
@@ -83,7 +83,7 @@ def _decode(flags: Flags) -> int:
         return _launch(settings)
     with importing():
         from baton.decode.wiring import run
-        from baton.engine.start import start_rank
+        from baton.engine.engine_startup import start_rank
 
     return run(settings, start_rank)
 
@@ -100,7 +100,7 @@ def _worker(flags: Flags) -> int:
     _launches(settings)
     with importing():
         from baton.both.wiring import run
-        from baton.engine.start import start_both
+        from baton.engine.engine_startup import start_both
 
     return run(settings, start_both)
 

@@ -39,7 +39,7 @@ from baton.runtime.shown_command import show_command
 READY: Final = b"ready"
 BEGIN: Final = b"b"
 MODULE: Final = "baton.cli.main"
-WORKERS: Final = ("baton.both.wiring", "baton.engine.start")
+WORKERS: Final = ("baton.both.wiring", "baton.engine.engine_startup")
 """What takes long to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32

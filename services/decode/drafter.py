@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Final
 
-from baton.engine.interface import Proposal, Sequence
+from baton.engine_interface import Proposal, Sequence
 from baton.rooms.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
 from baton.rooms.ngram_lookup import NgramLookup
 

@@ -10,7 +10,7 @@ from typing import Final
 from baton.decode.batch import ChoiceStep
 from baton.decode.drafter import Drafter
 from baton.decode.room import Choice
-from baton.engine.interface import DraftPages
+from baton.engine_interface import DraftPages
 from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.step_cost import StepCost
 

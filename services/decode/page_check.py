@@ -9,7 +9,7 @@ Sums and steps take turns: neither waits for more than one of the other, whateve
 from typing import Final
 
 from baton.decode.room import DecodeRoom
-from baton.engine.interface import PageSum, SumPart
+from baton.engine_interface import PageSum, PageSumRequest
 from baton.handover.receiving import Receiving
 from baton.rooms.errors import Reason
 from baton.worker.stepper import StepFailed, Stepper
@@ -38,7 +38,7 @@ class PageCheck:
         """Sum more of what has landed, if the engine is free. `batch_waits`: there is a step to compute."""
         if not self._stepper.free or (batch_waits and self._step_is_due):
             return
-        parts: list[SumPart] = []
+        parts: list[PageSumRequest] = []
         left = self._tokens_at_a_time
         for room in self._receiving.roster:
             if left == 0:
@@ -47,7 +47,7 @@ class PageCheck:
                 continue
             stop = min(room.landed.stop + left, room.request.prefill_tokens)
             left -= stop - room.landed.stop
-            parts.append(SumPart(room.landed, room.tables(0), stop))
+            parts.append(PageSumRequest(room.landed, room.tables(0), stop))
             self._summing.append(room)
             room.busy = True
         if parts:

@@ -4,7 +4,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from baton.decode.drafter import Drafter
-from baton.engine.interface import PageSum, Row, Sequence
+from baton.engine_interface import PageSum, Row, Sequence
 from baton.handover.receiving_room import ReceivingRoom
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
 from baton.worker.room import CalledRoom

@@ -7,7 +7,7 @@ from baton.decode.batch import ChoiceStep, next_batch
 from baton.decode.drafting import Drafting
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.room import Choice, DecodeRoom
-from baton.engine.interface import Row, Undrawn
+from baton.engine_interface import DrawFailed, Row
 from baton.handover.receiving import Receiving
 from baton.rooms.local_prefill import PromptTiming
 from baton.rooms.request import FinishReason, Token
@@ -107,7 +107,7 @@ class DecodeStepping(Stepping[StepOf]):
             self.drafting.stepped(choices, self.computing_us / 1000)
         drawn = 0
         for part, tokens in zip(step, taken, strict=True):
-            if isinstance(tokens, Undrawn):
+            if isinstance(tokens, DrawFailed):
                 self._undrawn(part, tokens)
             elif isinstance(part, PromptPart):
                 self._receiving.computed(part.room, part.stop, tokens[0] if tokens else None)
@@ -118,7 +118,7 @@ class DecodeStepping(Stepping[StepOf]):
         self.tokens += drawn + prompts
         self._receiving.stepping(now_ms)
 
-    def _undrawn(self, part: StepOf, why: Undrawn) -> None:
+    def _undrawn(self, part: StepOf, why: DrawFailed) -> None:
         if isinstance(part, PromptPart) or part.choice.place in part.room.ends.going_on:
             self._fail(part, why)
 

@@ -9,7 +9,7 @@ from baton.decode.metrics import DecodeMetrics
 from baton.decode.rpc import DecodeService
 from baton.decode.settings import DecodeSettings
 from baton.decode.turn import DecodeWork
-from baton.engine.interface import LoadEngine
+from baton.engine_interface import EngineLoader
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
@@ -21,7 +21,7 @@ DECODING_MS: Final = 3_600_000
 """Longest that one sequence is decoded, where its opener did not say how long its request may take."""
 
 
-def run(settings: DecodeSettings, load: LoadEngine) -> int:
+def run(settings: DecodeSettings, load: EngineLoader) -> int:
     """Run a decode worker, or one rank of it, on the engine that `load` brings up, until it is told to
     stop. Returns the exit code."""
     count = partial(DecodeMetrics, max_running=settings.max_running)

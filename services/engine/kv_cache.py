@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.memory import shortage
+from baton.engine.available_memory import memory_shortage
 from baton.pages.layout import KvGroup
 from baton.rooms.plurals import counted
 from baton.runtime.errors import StartupError
@@ -132,7 +132,7 @@ class PagedKvCache:
 
 
 def _check_available(length: int, beside: int, device: torch.device, group: KvGroup) -> None:
-    short = shortage(device, length + beside)
+    short = memory_shortage(device, length + beside)
     if short is not None:
         also = f" and {beside} beside it for steps" if beside else ""
         raise NotEnoughMemory(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from baton.engine.interface import Sequence
+from baton.engine_interface import Sequence
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ from baton.models.model_facts import reading, sampled_digest
 from baton.runtime.child_process import child_environ, module_command, tied_command
 from baton.runtime.errors import StartupError
 
-CONVERTER: Final = "baton.engine.convert"
+CONVERTER: Final = "baton.engine.gguf.convert"
 CONVERSION_FORMAT: Final = b"6"
 """Part of the fingerprint: to be changed when the converter writes something else."""
 CONVERSION_DEADLINE_S: Final = 1800.0

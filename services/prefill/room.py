@@ -4,7 +4,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Final
 
-from baton.engine.interface import PromptScores, Row, Sequence
+from baton.engine_interface import PromptScores, Row, Sequence
 from baton.handover.sending import SendingRoom
 from baton.pages.checksum import told
 from baton.pages.layout import GroupHead

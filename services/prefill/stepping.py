@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from baton.engine.interface import Undrawn
+from baton.engine_interface import DrawFailed
 from baton.handover.sending import Sending
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.room import PrefillRoom
@@ -74,7 +74,7 @@ class PrefillStepping(Stepping[PromptPart[PrefillRoom]]):
             self._neighbour.stepped(tokens, self.computing_us / 1000)
             self.cost.note(computed, self.computing_us / 1000, scored)
         for part, taken in zip(step, drawn, strict=True):
-            if isinstance(taken, Undrawn):
+            if isinstance(taken, DrawFailed):
                 self._fail(part, taken)
                 continue
             first = taken[0] if taken else None

@@ -1,6 +1,6 @@
 """Which rooms' writes are looked at in a turn, and what does a worker count of them?"""
 
-from baton.engine.interface import PageSum
+from baton.engine_interface import PageSum
 from baton.handover.sending import Sending
 from baton.pages.checksum import KvChecksum
 from baton.pages.slots import Slot

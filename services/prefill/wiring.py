@@ -2,7 +2,7 @@
 
 import grpc
 
-from baton.engine.interface import LoadEngine
+from baton.engine_interface import EngineLoader
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.rpc import HandoverService, PrefillService
 from baton.prefill.settings import PrefillSettings
@@ -14,7 +14,7 @@ from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
 from baton.worker.wiring import Fitting, Rank, run_worker
 
 
-def run(settings: PrefillSettings, load: LoadEngine) -> int:
+def run(settings: PrefillSettings, load: EngineLoader) -> int:
     """Run a prefill worker, or one rank of it, on the engine that `load` brings up, until it is told to
     stop. Returns the exit code."""
     return run_worker(settings, load, PrefillMetrics, fit)

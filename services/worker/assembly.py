@@ -7,7 +7,7 @@ Production, the simulation, tests and benchmarks fill in `RankPorts`, and hand i
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.interface import Grammars
+from baton.engine_interface import Grammars
 from baton.ids import Incarnation
 from baton.pages.checksum import KvChecksum
 from baton.pages.holdings import Holdings

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from baton.engine.interface import Grammars, Sequence
+from baton.engine_interface import Grammars, Sequence
 from baton.grammars.compiling import GrammarRefused
 from baton.grammars.fold import Fold, GrammarLost
 from baton.ids import RoomId

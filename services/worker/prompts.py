@@ -23,7 +23,7 @@ from math import isqrt
 from operator import eq
 from typing import Final, Generic, Protocol, TypeVar
 
-from baton.engine.interface import Row
+from baton.engine_interface import Row
 from baton.rooms.request import Request
 
 STEPS_MIN: Final = 4

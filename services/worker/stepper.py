@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from baton.engine.interface import EngineLost, Row, Steps, SumPart, Taken, TeamBroken
+from baton.engine_interface import EngineLost, PageSumRequest, RankGroupBroken, Row, RowResult, Steps
 from baton.runtime.clock import Clock
 from baton.runtime.errors import EngineStuck
 from baton.runtime.logging import Log
@@ -63,22 +63,22 @@ class Stepper:
         """Start a step. Only while `free`."""
         self._start(self._engine.step, rows, summing=False)
 
-    def start_sum(self, parts: Sequence[SumPart]) -> None:
+    def start_sum(self, parts: Sequence[PageSumRequest]) -> None:
         """Carry sums of pages on, between two steps. Only while `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
-    def take(self) -> Sequence[Taken] | None:
+    def take(self) -> Sequence[RowResult] | None:
         """What comes of the ended step, one entry a row; None while it runs or when there was none.
 
         Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
-        row or says so itself; and TeamBroken as it is: then it raised on some rank. By both this worker has
+        row or says so itself; and RankGroupBroken as it is: then it raised on some rank. By both this worker has
         to end.
         """
         ended = self._ended(summing=False)
         if ended is None:
             return None
         self._failed = 0
-        taken: Sequence[Taken] = ended.result()
+        taken: Sequence[RowResult] = ended.result()
         return taken
 
     def take_sum(self) -> bool:
@@ -117,7 +117,7 @@ class Stepper:
             return None
         ended, self._running = self._running, None
         error = ended.exception()
-        if isinstance(error, TeamBroken):
+        if isinstance(error, RankGroupBroken):
             raise error
         if error is not None:
             log.error("a step failed", error=error)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from baton.engine.interface import NotHeld, Row, Taken
+from baton.engine_interface import GrammarUnsatisfied, Row, RowResult
 from baton.handover.side import HandOverSide
 from baton.rooms.errors import Reason
 from baton.rooms.room import Room
@@ -71,11 +71,11 @@ class Stepping(Generic[P]):
             self._ports.stepper.start(rows)
         return bool(step)
 
-    def _take(self) -> tuple[Sequence[P], Sequence[Taken]] | None:
+    def _take(self) -> tuple[Sequence[P], Sequence[RowResult]] | None:
         """The parts of the step that ended, and what comes of each; None where no step has. The rooms
         of one that failed have failed."""
         failure: StepFailed | None = None
-        taken: Sequence[Taken] | None = ()
+        taken: Sequence[RowResult] | None = ()
         try:
             taken = self._ports.stepper.take()
         except StepFailed as error:
@@ -94,5 +94,5 @@ class Stepping(Generic[P]):
 
     def _fail(self, part: P, why: Exception) -> None:
         """The part's room ends: `why` nothing was drawn for it."""
-        reason = Reason.GRAMMAR_FAILED if isinstance(why, NotHeld) else Reason.ENGINE_FAILED
+        reason = Reason.GRAMMAR_FAILED if isinstance(why, GrammarUnsatisfied) else Reason.ENGINE_FAILED
         self._core_side.fail(part.room, reason, f"{part.room.SIDE.value}: {why}")

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 from prometheus_client import CollectorRegistry
 
-from baton.engine.interface import Engine, LoadEngine, TeamBroken
+from baton.engine_interface import Engine, EngineLoader, RankGroupBroken
 from baton.ids import Incarnation
 from baton.pages.checksum import KvChecksum
 from baton.pages.errors import added
@@ -47,7 +47,7 @@ from baton.worker.stepper import Stepper
 from baton.worker.turn import RankWork
 from baton.worker.turns import TurnProgress, run_turns
 
-BROKEN: Final = (GroupBroken, RostersDiverged, TeamBroken)
+BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
 """What ends a rank's turns because of another rank."""
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
@@ -103,7 +103,7 @@ Fit = Callable[[Rank[Settings], Metrics], Fitting]
 
 def run_worker(
     settings: Settings,
-    load: LoadEngine,
+    load: EngineLoader,
     count: Callable[[CollectorRegistry], Metrics],
     fit: Fit[Settings, Metrics],
 ) -> int:
@@ -178,7 +178,7 @@ class Start(Generic[Settings]):
         work = fitted.work
         name_rooms(work.names_of, also=self.thread is not None)
         turning = run_turns(work, group, clock, progress, SystemPendingEvents(loop, clock))
-        turns = explained(turning, group, TeamBroken)
+        turns = explained(turning, group, RankGroupBroken)
         try:
             if isinstance(host, FollowerHost):
                 return await host.serve(turns, BROKEN, shutdown)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.commands import bench
-from tests.engine.kernels import needs_kernel
-from tests.engine.test_coded import SHAPE, gguf
+from tests.engine.execution.compiled_kernels import needs_kernel
+from tests.engine.quantization.test_weight_quantization import SHAPE, gguf
 
 pytestmark = pytest.mark.bench
 

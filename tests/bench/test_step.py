@@ -7,8 +7,8 @@ import pytest
 
 from baton.pages.layout import DTYPE_BYTES
 from tests.bench.commands import bench
-from tests.engine import tiny
-from tests.engine.kernels import MODELS, needs_kernel
+from tests.engine import tiny_models
+from tests.engine.execution.compiled_kernels import MODELS, needs_kernel
 from tests.process.structured import tiny_model
 
 pytestmark = pytest.mark.bench
@@ -20,7 +20,7 @@ def step(directory: Path, *flags: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("phase", "limit"), [("decode", "read"), ("prefill", "products")])
 def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) -> None:
-    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase)
+    told = step(tiny_models.saved("llama-gqa-untied", tmp_path), "--phase", phase)
     assert (told["benchmark"], told["phase"], told["batch"], told["context"]) == ("step", phase, 3, 40)
     assert told["ratio_of"] == ["step", limit]
     assert told["ratio"] > 0
@@ -28,7 +28,7 @@ def test_a_step_is_set_beside_its_limit(tmp_path: Path, phase: str, limit: str) 
     assert (told["device"], told["graphs"]) == ("cpu", 0)
     assert set(told["median_ms"]) == set(told["least_ms"]) >= {"step", limit}
     if phase == "decode":
-        shape, number_bytes = tiny.SHAPE, DTYPE_BYTES[told["dtype"]]
+        shape, number_bytes = tiny_models.SHAPE, DTYPE_BYTES[told["dtype"]]
         token_bytes = (
             number_bytes * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
         )
@@ -51,19 +51,19 @@ def test_rows_that_are_held_are_set_beside_rows_that_are_not(tmp_path: Path, dem
 
 
 def test_a_step_with_drafts_is_set_beside_one_without(tmp_path: Path) -> None:
-    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--drafts", "3")
+    told = step(tiny_models.saved("llama-gqa-untied", tmp_path), "--drafts", "3")
     assert set(told["median_ms"]) == {"step", "drafts", "read"}
     assert told["drafts_ratio"] > 0
 
 
 def test_a_profile_names_the_operators(tmp_path: Path) -> None:
-    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--profile")
+    told = step(tiny_models.saved("llama-gqa-untied", tmp_path), "--profile")
     assert sum(told["profile_ms"].values()) > 0
 
 
 @needs_kernel
 def test_weights_are_codes_where_that_is_asked_for(tmp_path: Path) -> None:
-    model = tiny.save(MODELS["three queries a head"], tmp_path)
+    model = tiny_models.save(MODELS["three queries a head"], tmp_path)
     flags = "--dtype", "bfloat16", "--quantize"
     plain, codes = (step(model, *flags, how) for how in ("none", "int8"))
     assert (plain["quantize"], codes["quantize"]) == ("none", "int8")
@@ -74,7 +74,9 @@ def test_weights_are_codes_where_that_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_a_step_is_measured_on_a_gpu(tmp_path: Path, phase: str) -> None:
     """Decode by replayed steps, as a worker does it."""
-    told = step(tiny.saved("llama-gqa-untied", tmp_path), "--phase", phase, "--device", "cuda", "--profile")
+    told = step(
+        tiny_models.saved("llama-gqa-untied", tmp_path), "--phase", phase, "--device", "cuda", "--profile"
+    )
     assert told["device"] == "cuda:0"
     assert (told["graphs"] > 0) is (phase == "decode")
     assert told["ratio"] > 0

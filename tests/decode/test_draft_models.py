@@ -7,7 +7,7 @@ import pytest
 
 from baton.decode.drafting import Drafting
 from baton.decode.settings import AHEAD, DecodeSettings, Speculation
-from baton.engine.interface import Proposal, Row, Taken
+from baton.engine_interface import Proposal, Row, RowResult
 from baton.ids import RoomId
 from baton.rooms.ngram_lookup import LONGEST
 from baton.runtime.errors import SettingsError
@@ -42,7 +42,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
     """The toy proposes what it will draw, but for every fifth token."""
     made, step = Pages(), toy.ToyEngine.step
 
-    def proposing(engine: toy.ToyEngine, rows: Sequence[Row]) -> list[Taken]:
+    def proposing(engine: toy.ToyEngine, rows: Sequence[Row]) -> list[RowResult]:
         told = step(engine, rows)
         for row, taken in zip(rows, told, strict=True):
             proposal = row.sequence.proposal

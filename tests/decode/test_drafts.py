@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.decode.drafter import Drafter
-from baton.engine.interface import Sequence as Tokens
+from baton.engine_interface import Sequence as Tokens
 from baton.ids import RoomId
 from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.page_growth import spared

@@ -28,32 +28,32 @@ def gloo_options() -> object:
 
 
 PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
-    "_C": ("engine/linears.py", lambda: torch),
+    "_C": ("engine/execution/linear_layers.py", lambda: torch),
     "_Options": ("runtime/gloo_connections.py", lambda: gloo),
     "_api": ("transfer/nixl_library.py", lambda: nixl),
     "_bindings": ("transfer/nixl_library.py", lambda: nixl),
     "_checkpoint_conversion_mapping_cache": (
-        "engine/unjoined.py",
+        "engine/loading/single_experts.py",
         lambda: conversion_mapping,
     ),
     "_compile_jinja_template": ("api/text/chat_template.py", lambda: chat_template_utils),
     "_devices": ("runtime/gloo_connections.py", gloo_options),
     "_get_backend_id": ("runtime/pending_events.py", lambda: uvloop.Loop),
-    "_get_dtype_plan": ("engine/shards.py", lambda: PreTrainedModel),
+    "_get_dtype_plan": ("engine/loading/weight_files.py", lambda: PreTrainedModel),
     "_global_mapping": (
-        "engine/supported.py",
+        "engine/loading/capability_probes.py",
         lambda: AttentionMaskInterface,
     ),
-    "_has_mkldnn": ("engine/linears.py", lambda: torch._C),
+    "_has_mkldnn": ("engine/execution/linear_layers.py", lambda: torch._C),
     "_is_in_bad_fork": ("cli/preloaded.py", lambda: torch.cuda),
-    "_is_mkldnn_bf16_supported": ("engine/linears.py", lambda: torch.ops.mkldnn),
-    "_keys_to_ignore_on_load_missing": ("engine/shards.py", lambda: PreTrainedModel),
-    "_linear_pointwise": ("engine/linears.py", lambda: torch.ops.mkldnn),
-    "_pp_plan": ("engine/split.py", lambda: PreTrainedModel),
-    "_reorder_linear_weight": ("engine/linears.py", lambda: torch.ops.mkldnn),
+    "_is_mkldnn_bf16_supported": ("engine/execution/linear_layers.py", lambda: torch.ops.mkldnn),
+    "_keys_to_ignore_on_load_missing": ("engine/loading/weight_files.py", lambda: PreTrainedModel),
+    "_linear_pointwise": ("engine/execution/linear_layers.py", lambda: torch.ops.mkldnn),
+    "_pp_plan": ("engine/loading/model_partition.py", lambda: PreTrainedModel),
+    "_reorder_linear_weight": ("engine/execution/linear_layers.py", lambda: torch.ops.mkldnn),
     "_start_asgi_task": ("web/refusable_http.py", lambda: HttpToolsProtocol),
     "_timeout": ("runtime/gloo_connections.py", gloo_options),
-    "_tp_plan": ("engine/split.py", lambda: PreTrainedModel),
+    "_tp_plan": ("engine/loading/model_partition.py", lambda: PreTrainedModel),
     "_unset_keepalive_if_required": ("web/refusable_http.py", lambda: HttpToolsProtocol),
 }
 """The file under `services` that uses each name, and the object of the library that has it."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine import compiler
-from baton.engine.compiler import Build
-from baton.engine.engine import TorchEngine, load_engine
-from tests.engine import tiny
-from tests.engine.kernels import KERNELS, MODELS, Directory, asked
+from baton.engine.execution import step_compiler
+from baton.engine.execution.step_compiler import Build
+from baton.engine.torch_engine import TorchEngine, load_engine
+from tests.engine import tiny_models
+from tests.engine.execution.compiled_kernels import KERNELS, MODELS, Directory, asked
 
 MakeEngine = Callable[..., TorchEngine]
 BATCH_MEMORY = 2**20
@@ -21,7 +21,7 @@ BATCH_MEMORY = 2**20
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The directory of one of the tiny models."""
     root = tmp_path_factory.mktemp("models")
-    return lambda name: tiny.saved(name, root)
+    return lambda name: tiny_models.saved(name, root)
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +47,10 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
     """Of that name in `KERNELS`, and the only one there is."""
     made = KERNELS[request.param]
-    monkeypatch.setattr(compiler, "BUILDS", (made,))
-    compiler.kernel.cache_clear()
+    monkeypatch.setattr(step_compiler, "BUILDS", (made,))
+    step_compiler.kernel.cache_clear()
     yield made
-    compiler.kernel.cache_clear()
+    step_compiler.kernel.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +61,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
 
     def find(name: str, weights: torch.dtype = torch.float32) -> Path:
         place = root / f"{name} {weights}".replace(" ", "-")
-        return place if place.exists() else tiny.save(MODELS[name], place, weights)
+        return place if place.exists() else tiny_models.save(MODELS[name], place, weights)
 
     return find

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.rooms.request import Sampling
-from tests.engine import scenes
 from tests.engine.conftest import MakeEngine
-from tests.engine.kernels import Directory, load, needs_kernel
-from tests.engine.test_by_row import bloom
+from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
+from tests.engine.execution.test_row_by_row import bloom
+from tests.engine.ranks import rank_scenarios
 from tests.engine.test_equals_reference import random_prompts
 
 LENGTHS = (1, 15, 16, 17, 48, 100)
@@ -54,14 +54,14 @@ def test_own_draws_each_choice_is_drawn_as_a_request_of_its_own(
     engine: TorchEngine, sampling: Sampling
 ) -> None:
     prompts = random_prompts(LENGTHS)
-    told = scenes.forked(engine, prompts, sampling, SEEDS, 12)
-    assert told == scenes.one_by_one(engine, prompts, sampling, SEEDS, 12)
+    told = rank_scenarios.forked(engine, prompts, sampling, SEEDS, 12)
+    assert told == rank_scenarios.one_by_one(engine, prompts, sampling, SEEDS, 12)
     assert all(len({*map(tuple, choices)}) == len(SEEDS) for choices in told)
 
 
 @needs_kernel
 def test_choices_that_take_the_likeliest_are_all_the_same(engine: TorchEngine) -> None:
     prompts = random_prompts(LENGTHS)
-    told = scenes.forked(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
-    assert told == scenes.one_by_one(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
+    told = rank_scenarios.forked(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
+    assert told == rank_scenarios.one_by_one(engine, prompts, Sampling(temperature=0.0), SEEDS, 12)
     assert all(len({*map(tuple, choices)}) == 1 for choices in told)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.engine.interface import Sequence
+from baton.engine_interface import Sequence
 from baton.rooms.request import FinishReason, Request, Sampling, Token
 from tests.engine.conftest import MakeEngine
+from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import GREEDY, ShuffledEngine, Tenant, hand_over
 
 OUTPUT_TOKENS = 24
 CUTS = (1, 2, 8, 15, 16, 23)
@@ -31,11 +31,11 @@ SAMPLINGS = {
 }
 
 
-def answer(prefill: ShuffledEngine, decode: ShuffledEngine, request: Request, chunk: int = 10) -> list[Token]:
+def answer(prefill: ShuffledWorker, decode: ShuffledWorker, request: Request, chunk: int = 10) -> list[Token]:
     """All tokens of one room: the first from prefill, the others after the hand-over."""
     tokens: list[Token] = []
 
-    def step(worker: ShuffledEngine, tenant: Tenant) -> None:
+    def step(worker: ShuffledWorker, tenant: Tenant) -> None:
         (token,) = worker.step([tenant], chunk)
         if token is not None:
             tokens.append(token)
@@ -52,16 +52,16 @@ def answer(prefill: ShuffledEngine, decode: ShuffledEngine, request: Request, ch
 
 
 @pytest.fixture
-def workers(tiny_engine: MakeEngine) -> tuple[ShuffledEngine, ShuffledEngine]:
+def workers(tiny_engine: MakeEngine) -> tuple[ShuffledWorker, ShuffledWorker]:
     return (
-        ShuffledEngine(tiny_engine("llama-gqa-untied"), seed=1),
-        ShuffledEngine(tiny_engine("llama-gqa-untied", which=1), seed=2),
+        ShuffledWorker(tiny_engine("llama-gqa-untied"), seed=1),
+        ShuffledWorker(tiny_engine("llama-gqa-untied", which=1), seed=2),
     )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
-    workers: tuple[ShuffledEngine, ShuffledEngine], sampling: Sampling
+    workers: tuple[ShuffledWorker, ShuffledWorker], sampling: Sampling
 ) -> None:
     """Wherever it is cut off, and cut off twice; log-probabilities included."""
     (prompt,) = random_prompts((40,))
@@ -79,7 +79,7 @@ def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
                 assert [each for each, _ in new.top] == [each for each, _ in old.top]
 
 
-def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledEngine, ShuffledEngine]) -> None:
+def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledWorker, ShuffledWorker]) -> None:
     """Else the test above would show nothing of them."""
     (prompt,) = random_prompts((40,))
     told = [
@@ -94,7 +94,7 @@ def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledEng
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=21)], ids=["greedy", "seeded"])
 def test_fewest_tokens_are_counted_over_all_rooms(
-    workers: tuple[ShuffledEngine, ShuffledEngine], sampling: Sampling
+    workers: tuple[ShuffledWorker, ShuffledWorker], sampling: Sampling
 ) -> None:
     """An id that would have come ends the sequence no sooner, and no later, than in one room."""
     (prompt,) = random_prompts((40,))
@@ -110,7 +110,7 @@ def test_fewest_tokens_are_counted_over_all_rooms(
 
 
 def test_penalties_of_earlier_output_are_those_of_output_and_not_of_prompt(
-    workers: tuple[ShuffledEngine, ShuffledEngine],
+    workers: tuple[ShuffledWorker, ShuffledWorker],
 ) -> None:
     """Presence and frequency count output alone: output that is sent as prompt draws something else."""
     (prompt,) = random_prompts((40,))

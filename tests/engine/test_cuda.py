@@ -6,28 +6,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.arrivals import flush_for
-from baton.engine.attention import PagedStep
-from baton.engine.engine import TorchEngine, load_engine
-from baton.engine.graphs import Capturing
-from baton.engine.interface import PageSum, Row, SumPart
-from baton.engine.plan import make_plan
-from baton.engine.proof import TOLERANCES, gap
+from baton.engine.execution.cuda_graphs import CudaGraphRecorder
+from baton.engine.execution.paged_attention import PagedAttention
+from baton.engine.execution.step_plan import make_plan
+from baton.engine.loading.runner_selection import TOLERANCES, gap
+from baton.engine.remote_writes import flush_for
+from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine_interface import PageSum, PageSumRequest, Row
 from baton.rooms.request import Sampling
-from tests.engine import tiny
+from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
+from tests.engine.engine_worker import ShuffledWorker, hand_over, memory_of
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
-from tests.engine.worker import ShuffledEngine, hand_over, memory_of
 from tests.oracle import reference_greedy
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_greedy_equals_the_reference(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine, architecture: str
 ) -> None:
-    worker = ShuffledEngine(tiny_engine(architecture, device="cuda"))
+    worker = ShuffledWorker(tiny_engine(architecture, device="cuda"))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()]
     outputs = worker.run(tenants, chunk=20)
     assert outputs == reference_greedy(tiny_dir(architecture), random_prompts(), OUTPUT_TOKENS)
@@ -37,7 +37,7 @@ def test_cpu_and_gpu_draw_the_same_tokens(tiny_engine: MakeEngine) -> None:
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, frequency_penalty=0.3, seed=5)
     outputs = []
     for device in ("cpu", "cuda"):
-        worker = ShuffledEngine(tiny_engine("llama-gqa-untied", device=device))
+        worker = ShuffledWorker(tiny_engine("llama-gqa-untied", device=device))
         outputs.append(
             worker.run([worker.admit(prompt, OUTPUT_TOKENS, sampling) for prompt in random_prompts()], 64)
         )
@@ -48,8 +48,8 @@ def test_pages_filled_on_the_gpu_continue_on_the_cpu(
     tiny_dir: Callable[[str], Path], tiny_engine: MakeEngine
 ) -> None:
     prefill, decode = (
-        ShuffledEngine(tiny_engine("llama-gqa-untied", device="cuda")),
-        ShuffledEngine(tiny_engine("llama-gqa-untied")),
+        ShuffledWorker(tiny_engine("llama-gqa-untied", device="cuda")),
+        ShuffledWorker(tiny_engine("llama-gqa-untied")),
     )
     arrived = []
     for prompt in random_prompts():
@@ -68,7 +68,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
     memories[1].copy_(memories[0])
     sums = [PageSum(3), PageSum(3)]
     for engine, each in zip(engines, sums, strict=True):
-        engine.sum_pages([SumPart(each, ([5, 1, 7],), 39)])
+        engine.sum_pages([PageSumRequest(each, ([5, 1, 7],), 39)])
     assert sums[0].total == sums[1].total
 
 
@@ -88,7 +88,7 @@ def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
     tiny_dir: Callable[[str], Path], architecture: str
 ) -> None:
     engine = replaying(tiny_dir(architecture))
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     prompts = random_prompts((1, 40, 5, 130, 23))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in prompts]
     for joined in range(1, len(tenants) + 1):
@@ -102,7 +102,7 @@ def test_replayed_steps_give_the_references_tokens_while_rows_come_and_go(
 def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str], Path], dtype: str) -> None:
     """Five rows, so that the sixth is padding, in shuffled pages; the same step by both ways."""
     engine = replaying(tiny_dir("llama-gqa-untied"), dtype)
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
     worker.step(tenants, chunk=200)
     rows = []
@@ -115,7 +115,7 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
         replayed = engine.recorded.logits(rows)
         plan = make_plan(rows, engine.cache, engine.model.device)
         called = engine.model.compute(
-            plan.tokens, plan.positions, plan.keep, PagedStep(plan, engine.cache, engine.model.reaches)
+            plan.tokens, plan.positions, plan.keep, PagedAttention(plan, engine.cache, engine.model.reaches)
         )
     assert replayed is not None
     assert called is not None
@@ -125,7 +125,7 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
 def test_what_is_captured_is_done_again_with_what_its_tensors_hold_by_then() -> None:
     device = torch.device("cuda", 0)
     number, doubled = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    replay = Capturing(device).record(lambda: doubled.copy_(number))
+    replay = CudaGraphRecorder(device).record(lambda: doubled.copy_(number))
     for expected in (3.0, 5.0):
         number.fill_(expected)
         replay()
@@ -138,7 +138,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_computing_goes_on(
     number = torch.zeros(1, device=device)
     before = torch.cuda.current_stream(device)
     with pytest.raises(RuntimeError):
-        Capturing(device).record(lambda: number.fill_(number.item()))
+        CudaGraphRecorder(device).record(lambda: number.fill_(number.item()))
     assert torch.cuda.current_stream(device) == before
     assert number.add_(1).item() == 1
 
@@ -172,7 +172,7 @@ def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
 
 def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages: TorchEngine) -> None:
     """The same rows by both ways: prompts, chunks of them, tokens, and tokens that are replayed."""
-    worker = ShuffledEngine(in_pages)
+    worker = ShuffledWorker(in_pages)
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts((1, 40, 5, 130, 23))]
     worker.step(tenants[1:4], chunk=30)
     for spans in ((0, 1, 2, 3, 4), (1, 3, 4), (0, 1, 2, 3, 4)):
@@ -186,7 +186,7 @@ def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages
         with torch.inference_mode():
             for kernel in (None, in_pages.kernel):
                 plan = make_plan(rows, in_pages.cache, in_pages.model.device, kernel=kernel)
-                step = PagedStep(plan, in_pages.cache, in_pages.model.reaches)
+                step = PagedAttention(plan, in_pages.cache, in_pages.model.reaches)
                 logits.append(in_pages.model.compute(plan.tokens, plan.positions, plan.keep, step))
         fetched, looked = logits
         assert fetched is not None

@@ -8,34 +8,34 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from baton.engine.compiled import CompiledModel
-from baton.engine.drafts import apart
-from baton.engine.engine import TorchEngine, load_engine
-from baton.engine.graphs import RecordedSteps
-from baton.engine.interface import (
-    Drawn,
-    NotANumber,
-    NotHeld,
+from baton.engine.execution.compiled_step import CompiledModel
+from baton.engine.execution.cuda_graphs import RecordedSteps
+from baton.engine.rank_group.collectives import alone
+from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine_interface import (
+    DrawResult,
+    GrammarUnsatisfied,
+    LogitsNotFinite,
     PageSum,
+    PageSumRequest,
     Proposal,
     Row,
+    RowResult,
     Sequence,
-    SumPart,
-    Taken,
     take,
 )
-from baton.engine.team import alone
 from baton.grammars.fold import Matcher
 from baton.rooms.request import Grammar, Request, Sampling, Token
+from baton.sampling.draft_rows import apart
 from tests.engine.conftest import MakeEngine
-from tests.engine.kernels import Directory, load, needs_kernel
-from tests.engine.test_by_row import bloom
+from tests.engine.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
+from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
+from tests.engine.execution.test_row_by_row import bloom
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.test_held import DIGITS, OBJECT, VOCABULARY, WARM, admitted
-from tests.engine.tiny import SHAPE, save
-from tests.engine.worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledEngine, Tenant
+from tests.engine.tiny_models import SHAPE, save
 from tests.grammars.answers import NAMED
+from tests.sampling.test_grammar_masks import DIGITS, OBJECT, VOCABULARY, WARM, admitted
 from tests.support.calling import Calling
 
 LENGTHS: Final = (1, 15, 30, 47)
@@ -77,13 +77,13 @@ def test_drawn_is_drawn_the_tokens_with_drafts_are_those_without(engine: TorchEn
     steps."""
     prompts = random_prompts(LENGTHS)
 
-    def asked(worker: ShuffledEngine) -> list[Tenant]:
+    def asked(worker: ShuffledWorker) -> list[Tenant]:
         return [
             worker.admit(prompts[place % len(prompts)], TOKENS, sampling)
             for place, sampling in enumerate(SAMPLINGS.values())
         ]
 
-    plain, guessing = ShuffledEngine(engine), ShuffledEngine(engine)
+    plain, guessing = ShuffledWorker(engine), ShuffledWorker(engine)
     expected, steps = plain.answers(asked(plain), lambda _: ())
     tenants = asked(guessing)
     outputs = {
@@ -105,14 +105,14 @@ def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(en
     """One token's embedding is NaN: as a draft it is behind what is known, in the same page and in the next
     one, and is not taken."""
     (prompt,) = random_prompts((27,))
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
     unknown = next(each for each in range(engine.vocab_size) if each not in {*prompt, *expected})
     parts = engine.compiled._model if engine.compiled is not None else engine.model._decoder
     assert parts is not None
     embedding = parts.embedding if isinstance(parts, CompiledModel) else parts._embedding
     kept = embedding[unknown].clone()
-    again = ShuffledEngine(engine)
+    again = ShuffledWorker(engine)
     tenant = again.admit(prompt, TOKENS)
 
     def some_and_unknown(_: Tenant) -> list[int]:
@@ -135,10 +135,10 @@ def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
 ) -> None:
     engine = replayed(tiny_dir("llama-gqa-untied"))
     (prompt,) = random_prompts((20,))
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     tenant = worker.admit(prompt, TOKENS)
     worker.step([tenant], 100)
-    monkeypatch.setattr("baton.engine.engine.make_plan", None)
+    monkeypatch.setattr("baton.engine.torch_engine.make_plan", None)
     while not tenant.done:
         worker.guess([tenant], 100, lambda _: [1, 2, 3])
 
@@ -147,7 +147,7 @@ def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> Non
     """Up to what is known when a step begins, as without drafts; what was not taken is in no sum."""
     engine = tiny_engine("llama-gqa-untied")
     (prompt,) = random_prompts((20,))
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
     tenant = worker.admit(prompt, TOKENS)
     tenant.sequence.page_sum = summed = PageSum(0)
@@ -155,7 +155,7 @@ def test_a_sum_of_pages_goes_over_what_was_taken(tiny_engine: MakeEngine) -> Non
     while not tenant.done:
         worker.guess([tenant], 100, guess)
         anew = PageSum(0)
-        engine.sum_pages([SumPart(anew, (tenant.pages,), summed.stop)])
+        engine.sum_pages([PageSumRequest(anew, (tenant.pages,), summed.stop)])
         assert summed.here == summed.everywhere == anew.here
     assert tenant.sequence.output == expected
     assert summed.stop > len(prompt) + TOKENS - DRAFTS_MAX - 2
@@ -194,7 +194,7 @@ def test_mask_is_fold_an_answer_with_drafts_is_held_to_its_grammar_as_without(
     speaking: TorchEngine, grammar: Grammar, sampling: Sampling
 ) -> None:
     """Drafts that it does not allow, and such behind its end, among them; the fold takes each token once."""
-    worker = ShuffledEngine(speaking)
+    worker = ShuffledWorker(speaking)
     (expected,) = worker.run([admitted(worker, grammar, sampling)], 100)
     for seed in range(5):
         tenant = admitted(worker, grammar, sampling)
@@ -215,7 +215,7 @@ def test_what_a_grammar_forces_is_proposed_and_always_taken(
 ) -> None:
     """In fewer steps the same answer, of which the fold takes each token once. Nothing is proposed behind its
     end, nor where nobody asks."""
-    worker, prompt = ShuffledEngine(speaking), 1
+    worker, prompt = ShuffledWorker(speaking), 1
     (expected,) = worker.run([plain := admitted(worker, NAMED, sampling)], 100)
     assert plain.sequence.proposal is None
     tenant = admitted(worker, NAMED, sampling)
@@ -254,7 +254,7 @@ def test_drafts_are_fed_one_a_row_behind_the_row_of_what_is_known() -> None:
 
 
 A, B, C = (Token(each) for each in (1, 2, 3))
-NAN, LOST = NotANumber(), NotHeld()
+NAN, LOST = LogitsNotFinite(), GrammarUnsatisfied()
 
 
 @pytest.mark.parametrize(
@@ -273,11 +273,11 @@ NAN, LOST = NotANumber(), NotHeld()
     ids=str,
 )
 def test_a_draft_is_taken_exactly_when_it_is_drawn_and_nothing_is_drawn_beyond(
-    drafts: list[int], drawn: list[Drawn], taken: Taken
+    drafts: list[int], drawn: list[DrawResult], taken: RowResult
 ) -> None:
     """An iterator that ends here would raise if it were asked for more."""
 
-    def draws() -> Iterator[Drawn]:
+    def draws() -> Iterator[DrawResult]:
         yield from drawn
         raise AssertionError("a draw too many")
 

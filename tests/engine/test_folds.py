@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from baton.engine.interface import Sequence
+from baton.engine_interface import Sequence
 from baton.grammars.shelf import Shelf
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.deadlines import Deadlines

@@ -9,7 +9,7 @@ from baton.engine.kv_cache import PagedKvCache
 from baton.pages.layout import full_group
 from baton.runtime.host_memory import CannotMove, Movable
 from tests.engine.conftest import MakeEngine
-from tests.engine.worker import ShuffledEngine
+from tests.engine.engine_worker import ShuffledWorker
 
 GROUP = full_group("bfloat16", 4, (0, 1, 2), (0, 1), 8)
 PAGES = 6
@@ -66,7 +66,7 @@ def test_a_sequence_goes_on_after_a_move_as_if_there_had_been_none(tiny_engine: 
     prompts = [[5, 9, 40, 2, 77], list(range(60, 90)), [1]]
 
     def answers(moving: bool) -> list[list[int]]:
-        worker = ShuffledEngine(engine)
+        worker = ShuffledWorker(engine)
         tenants = [worker.admit(prompt, max_tokens=12) for prompt in prompts]
         while not all(tenant.done for tenant in tenants):
             worker.step(tenants, chunk=7)

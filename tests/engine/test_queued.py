@@ -8,10 +8,10 @@ from collections import abc
 import pytest
 import torch
 
-from baton.engine.engine import TorchEngine
-from baton.engine.interface import EngineLost, Row, Sequence
+from baton.engine.torch_engine import TorchEngine
+from baton.engine_interface import EngineLost, Row, Sequence
 from baton.rooms.request import Request
-from tests.engine import tiny
+from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
 
 DEVICE = torch.device("cuda", 1)
@@ -41,7 +41,7 @@ def rows() -> list[Row]:
 def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queued(
     engine: TorchEngine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_logits", lambda _: torch.zeros(1, tiny.VOCABULARY))
+    monkeypatch.setattr(engine, "_logits", lambda _: torch.zeros(1, tiny_models.VOCABULARY))
     engine.step(rows())
     assert waits == [DEVICE]
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from baton.engine.engine import TorchEngine
-from baton.engine.grouping import groups_of_similar_length
-from baton.engine.interface import EngineLost, Row, Sequence
-from baton.engine.team import alone
+from baton.engine.execution.row_groups import groups_of_similar_length
+from baton.engine.rank_group.collectives import alone
+from baton.engine.torch_engine import TorchEngine
+from baton.engine_interface import EngineLost, Row, Sequence
 from baton.rooms.request import Request
 from tests.engine.conftest import MakeEngine
-from tests.engine.worker import GREEDY
+from tests.engine.engine_worker import GREEDY
 
 PROMPT = tuple(range(40))
 

@@ -9,18 +9,18 @@ import torch
 import transformers
 
 from baton.decode.settings import DecodeSettings
-from baton.engine.engine import load_engine
-from baton.engine.interface import NotANumber, PromptScores, Row, Sequence
-from baton.engine.sampler import sample
-from baton.engine.scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
+from baton.engine.torch_engine import load_engine
+from baton.engine_interface import LogitsNotFinite, PromptScores, Row, Sequence
 from baton.prefill.settings import PrefillSettings
 from baton.rooms.request import Request, Sampling, Score, Token
-from tests.engine import tiny
+from baton.sampling.prompt_scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
+from baton.sampling.sampler import sample
+from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
-from tests.engine.kernels import Directory, load, needs_kernel
-from tests.engine.scenes import scored
+from tests.engine.engine_worker import GREEDY, ShuffledWorker
+from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
+from tests.engine.ranks.rank_scenarios import scored
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import GREEDY, ShuffledEngine
 from tests.oracle import reference_greedy, reference_scores
 
 LENGTHS = (1, 2, 7, 16, 33, 64)
@@ -49,20 +49,25 @@ def test_a_prompts_scores_are_the_librarys(
 ) -> None:
     """Of several prompts that share every step with one that is not scored, and decodes."""
     prompts = random_prompts(LENGTHS)
-    told = scored(ShuffledEngine(tiny_engine(architecture), seed=chunk), prompts, TOP, chunk)
+    told = scored(ShuffledWorker(tiny_engine(architecture), seed=chunk), prompts, TOP, chunk)
     for prompt, scores in zip(prompts, told, strict=True):
         check_scores(scores, prompt, reference_scores(tiny_dir(architecture), prompt), TOP)
 
 
 def test_a_prompts_scores_are_the_librarys_row_by_row(tmp_path: Path) -> None:
     config = transformers.BloomConfig(
-        vocab_size=tiny.VOCABULARY, hidden_size=48, n_layer=2, n_head=4, seq_length=256, initializer_range=0.3
+        vocab_size=tiny_models.VOCABULARY,
+        hidden_size=48,
+        n_layer=2,
+        n_head=4,
+        seq_length=256,
+        initializer_range=0.3,
     )
-    directory = tiny.save(config, tmp_path / "bloom")
+    directory = tiny_models.save(config, tmp_path / "bloom")
     engine = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
     assert engine.by_row is not None
     prompts = random_prompts((2, 9, 33))
-    for prompt, scores in zip(prompts, scored(ShuffledEngine(engine), prompts, TOP, 7), strict=True):
+    for prompt, scores in zip(prompts, scored(ShuffledWorker(engine), prompts, TOP, 7), strict=True):
         check_scores(scores, prompt, reference_scores(directory, prompt), TOP)
 
 
@@ -73,7 +78,7 @@ def test_a_prompts_scores_are_the_librarys_by_the_kernel(directory: Directory, c
     engine = load(where, dtype=torch.float32)
     assert engine.compiled is not None
     prompts = [[each % engine.model.vocab_size for each in prompt] for prompt in random_prompts((2, 40))]
-    for prompt, scores in zip(prompts, scored(ShuffledEngine(engine), prompts, TOP, chunk), strict=True):
+    for prompt, scores in zip(prompts, scored(ShuffledWorker(engine), prompts, TOP, chunk), strict=True):
         check_scores(scores, prompt, reference_scores(where, prompt), TOP)
 
 
@@ -82,7 +87,7 @@ def test_how_an_answer_is_drawn_changes_no_score(tiny_engine: MakeEngine) -> Non
     odd = Sampling(seed=3, temperature=1.5, repetition_penalty=1.8, logit_bias=((prompt[5], 50.0),))
     told = []
     for sampling in (GREEDY, odd):
-        worker = ShuffledEngine(tiny_engine("llama-gqa-untied"))
+        worker = ShuffledWorker(tiny_engine("llama-gqa-untied"))
         tenant = worker.admit(prompt, 1, sampling, prompt_logprobs=2)
         worker.run([tenant], 9)
         assert tenant.sequence.scores is not None
@@ -96,7 +101,7 @@ def test_what_an_earlier_room_drew_is_not_scored(
     """The prompt is, though the room computes the output behind it with it."""
     (prompt,) = random_prompts((20,))
     (output,) = reference_greedy(tiny_dir("llama-gqa-untied"), [prompt], 6)
-    worker = ShuffledEngine(tiny_engine("llama-gqa-untied"))
+    worker = ShuffledWorker(tiny_engine("llama-gqa-untied"))
     tenant = worker.admit(prompt, 6, prompt_logprobs=TOP)
     tenant.sequence.output += output[:3]
     assert worker.run([tenant], 8) == [output]
@@ -110,7 +115,7 @@ def test_a_chunk_that_is_no_numbers_fails_its_own_room_before_a_token_is_drawn(
     tiny_engine: MakeEngine,
 ) -> None:
     engine = tiny_engine("llama-gqa-untied")
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     spoilt, well = (worker.admit(prompt, 1, prompt_logprobs=0) for prompt in random_prompts((40, 40)))
     worker.step([spoilt, well], 10)
     engine.cache.tensor[spoilt.pages[0]] = float("nan")
@@ -118,7 +123,7 @@ def test_a_chunk_that_is_no_numbers_fails_its_own_room_before_a_token_is_drawn(
         worker.grow(tenant, 20)
     rows = [Row(each.sequence, 10, 20, (each.pages,), sample=False) for each in (spoilt, well)]
     told = engine.step(rows)
-    assert isinstance(told[0], NotANumber)
+    assert isinstance(told[0], LogitsNotFinite)
     assert told[1] == ()
 
 
@@ -127,7 +132,7 @@ def test_more_positions_than_a_step_may_score_are_refused(
 ) -> None:
     engine = tiny_engine("llama-gqa-untied")
     monkeypatch.setattr(engine, "scored_max", 20)
-    worker = ShuffledEngine(engine)
+    worker = ShuffledWorker(engine)
     tenants = [worker.admit(prompt, 1, prompt_logprobs=0) for prompt in random_prompts((16, 16))]
     worker.step(tenants, 10)
     with pytest.raises(ValueError, match="24 positions to be scored in a step, at most 20 are"):
@@ -135,7 +140,7 @@ def test_more_positions_than_a_step_may_score_are_refused(
 
 
 def test_a_gap_between_scores_is_refused(tiny_engine: MakeEngine) -> None:
-    worker = ShuffledEngine(tiny_engine("llama-gqa-untied"))
+    worker = ShuffledWorker(tiny_engine("llama-gqa-untied"))
     (prompt,) = random_prompts((20,))
     tenant = worker.admit(prompt, 1, prompt_logprobs=0)
     worker.step([tenant], 8)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from baton.both.wiring import BorrowedThread
-from baton.engine.interface import EngineLost, Row, SumPart, Taken, TeamBroken
+from baton.engine_interface import EngineLost, PageSumRequest, RankGroupBroken, Row, RowResult
 from baton.ids import Incarnation
 from baton.parallel.solo import SoloGroup
 from baton.rooms.request import Token
@@ -34,7 +34,7 @@ class Held:
     def bind_thread(self) -> None:
         self.bound = threading.current_thread()
 
-    def step(self, rows: Sequence[Row]) -> list[Taken]:
+    def step(self, rows: Sequence[Row]) -> list[RowResult]:
         self.stepped = threading.current_thread()
         if not self.let_go.wait(WAIT_S / 2):
             raise TimeoutError("nobody let the step go: whoever started it waits for its end")
@@ -42,7 +42,7 @@ class Held:
             raise self.fails
         return [(Token(7),)]
 
-    def sum_pages(self, parts: Sequence[SumPart]) -> None:
+    def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
         self.step([])
 
 
@@ -134,11 +134,11 @@ async def test_one_step_at_a_time(bench: Bench) -> None:
 @pytest.mark.parametrize("summing", [False, True])
 async def test_a_broken_team_is_no_failed_step(bench: Bench, summing: bool) -> None:
     """Other ranks may not have it: the worker ends, and so the error passes through as it is."""
-    bench.engine.fails = TeamBroken("rank 1 of 2: left")
+    bench.engine.fails = RankGroupBroken("rank 1 of 2: left")
     bench.engine.let_go.set()
     (bench.stepper.start_sum if summing else bench.stepper.start)([])
     await bench.ended()
-    with pytest.raises(TeamBroken, match="rank 1 of 2: left"):
+    with pytest.raises(RankGroupBroken, match="rank 1 of 2: left"):
         bench.stepper.take_sum() if summing else bench.stepper.take()
 
 

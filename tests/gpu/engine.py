@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from baton.engine.engine import TorchEngine, load_engine
-from baton.engine.graphs import RecordedSteps
-from baton.engine.paged import PagedKernel
-from baton.engine.team import alone
-from tests.engine import tiny
-from tests.engine.paged_twin import twin
+from baton.engine.execution.cuda_graphs import RecordedSteps
+from baton.engine.execution.paged_rows import PagedKernel
+from baton.engine.rank_group.collectives import alone
+from baton.engine.torch_engine import TorchEngine, load_engine
+from tests.engine import tiny_models
+from tests.engine.engine_worker import ShuffledWorker
+from tests.engine.execution.paged_twin import twin
 from tests.engine.test_equals_reference import random_prompts
-from tests.engine.worker import ShuffledEngine
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
 from tests.gpu.models import anatomies, has_experts
@@ -41,7 +41,7 @@ def run(kit: Kit) -> None:
     gc.freeze()  # before each capture torch looks through all that is not
     models = list(anatomies())
     for name, config in models if kit.on_gpu else models[:MODELS_ON_CPU]:
-        directory = tiny.save(config, kit.folder / name.replace(" ", "-").replace(",", ""))
+        directory = tiny_models.save(config, kit.folder / name.replace(" ", "-").replace(",", ""))
         for dtype in ("float32",) if has_experts(config) else ("float32", "bfloat16"):
             kit.findings.note(
                 f"{name}, {dtype}: {'each token' if dtype == 'float32' else 'each token but ties'}",
@@ -67,7 +67,7 @@ def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
     for way, (engine.recorded, engine.kernel) in ways.items():
         outputs: list[list[int]] = []
         for first in range(0, len(prompts), ROWS):
-            worker, some = ShuffledEngine(engine), prompts[first : first + ROWS]
+            worker, some = ShuffledWorker(engine), prompts[first : first + ROWS]
             outputs += worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in some], CHUNK)
         for prompt, got, want in zip(prompts, outputs, expected, strict=True):
             parted = first_divergence(directory, prompt, got, want, dtype)

@@ -195,7 +195,7 @@ def _check_kernel(kit: Kit) -> None:
     """Raises CannotRun: then keys and values are fetched from their pages."""
     import torch
 
-    from baton.engine.flash import FETCHED, KERNELS, find_kernel, missing
+    from baton.engine.execution.flash_kernels import FETCHED, KERNELS, find_kernel, missing
 
     device = torch.device(kit.device)
     why = missing(device, "bfloat16")

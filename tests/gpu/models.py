@@ -7,7 +7,7 @@ from typing import Final
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tests.engine import tiny
+from tests.engine import tiny_models
 from tests.engine.matrix.table import TYPES
 from tests.engine.test_equals_reference import PLACED
 from tests.models.eight_heads import EIGHT_HEADS
@@ -50,7 +50,7 @@ SMALL: Final = LlamaConfig(
 def anatomies() -> Iterator[tuple[str, PreTrainedConfig]]:
     """Each that the CPU's tests use, by name, the most telling first."""
     types = {name: entry.make() for name, entry in TYPES.items()}
-    every = {**tiny.ARCHITECTURES, "llama-eight-heads": EIGHT_HEADS, **types, **PLACED}
+    every = {**tiny_models.ARCHITECTURES, "llama-eight-heads": EIGHT_HEADS, **types, **PLACED}
     yield from ((name, every[name]) for name in FIRST)
     yield from ((name, config) for name, config in every.items() if name not in FIRST)
 
@@ -65,7 +65,7 @@ def has_experts(config: PreTrainedConfig) -> bool:
 
 def served(config: PreTrainedConfig, directory: Path) -> Path:
     """A random model of `config` in `directory`, with a tokenizer."""
-    return with_tokenizer(tiny.save(config, directory), config.vocab_size)
+    return with_tokenizer(tiny_models.save(config, directory), config.vocab_size)
 
 
 def unweighted(config: PreTrainedConfig, directory: Path) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.paged import PagedRows
-from baton.engine.sight import Sight
-from tests.engine.paged_twin import twin
+from baton.engine.execution.attention_span import LayerAttention
+from baton.engine.execution.paged_rows import PagedRows
+from tests.engine.execution.paged_twin import twin
 from tests.gpu import __main__ as kit
 from tests.gpu import engine
 from tests.gpu.findings import CannotRun, Finding, Findings, FindingVerdict, read
@@ -43,7 +43,7 @@ def test_all_of_it_runs_and_nothing_is_wrong(tmp_path: Path) -> None:
 
 def test_a_kernel_that_answers_otherwise_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: Sight
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
     ) -> torch.Tensor:
         return twin(query, keys, values, rows, sight) * 1.5
 

@@ -43,7 +43,7 @@ from tests.model.world import (
     with_ranks,
 )
 
-Taken = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
+RowResult = tuple[Sequence[int], Sequence[tuple[Done, ...]], tuple[str, ...], tuple[int, ...]]
 
 
 def turn(world: World, state: State, side: int, late: tuple[int, RoomId] | None = None) -> State:
@@ -115,7 +115,7 @@ def _moved(world: World, before: State, after: State) -> bool:
     return world.standings(before, DECODE)[0].exposure != world.standings(after, DECODE)[0].exposure
 
 
-def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None) -> Taken:
+def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None) -> RowResult:
     """What the ranks of a group are after a turn, what each did in it, what its leader answered, and what was
     agreed."""
     key = (side, ranks, late)

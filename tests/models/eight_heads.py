@@ -10,7 +10,7 @@ from typing import Final
 
 from transformers import LlamaConfig
 
-from tests.engine.tiny import save
+from tests.engine.tiny_models import save
 
 VOCABULARY: Final = 1024
 """Of the tokenizer's, the first."""

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from tests.engine.tiny import maker_of
+from tests.engine.tiny_models import maker_of
 
 VOCABULARY: Final = 131
 CONTEXT: Final = 512

@@ -14,11 +14,11 @@ from typing import Final
 import torch
 from transformers.utils import logging as library_logging
 
-from baton.engine.supported import refuse_by_configuration
+from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.models.model_facts import UnsupportedModel
 from baton.models.model_requirements import ONE_TEXT, needs_of
 from baton.runtime.errors import in_a_line
-from tests.engine.crew import Crew
+from tests.engine.ranks.rank_processes import Crew
 from tests.models import recipes
 from tests.models.trial import Outcome, TrialVerdict, try_model, why
 

@@ -12,9 +12,9 @@ import pytest
 import transformers
 from transformers import FalconConfig
 
-from baton.engine.engine import TorchEngine
-from baton.engine.sight import Reach
-from tests.engine import tiny
+from baton.engine.execution.attention_span import AttentionSpan
+from baton.engine.torch_engine import TorchEngine
+from tests.engine import tiny_models
 from tests.models import recipes
 from tests.models.page import PAGE, REWRITE, rendered, rows_of
 from tests.models.recipes import VOCABULARY
@@ -98,13 +98,13 @@ def test_the_trial_says_where_the_library_s_attentions_differ(tmp_path: Path) ->
         "num_attention_heads": 4,
     }
     config = FalconConfig(**shape, alibi=True, initializer_range=0.5, bos_token_id=None, eos_token_id=None)
-    outcome = try_model(tiny.save(config, tmp_path / "falcon"))
+    outcome = try_model(tiny_models.save(config, tmp_path / "falcon"))
     assert (outcome.verdict, outcome.sights) == (TrialVerdict.EQUAL, ("SDPA, where eager differs",))
 
 
 def off_by_one(engine: TorchEngine) -> None:
     for layer, reach in engine.model.reaches.items():
-        engine.model.reaches[layer] = Reach(reach.tokens - 1, reach.in_chunks)
+        engine.model.reaches[layer] = AttentionSpan(reach.tokens - 1, reach.in_chunks)
 
 
 def test_the_trial_can_fail_a_window_that_is_off_by_a_token(tmp_path: Path) -> None:

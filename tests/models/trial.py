@@ -17,19 +17,19 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, GenerationConfig
 
-from baton.engine.engine import TorchEngine, load_engine
+from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.model import load_model
-from baton.engine.paged import PagedKernel
-from baton.engine.team import Mute, alone
+from baton.engine.loading.library_model import load_model
+from baton.engine.rank_group.collectives import LocalRankGroup, alone
+from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError
 from baton.topology import Topology
-from tests.engine import scenes
-from tests.engine.crew import Crew
-from tests.engine.tiny import maker_of
-from tests.engine.worker import ShuffledEngine, Tenant, hand_over
+from tests.engine.engine_worker import ShuffledWorker, Tenant, hand_over
+from tests.engine.ranks import rank_scenarios
+from tests.engine.ranks.rank_processes import Crew
+from tests.engine.tiny_models import maker_of
 from tests.models.recipes import VOCABULARY
 
 EAGER: Final = "eager"
@@ -113,7 +113,7 @@ def try_model(directory: Path, crew: Crew | None = None) -> Outcome:
 
 def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequence[Answer]) -> Iterator[str]:
     """Where so many ranks answer otherwise than `expected`."""
-    told = crew.play(topology, scenes.answers, directory, prompts(), OUTPUT_TOKENS, (SHORT,), 2**24)
+    told = crew.play(topology, rank_scenarios.answers, directory, prompts(), OUTPUT_TOKENS, (SHORT,), 2**24)
     tokens = [[token for token, _ in answer] for answer in expected]
     if any(each["outputs"] != [tokens] for each in told):
         yield f"over {topology.tensor} ranks of {topology.pipeline} stages: other tokens"
@@ -129,7 +129,7 @@ def why_not_split(directory: Path, topology: Topology) -> str:
     """The words by which several ranks refuse the model; nothing where each loads its share of it."""
     try:
         for rank in range(topology.ranks):
-            load_model(directory, "float32", "cpu", Mute(topology, rank))
+            load_model(directory, "float32", "cpu", LocalRankGroup(topology, rank))
     except StartupError as refusal:
         return why(str(refusal), directory)
     return ""
@@ -168,15 +168,15 @@ def differences(
     if len({round(likely, 3) for answer in expected for _, likely in answer}) < VARIED:
         yield "its answers hardly vary: they tell nothing"
     for chunk in (LONG, SHORT):
-        worker = ShuffledEngine(engine, seed=chunk)
+        worker = ShuffledWorker(engine, seed=chunk)
         together = _drawn(worker, [_admit(worker, prompt) for prompt in asked], chunk)
         yield from _apart(f"together, in chunks of {chunk}", together, expected)
     for chunk in (LONG, SHORT):
-        worker = ShuffledEngine(engine, seed=chunk)
+        worker = ShuffledWorker(engine, seed=chunk)
         by_itself = [_drawn(worker, [_admit(worker, prompt)], chunk)[0] for prompt in asked]
         yield from _apart(f"alone, in chunks of {chunk}", by_itself, expected)
 
-    prefill, decode = ShuffledEngine(engine, seed=1), ShuffledEngine(beside(engine), seed=2)
+    prefill, decode = ShuffledWorker(engine, seed=1), ShuffledWorker(beside(engine), seed=2)
     arrived: list[Tenant] = []
     size = engine.cache.group.page_tokens
     for prompt, answer in zip(asked, expected, strict=True):
@@ -192,11 +192,11 @@ def differences(
     yield from _apart("after a hand-over", handed, [answer[1:] for answer in expected])
 
 
-def _admit(worker: ShuffledEngine, prompt: Sequence[int]) -> Tenant:
+def _admit(worker: ShuffledWorker, prompt: Sequence[int]) -> Tenant:
     return worker.admit(prompt, OUTPUT_TOKENS, TOLD)
 
 
-def _drawn(worker: ShuffledEngine, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
+def _drawn(worker: ShuffledWorker, tenants: Sequence[Tenant], chunk: int) -> list[Answer]:
     answers: list[Answer] = [[] for _ in tenants]
     while not all(tenant.done for tenant in tenants):
         going = [place for place, tenant in enumerate(tenants) if not tenant.done]

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from baton.engine.interface import NotANumber, NotHeld, Row, SumPart, Taken, take
+from baton.engine_interface import GrammarUnsatisfied, LogitsNotFinite, PageSumRequest, Row, RowResult, take
 from baton.pages.checksum import WORD, key, lane, mix, multiplier
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Request, Sampling, Score, Token
@@ -111,20 +111,24 @@ class ToyEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequenced[Row]) -> list[Taken]:
+    def step(self, rows: Sequenced[Row]) -> list[RowResult]:
         self._enter()
         self.steps += 1
         self.ran.append("step")
         tokens = [self._row(row) for row in rows]
         self._carry_on(
-            [SumPart(row.sequence.page_sum, (row.pages,), row.stop) for row in rows if row.sequence.page_sum]
+            [
+                PageSumRequest(row.sequence.page_sum, (row.pages,), row.stop)
+                for row in rows
+                if row.sequence.page_sum
+            ]
         )
         for row in rows:
             if row.sample and row.sequence.page_sum is not None:
                 row.sequence.page_sum.everywhere = dict(row.sequence.page_sum.here)
         return tokens
 
-    def sum_pages(self, parts: Sequenced[SumPart]) -> None:
+    def sum_pages(self, parts: Sequenced[PageSumRequest]) -> None:
         self._enter()
         self.ran.append("sum")
         self._carry_on(parts)
@@ -136,13 +140,13 @@ class ToyEngine:
             error, self.fail_next = self.fail_next, None
             raise error
 
-    def _carry_on(self, parts: Sequenced[SumPart]) -> None:
+    def _carry_on(self, parts: Sequenced[PageSumRequest]) -> None:
         for part in parts:
             if part.sum.stop < part.stop:
                 total = summed(self.memory, part.tables[0], part.sum.stop, part.stop)
                 part.sum.add({(0, 0): total}, part.stop)
 
-    def _row(self, row: Row) -> Taken:
+    def _row(self, row: Row) -> RowResult:
         assert row.start < row.stop
         whose = mark(row.sequence.request)
         known = list(row.sequence.tokens(0, row.stop))
@@ -157,9 +161,9 @@ class ToyEngine:
             scores.told += [score_of(row.sequence.request, position + 1) for position in row.scored]
             self.scored_most = max(self.scored_most, row.stop - row.start)
         if whose in self.broken:
-            return NotANumber()
+            return LogitsNotFinite()
         if row.sequence.request.sampling.seed in self.unheld:
-            return NotHeld("nothing is allowed there")
+            return GrammarUnsatisfied("nothing is allowed there")
         if not row.sample:
             return ()
         return take(

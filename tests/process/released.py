@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.engine.quantisers import FORMATS, MXFP4, Format, expert_by_expert, write
+from tests.engine.quantization.quantized_files import FORMATS, MXFP4, Format, expert_by_expert, write
 from tests.models.eight_heads import with_tokenizer
 from tests.models.recipes import recipe, save
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from jsonschema import Draft202012Validator, ValidationError
 from transformers import LlamaConfig
 
-from tests.engine.tiny import save
+from tests.engine.tiny_models import save
 from tests.grammars.test_schemas import random_schema
 from tests.http import web
 from tests.models.eight_heads import with_tokenizer

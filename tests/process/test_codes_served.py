@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine.coded import Coding, code
+from baton.engine.quantization.weight_quantization import WeightQuantization, code
 from baton.runtime.model_options import Quantize
-from tests.engine import tiny
-from tests.engine.kernels import MODELS, needs_kernel
-from tests.engine.tiny import VOCABULARY
+from tests.engine import tiny_models
+from tests.engine.execution.compiled_kernels import MODELS, needs_kernel
+from tests.engine.tiny_models import VOCABULARY
 from tests.models.eight_heads import with_tokenizer
 from tests.process.load import Load, any_prompts, asked
 from tests.process.stack import running_stack
@@ -29,11 +29,13 @@ PAIRS = {(f"prefill-{prefill}", f"decode-{decode}") for prefill in range(2) for 
 async def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
     tmp_path: Path, demo_model_dir: Path
 ) -> None:
-    served = with_tokenizer(tiny.save(MODELS["three queries a head"], tmp_path / "served"), demo_model_dir)
+    served = with_tokenizer(
+        tiny_models.save(MODELS["three queries a head"], tmp_path / "served"), demo_model_dir
+    )
     meant = tmp_path / "meant"
     module = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32)
     with torch.no_grad():
-        code("tiny", module, Coding(Quantize.INT4))
+        code("tiny", module, WeightQuantization(Quantize.INT4))
     module.save_pretrained(meant)
     known = asked(meant, PROMPTS, OUTPUT_TOKENS)
     with running_stack(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.kernels import PLAIN, known
+from tests.engine.execution.compiled_kernels import PLAIN, known
 from tests.http import web
 from tests.oracle import reference_behind, reference_greedy, reference_scores
 from tests.process.stack import SPLIT, Stack, running_stack

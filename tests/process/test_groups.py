@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 from transformers import AutoTokenizer
 
-from baton.engine.engine import load_engine
+from baton.engine.torch_engine import load_engine
 from baton.rooms.request import Sampling, Token
-from tests.engine.scenes import drawn
+from tests.engine.ranks.rank_scenarios import drawn
 from tests.http import web
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, cover, every

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.tiny import VOCABULARY
+from tests.engine.tiny_models import VOCABULARY
 from tests.process.load import Load, any_prompts, asked
 from tests.process.released import SHAPES
 from tests.process.stack import running_stack

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.interface import Row, SumPart, Taken
+from baton.engine_interface import PageSumRequest, Row, RowResult
 from baton.rooms.request import Token
 from baton.wire.model_bounds import ModelBounds
 from bench.pages.device_memory import Memory, bytes_of
@@ -45,7 +45,7 @@ class WideEngine:
 
     def bind_thread(self) -> None: ...
 
-    def step(self, rows: Sequence[Row]) -> list[Taken]:
+    def step(self, rows: Sequence[Row]) -> list[RowResult]:
         if not self._permits.acquire(timeout=HELD_S):
             raise TimeoutError("a held step was never let go")
         drawn = [self._row(row) for row in rows]
@@ -53,10 +53,10 @@ class WideEngine:
             torch.cuda.synchronize(self.memory.device)
         return drawn
 
-    def sum_pages(self, parts: Sequence[SumPart]) -> None:
+    def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
         raise AssertionError("no room here asked for sums")
 
-    def _row(self, row: Row) -> Taken:
+    def _row(self, row: Row) -> RowResult:
         room = int(row.sequence.request.request_id)
         known = list(row.sequence.tokens(0, row.stop))
         everything = bytes_of(self.memory)

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import shake_128
 from typing import Any, Final
 
-from baton.engine.interface import Row, SumPart, Taken, take
+from baton.engine_interface import PageSumRequest, Row, RowResult, take
 from baton.pages.checksum import key, lane, mix, multiplier
 from baton.pages.layout import GroupHead, KvLayout
 from baton.rooms.request import Request, Token
@@ -153,10 +153,10 @@ class SimulatedEngine:
             for first in range(row.start - row.start % self._size, row.end, self._size):
                 self._write(row, first, noise)
 
-    def step(self, rows: Sequence[Row]) -> list[Taken]:
+    def step(self, rows: Sequence[Row]) -> list[RowResult]:
         """The rest of it, where it ends."""
         self._read(rows, "ends")
-        taken: list[Taken] = []
+        taken: list[RowResult] = []
         for row in rows:
             known = tuple(row.sequence.tokens(0, row.stop))
             fed = (*known, *row.drafts)
@@ -173,7 +173,7 @@ class SimulatedEngine:
                 summed.everywhere = dict(summed.here)
         return taken
 
-    def sum_pages(self, parts: Sequence[SumPart]) -> None:
+    def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
         """Of what the pages hold now."""
         view, page_bytes = self.memory.view, self._page_bytes
         for part in parts:

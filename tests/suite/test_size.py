@@ -8,7 +8,7 @@ from tests.suite.test_imports import imported, sources
 
 LINES_MAX: Final = 500
 LONGER: Final = {
-    "baton.engine.model": "the one way from a directory to a module, which is judged as it is read",
+    "baton.engine.loading.library_model": "the one way from a directory to a module, which is judged as it is read",
     "baton.api.requests.schemas": "the request's fields, a table",
     "baton.fleet.registry": "tables of workers and rooms that change together, each move in one place",
 }
@@ -29,7 +29,7 @@ MORE_PARTS: Final = {
 """Classes that are made of more, and why."""
 
 PROGRAMS: Final = {
-    "baton.engine.convert": "a process of its own, for its memory",
+    "baton.engine.gguf.convert": "a process of its own, for its memory",
 }
 """Modules that no other imports, and what they are for. What tests alone need is in `baton.testing`."""
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from baton.engine.graphs import Replay
+from baton.engine.execution.cuda_graphs import Replay
 
 
 class Calling:
-    """The twin of `Capturing` on a CPU: replaying is calling."""
+    """The twin of `CudaGraphRecorder` on a CPU: replaying is calling."""
 
     def record(self, work: Callable[[], object]) -> Replay:
         work()

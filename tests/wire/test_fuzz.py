@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.decode.handover_client import endpoint_to_wire
-from baton.engine.interface import Sequence
-from baton.engine.sampler import sample
+from baton.engine_interface import Sequence
 from baton.pages.layout import DTYPE_BYTES, KvKind
 from baton.prefill.routes import endpoint_from_wire
 from baton.rooms.errors import PeerFault, Reason, Refusal
 from baton.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
 from baton.rooms.trace import read_trace
+from baton.sampling.sampler import sample
 from baton.transfer.bounds import check_endpoint
 from baton.transfer.interface import TransferError
 from baton.wire import conversions as wire

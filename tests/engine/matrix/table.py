@@ -11,13 +11,13 @@ from typing import Any, Final
 import transformers
 from transformers import PreTrainedConfig
 
-from tests.engine import tiny
+from tests.engine import tiny_models
 
 WINDOW: Final = 64
-SHAPE: Final[dict[str, Any]] = {**tiny.SHAPE, "sliding_window": WINDOW}
+SHAPE: Final[dict[str, Any]] = {**tiny_models.SHAPE, "sliding_window": WINDOW}
 FOUR: Final[dict[str, Any]] = {**SHAPE, "num_hidden_layers": 4}
 OWN: Final = "own"
-"""By our own pass, `services/engine/decoder.py`."""
+"""By our own pass, `services/engine/execution/fused_decoder.py`."""
 LIBRARY: Final = "library"
 """By the library's definition, over our attention."""
 
@@ -58,7 +58,7 @@ GEMMA: Final[dict[str, Any]] = {
     "query_pre_attn_scalar": 16,
 }
 LLAMA4: Final[dict[str, Any]] = {
-    **tiny.SHAPE,
+    **tiny_models.SHAPE,
     "num_hidden_layers": 4,
     "attention_chunk_size": WINDOW,
     "intermediate_size_mlp": 80,
@@ -167,13 +167,15 @@ TYPES: Final[dict[str, Entry]] = {
         (SEEN, SEEN, SEEN, ALL),
     ),
     "text of mistral small": Entry(
-        _container("Mistral3Config", "MistralConfig", tiny.SHAPE, vision_config=PIXTRAL), OWN, (ALL,) * 3
+        _container("Mistral3Config", "MistralConfig", tiny_models.SHAPE, vision_config=PIXTRAL),
+        OWN,
+        (ALL,) * 3,
     ),
     "text of qwen3-vl": Entry(
         _container(
             "Qwen3VLConfig",
             "Qwen3VLTextConfig",
-            {**tiny.SHAPE, "rope_parameters": MROPE},
+            {**tiny_models.SHAPE, "rope_parameters": MROPE},
             vision_config=QWEN_TOWER,
         ),
         OWN,
@@ -195,6 +197,8 @@ TYPES: Final[dict[str, Entry]] = {
         (CHUNK, CHUNK, CHUNK, ALL),
     ),
     "text of internvl": Entry(
-        _container("InternVLConfig", "Qwen2Config", tiny.SHAPE, vision_config=INTERN_TOWER), OWN, (ALL,) * 3
+        _container("InternVLConfig", "Qwen2Config", tiny_models.SHAPE, vision_config=INTERN_TOWER),
+        OWN,
+        (ALL,) * 3,
     ),
 }

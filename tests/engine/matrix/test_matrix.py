@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.engine import TorchEngine, load_engine
-from baton.engine.sight import Reach
-from tests.engine import tiny
+from baton.engine.execution.attention_span import AttentionSpan
+from baton.engine.torch_engine import TorchEngine, load_engine
+from tests.engine import tiny_models
+from tests.engine.engine_worker import ShuffledWorker
+from tests.engine.execution.paged_twin import twin
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
-from tests.engine.paged_twin import twin
-from tests.engine.worker import ShuffledEngine
 from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
 
@@ -24,7 +24,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
     @cache
     def load(name: str) -> tuple[Path, TorchEngine]:
-        directory = tiny.save(TYPES[name].make(), root / name.replace(" ", "-"))
+        directory = tiny_models.save(TYPES[name].make(), root / name.replace(" ", "-"))
         engine = load_engine(
             directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
         )
@@ -33,7 +33,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load
 
 
-def told(reach: Reach | None) -> str:
+def told(reach: AttentionSpan | None) -> str:
     return ALL if reach is None else f"{'chunk' if reach.in_chunks else 'window'} {reach.tokens}"
 
 
@@ -61,6 +61,6 @@ def test_tokens_are_the_same_where_a_kernel_looks_at_pages_as_they_lie(loaded: L
     """None looks at chunks, or bounds scores."""
     directory, engine = loaded(name)
     asked = prompts()
-    worker = ShuffledEngine(beside(engine, twin))
+    worker = ShuffledWorker(beside(engine, twin))
     tenants = [worker.admit(prompt, OUTPUT_TOKENS) for prompt in asked]
     assert worker.run(tenants, SHORT) == reference_greedy(directory, asked, OUTPUT_TOKENS)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.model import load_model
-from baton.engine.team import Mute
+from baton.engine.loading.library_model import load_model
+from baton.engine.rank_group.collectives import LocalRankGroup
 from baton.topology import Topology
-from tests.engine import scenes, tiny
-from tests.engine.crew import Crew
+from tests.engine import tiny_models
 from tests.engine.matrix.table import TYPES
+from tests.engine.ranks import rank_scenarios
+from tests.engine.ranks.rank_processes import Crew
 from tests.engine.test_equals_reference import random_prompts
 from tests.models import recipes
 from tests.oracle import reference_greedy
@@ -51,9 +52,9 @@ def crew() -> Iterator[Crew]:
 
 @pytest.mark.parametrize("name", CUT)
 def test_tokens_of_several_ranks_are_those_of_generate(crew: Crew, tmp_path: Path, name: str) -> None:
-    directory, topology = tiny.save(TYPES[name].make(), tmp_path / "mine"), CUT[name]
+    directory, topology = tiny_models.save(TYPES[name].make(), tmp_path / "mine"), CUT[name]
     expected = reference_greedy(directory, PROMPTS, OUTPUT_TOKENS)
-    told = crew.play(topology, scenes.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
+    told = crew.play(topology, rank_scenarios.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
     assert [each["outputs"] for each in told] == [[expected]] * topology.ranks
 
 
@@ -64,20 +65,20 @@ def test_tokens_of_a_types_ranks_are_those_of_generate(crew: Crew, tmp_path: Pat
     config.update(fields)
     directory = recipes.save(config, tmp_path / kind)
     expected = reference_greedy(directory, PROMPTS, OUTPUT_TOKENS)
-    told = crew.play(topology, scenes.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
+    told = crew.play(topology, rank_scenarios.answers, directory, PROMPTS, OUTPUT_TOKENS, (40,), 2**23)
     assert [each["outputs"] for each in told] == [[expected]] * topology.ranks
 
 
 def test_what_a_models_own_plan_leaves_whole_is_cut_all_the_same(tmp_path: Path) -> None:
     """Qwen3-VL's names its embedding alone."""
-    directory = tiny.save(TYPES["text of qwen3-vl"].make(), tmp_path / "mine")
+    directory = tiny_models.save(TYPES["text of qwen3-vl"].make(), tmp_path / "mine")
     whole, half = (
         {
             name: each.numel()
             for name, each in load_model(directory, "float32", "cpu", team)._module.named_parameters()
         }
-        for team in (None, Mute(Topology(2), 0))
+        for team in (None, LocalRankGroup(Topology(2), 0))
     )
     products = [name for name in whole if ".layers." in name and name.endswith("_proj.weight")]
-    assert len(products) == 7 * tiny.SHAPE["num_hidden_layers"]
+    assert len(products) == 7 * tiny_models.SHAPE["num_hidden_layers"]
     assert all(2 * half[name] == whole[name] for name in products)

@@ -1,0 +1,126 @@
+"""How does a worker's engine come up?"""
+
+from typing import Final
+
+from baton.engine.available_memory import enough
+from baton.engine.device import find_device
+from baton.engine.draft_startup import find_draft_model, start_draft_model
+from baton.engine.quantization.weight_quantization import weight_quantization
+from baton.engine.rank_group.collectives import Team, alone
+from baton.engine.rank_group.process_group import join_rank_group
+from baton.engine.torch_engine import TorchEngine, drawing_rank, load_beside, load_engine
+from baton.engine_interface import RankGroupBroken
+from baton.models.model_files import prepare, resolve
+from baton.rooms.worker_facts import CANARY_TOKENS
+from baton.runtime.errors import GroupLost
+from baton.runtime.logging import Log
+from baton.runtime.memory_trimming import returning_memory
+from baton.runtime.model_options import LoadFormat, Quantize
+from baton.runtime.setting_kinds import split_address
+from baton.runtime.worker_settings import WorkerSettings
+from baton.topology import Topology
+
+log = Log(__name__)
+
+STEP_TIMEOUTS: Final = 10
+"""How many of the group's time-outs a rank waits within a step for what the others compute: a large step on
+slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
+
+
+def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
+    """Bring up the engine of the rank that `settings` name, with those of the worker's other ranks. Blocks.
+
+    Raises what `start_engine` raises, and GroupLost when another rank does not come up.
+    """
+    topology, rank = settings.topology, settings.rank or 0
+    try:
+        team = None
+        if settings.grouped:
+            host, port = split_address(settings.rendezvous)
+            team = start_rank_group(settings, topology, rank, host, port, settings.group_timeout_ms / 1000)
+        return start_engine(settings, threads, topology, rank, team)
+    except RankGroupBroken as error:
+        raise GroupLost(str(error)) from error
+
+
+def start_rank_group(
+    settings: WorkerSettings, topology: Topology, rank: int, host: str, port: int, timeout_s: float
+) -> Team | None:
+    """Meet the other ranks of this worker, if there are any, at the store that is at `host:port`. Blocks.
+
+    Raises RankGroupBroken, or StartupError for a device that is not there.
+    """
+    if topology.ranks == 1:
+        return None
+    device = find_device(settings.device, rank)
+    return join_rank_group(topology, rank, host, port, timeout_s, device, STEP_TIMEOUTS * timeout_s)
+
+
+@returning_memory()
+def start_engine(
+    settings: WorkerSettings,
+    threads: int,
+    topology: Topology | None = None,
+    rank: int = 0,
+    team: Team | None = None,
+) -> TorchEngine:
+    """Find, prepare and load the model, or what `rank` of `topology` has of it, reserve its KV cache, and run
+    it once: together with the other ranks of `team`, if there are any. Blocks for seconds.
+
+    Raises StartupError for a missing or unsupported model, a number of ranks that it cannot be cut into, or
+    too little memory; RankGroupBroken when another rank does not come up.
+    """
+    load_format = LoadFormat(settings.load_format)
+    source = resolve(settings.model, load_format)
+    directory = prepare(source, lambda line: log.info("preparing the model", step=line))
+    drafting = settings.draft_model if rank == drawing_rank(alone() if team is None else team) else None
+    drafts = None if drafting is None else find_draft_model(drafting, directory)
+    with enough(f"the model {source.path}"):
+        engine = load_engine(
+            directory,
+            load_format=load_format,
+            context_length=settings.context_length,
+            coding=weight_quantization(
+                Quantize(settings.quantize), source, multiplied=settings.multiplies_codes
+            ),
+            dtype=settings.dtype,
+            device=settings.device,
+            page_tokens=settings.page_tokens,
+            kv_cache_memory=settings.kv_cache_memory,
+            tokens_min=CANARY_TOKENS,
+            threads=threads,
+            batch_memory=settings.beside_pages,
+            scores_prompts=settings.scores_prompts,
+            cuda_graphs=settings.replayed_rows,
+            compiled=settings.compiled_steps,
+            flash_attention=settings.flash_attention,
+            topology=topology,
+            rank=rank,
+            team=team,
+        )
+        engine.cache.populate()
+        engine.warm_up()
+        if drafting is not None and drafts is not None:
+            start_draft_model(engine, drafts, drafting, settings, threads)
+        if engine.grammars is not None:
+            engine.grammars.warm_up()
+    tokens = engine.cache.tokens
+    log.info(
+        "engine ready",
+        tokens=tokens,
+        dtype=engine.cache.group.dtype,
+        quantize=engine.layout.quantize,
+        device=engine.cache.device,
+        compiled=engine.compiled is not None,
+    )
+    return engine
+
+
+def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:
+    """Bring up the engines of a process that serves both sides, prefill's and decode's: the weights once, and
+    for each the pages that `settings` say. Blocks. Raises StartupError as `start_engine` does."""
+    decode = start_engine(settings, threads)
+    prefill = load_beside(decode, settings.kv_cache_memory, CANARY_TOKENS)
+    prefill.cache.populate()
+    prefill.warm_up()
+    return prefill, decode

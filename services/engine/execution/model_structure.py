@@ -1,0 +1,155 @@
+"""Is this module built of the parts that `FusedDecoder` computes with?
+
+Judged by what it consists of, not by its name: RMS norms before attention and before a gated SiLU product,
+rotated queries and keys, nothing else. What its parts do when they run is not seen here, but for what the
+position does to queries and keys: `proof.py` looks at that.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from baton.engine.execution.attention_span import LayerAttention
+from baton.engine.loading.text_model import text_of
+
+MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
+TEXT: Final = "language_model"
+"""All that a container holds, once the rest is let go."""
+LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
+HEAD_NORMS: Final = {"q_norm", "k_norm"}
+GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
+CAP: Final = "final_logit_softcapping"
+"""What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor
+near 1 pass. (Attention's own scaling is its part's.)"""
+TURNS: Final = {"float32": 1e-4, "bfloat16": 0.02}
+"""By what share of its length a rotation, in these numbers, may change a query or a key."""
+TURNED: Final = 8
+"""Tokens that are looked at for that."""
+
+
+class UnknownStructure(Exception):
+    """The module has other parts. The text names the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    weight: torch.Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStructure:
+    index: int
+    before_attention: Norm
+    query_norm: Norm | None
+    key_norm: Norm | None
+    projections: list[nn.Linear]
+    """Of queries, keys and values."""
+    out: nn.Linear
+    scaling: float
+    before_gate: Norm
+    gate_and_up: list[nn.Linear]
+    down: nn.Linear
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        return (*self.projections, self.out, *self.gate_and_up, self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStructure:
+    """The parts of a whole model."""
+
+    embedding: torch.Tensor
+    rotary: Any
+    layers: list[LayerStructure]
+    norm: Norm
+    head: nn.Linear
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        return [*(linear for each in self.layers for linear in each.linears), self.head]
+
+
+def find_structure(module: Any, head_dim: int, sights: Iterable[LayerAttention]) -> ModelStructure:
+    """The parts of `module`, whose attention heads are `head_dim` wide and whose layers look as `sights` say.
+    Raises UnknownStructure."""
+    if not all(sight.plain for sight in sights):
+        raise UnknownStructure("scores that are bounded or go to sinks")
+    for name in (*FACTORS, CAP):
+        value = getattr(text_of(module.config), name, None)
+        if value and (value != 1 or name == CAP):
+            raise UnknownStructure(f"a {name} of {value}")
+    base = getattr(module, "model", None)
+    if not isinstance(base, nn.Module) or _children(module) != {"model", "lm_head"}:
+        raise UnknownStructure(f"a model of {_listed(_children(module))}")
+    if _children(base) == {TEXT}:
+        base = getattr(base, TEXT)
+    _consists("a model", base, MODEL)
+    if type(base.embed_tokens) is not nn.Embedding:
+        raise UnknownStructure(f"an embedding that is a {type(base.embed_tokens).__name__}")
+    return ModelStructure(
+        base.embed_tokens.weight.data,
+        base.rotary_emb,
+        [_layer(index, layer, head_dim) for index, layer in enumerate(base.layers)],  # type: ignore[arg-type]
+        _norm(base.norm),
+        _linear(module, "lm_head"),
+    )
+
+
+def _layer(index: int, layer: Any, head_dim: int) -> LayerStructure:
+    _consists("a layer", layer, LAYER)
+    attention, gated = layer.self_attn, layer.mlp
+    normed = HEAD_NORMS & _children(attention)
+    _consists("an attention", attention, ATTENTION | normed)
+    _consists("a feed-forward part", gated, GATED)
+    if type(gated.act_fn) not in (nn.SiLU, type(ACT2FN["silu"])):
+        raise UnknownStructure(f"a gate of {type(gated.act_fn).__name__}")
+    norms = {name: _norm(getattr(attention, name)) for name in normed}
+    if any(norm.weight.shape != (head_dim,) for norm in norms.values()):
+        raise UnknownStructure("norms over several heads at once")
+    return LayerStructure(
+        index,
+        _norm(layer.input_layernorm),
+        norms.get("q_norm"),
+        norms.get("k_norm"),
+        [_linear(attention, name) for name in ("q_proj", "k_proj", "v_proj")],
+        _linear(attention, "o_proj"),
+        float(getattr(attention, "scaling", head_dim**-0.5)),
+        _norm(layer.post_attention_layernorm),
+        [_linear(gated, name) for name in ("gate_proj", "up_proj")],
+        _linear(gated, "down_proj"),
+    )
+
+
+def _norm(module: Any) -> Norm:
+    epsilon = getattr(module, "variance_epsilon", None)
+    if not isinstance(epsilon, float) or [name for name, _ in module.named_parameters()] != ["weight"]:
+        raise UnknownStructure(f"a norm that is a {type(module).__name__}")
+    return Norm(module.weight.data, epsilon)
+
+
+def _linear(parent: Any, name: str) -> nn.Linear:
+    child = getattr(parent, name)
+    if type(child) is not nn.Linear:
+        raise UnknownStructure(f"a {name} that is a {type(child).__name__}")
+    return child
+
+
+def _consists(what: str, module: Any, parts: set[str]) -> None:
+    if _children(module) != parts:
+        raise UnknownStructure(f"{what} of {_listed(_children(module))}")
+
+
+def _children(module: Any) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,192 @@
+"""How does a GGUF file become a directory of safetensors, with its tokenizer and chat template?
+
+    python -m baton.engine.gguf.convert SOURCE TARGET [NAME]
+
+Run in a process of its own, once per file: the library's loader takes seconds to minutes. The weights are
+written as bfloat16 where each of the file's numbers is one, else as float32, which holds every GGUF format
+exactly; they are narrowed when they are loaded. In memory they take what is written. A file of which the
+library would make another model is refused.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from baton.runtime.errors import StartupError
+from baton.runtime.memory_trimming import returning_memory
+
+if TYPE_CHECKING:
+    from baton.engine.gguf.conversion_checks import Header
+
+PLAIN: Final = "TokenizersBackend"
+"""The library's class of tokenizers that are what their file says."""
+NAMED: Final = 3
+"""Weights that a message names."""
+
+
+class ConversionRefused(Exception):
+    """The library would make another model of the file. The text says what it would lack."""
+
+
+def convert(source: Path, target: Path, name: str) -> None:
+    """Write the model in the GGUF file `source` to the new directory `target`.
+
+    Raises ConversionRefused, UnsupportedModel, or what the library raises on a file that it cannot read or an
+    architecture that it does not know.
+    """
+    from baton.engine.gguf.gguf_file import replacing_library_reader
+
+    with replacing_library_reader():
+        _convert(source, target, name)
+
+
+def _convert(source: Path, target: Path, name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers.utils import logging
+
+    from baton.engine.gguf.conversion_checks import (
+        Header,
+        lost_of_tokenizer,
+        lost_settings,
+        lost_weights,
+        write_positions,
+    )
+    from baton.engine.gguf.gguf_file import read
+    from baton.engine.gguf.gguf_settings import write_settings
+    from baton.engine.loading.capability_probes import refuse_by_configuration
+
+    logging.disable_progress_bar()
+    _say("reading the header")
+    folder, file = str(source.parent), source.name
+    header = Header(read(source))
+    config = AutoConfig.from_pretrained(
+        folder, gguf_file=file, local_files_only=True, trust_remote_code=False
+    )
+    refuse_by_configuration(name, config)
+    write_settings(header, config)
+    write_positions(header, config)
+    lost = [*lost_settings(header, config), *lost_of_tokenizer(header)]
+    if lost:
+        raise ConversionRefused(
+            f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}"
+        )
+    _say("reading the tokenizer")
+    tokenizer = read_tokenizer(source, header, config)
+    _say("reading the weights")
+    model, told = AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=file,
+        config=config,
+        dtype=torch.bfloat16 if header.narrow else torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below
+    )
+    for weight, found, wanted in sorted(told["mismatched_keys"], key=str):
+        raise ConversionRefused(f"the weight {weight} has the shape {list(found)}, not {list(wanted)}")
+    _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
+    _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
+    if header.ends and model.generation_config is not None:
+        model.generation_config.eos_token_id = header.ends
+    # The weights are plain numbers by now; with these left in place the library declines to save them.
+    model.hf_quantizer = None
+    vars(model.config).pop("quantization_config", None)
+    _say("writing safetensors")
+    target.mkdir()
+    model.save_pretrained(target)
+    write_tokenizer(tokenizer, target)
+    (target / "baton.json").write_text(json.dumps({"name": name, "source": file}), "utf-8")
+    for path in target.iterdir():
+        path.chmod(0o644)
+        _flush(path)
+
+
+def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
+    """The library's, splitting text as the file says. Raises ConversionRefused where it would not
+    once it is loaded from what is written of it."""
+    from transformers import AutoTokenizer
+
+    from baton.engine.gguf.text_splitting import (
+        BEGUN,
+        BYTE_LEVEL,
+        alike,
+        begin_with_a_space,
+        spaced,
+        split_by,
+        split_of,
+    )
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        str(source.parent), gguf_file=source.name, local_files_only=True, trust_remote_code=False
+    )
+    if spaced(header):
+        begin_with_a_space(tokenizer)
+    split = split_of(header) if header.of_tokenizer("model") == BYTE_LEVEL else None
+    if split is None:
+        return tokenizer
+    split_by(tokenizer, split)
+    if split in BEGUN and header.of_tokenizer("add_bos_token") is None and tokenizer.bos_token:
+        tokenizer.add_bos_token = True
+        tokenizer.update_post_processor()
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        write_tokenizer(tokenizer, Path(folder))
+        served: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not alike(tokenizer, served):
+        raise ConversionRefused(
+            f"the library's {type(served).__name__} would split text otherwise than {split}"
+        )
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Any, target: Path) -> None:
+    """Into the directory `target`, to be loaded as what is written there: for some models the library has a
+    class of tokenizers that begins with a split of its own."""
+    tokenizer.save_pretrained(target)
+    path = target / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8")) | {"tokenizer_class": PLAIN}
+    path.write_text(json.dumps(settings, indent=2), "utf-8")
+
+
+def _refuse(weights: list[str], which: str) -> None:
+    if weights:
+        more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
+        raise ConversionRefused(f"there are weights {which}: {', '.join(weights[:NAMED])}{more}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk: the directory is renamed into place next, and must then be whole."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code. What went wrong is the last line of stderr."""
+    if len(arguments) not in (2, 3):
+        print("usage: python -m baton.engine.gguf.convert SOURCE TARGET [NAME]", file=sys.stderr)  # noqa: T201
+        return 2
+    source, target = Path(arguments[0]).resolve(), Path(arguments[1])
+    try:
+        with returning_memory():
+            convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
+    except (ConversionRefused, StartupError) as refused:
+        print(refused, file=sys.stderr)  # noqa: T201
+        return 1
+    except Exception as error:
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""How is a GGUF file read once, and in little memory, while the model library converts it?
+
+The library reads a file anew for its configuration, its tokenizer and its weights, each time as several
+objects for every word of the vocabulary, and computes a tensor's numbers in small pieces that it then joins.
+It is lent this instead, in a process that does nothing else.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize, quant_shape_from_byte_shape
+
+STRIP: Final = 2**20
+"""Elements of a file's tensor, numbers or bytes that stand for more, of which numbers are made at a time."""
+PLAIN: Final = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+"""Of these an element is a number."""
+
+
+class Reader(GGUFReader):  # type: ignore[misc]
+    """Its fields are plain arrays: views of a memory map would each take ten times as long to make, and ten
+    times the memory."""
+
+    @property
+    def data(self) -> Any:
+        """The file's bytes."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: Any) -> None:
+        self._data = np.asarray(mapped)
+
+
+def read(file: str | PathLike[str]) -> GGUFReader:
+    """What the file holds, read once in a process. Raises what the library's reader raises."""
+    return _read(Path(file).resolve())
+
+
+@cache
+def _read(file: Path) -> GGUFReader:
+    return Reader(file)
+
+
+def numbers_of(data: Any, kind: GGMLQuantizationType) -> Any:
+    """A tensor's numbers, in float32, of its `data` in the file."""
+    if kind is GGMLQuantizationType.F32:
+        return data.view(np.float32)
+    shape = data.shape if kind in PLAIN else quant_shape_from_byte_shape(data.shape, kind)
+    numbers = np.empty(shape, np.float32)
+    rows, begin = numbers.reshape(-1, shape[-1]), 0
+    for strip in strips_of(data, kind):
+        rows[begin : begin + len(strip)] = strip
+        begin += len(strip)
+    return numbers
+
+
+def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
+    """The same, some rows at a time: [rows, columns]."""
+    rows = data.reshape(-1, data.shape[-1])
+    each = max(1, STRIP // max(1, rows.shape[-1]))
+    for begin in range(0, len(rows), each):
+        yield dequantize(rows[begin : begin + each], kind)
+
+
+@contextmanager
+def replacing_library_reader() -> Iterator[None]:
+    """Within it the library, which asks `gguf` for both as it needs them, reads and computes so."""
+    library: Any = gguf
+    before = library.GGUFReader, library.dequantize
+    library.GGUFReader, library.dequantize = read, numbers_of
+    try:
+        yield
+    finally:
+        library.GGUFReader, library.dequantize = before
+        _read.cache_clear()

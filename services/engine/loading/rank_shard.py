@@ -1,0 +1,110 @@
+"""Which layers and heads of a model does one rank compute, where other ranks compute the rest?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baton.engine.loading.capability_probes import Geometry
+from baton.engine.loading.text_model import text_of
+from baton.engine.rank_group.collectives import LocalRankGroup, Team
+from baton.models.model_facts import UnsupportedModel
+from baton.pages.errors import DoesNotDivide
+from baton.pages.layout import KvLayout, full_group
+from baton.pages.ranks import rank_layout
+from baton.runtime.errors import StartupError
+
+
+class CannotSplit(StartupError):
+    """`--tp` or `--pp` is a number of ranks that this model cannot be cut into. The text names the number."""
+
+
+@dataclass(slots=True)
+class RankLink:
+    """To the other ranks."""
+
+    team: Team
+    is_cut: bool = False
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Within it nothing is said to anybody, and nobody is waited for."""
+        team, self.team, self.is_cut = self.team, LocalRankGroup(self.team.topology, self.team.rank), True
+        try:
+            yield
+        finally:
+            self.team, self.is_cut = team, False
+
+
+@dataclass(frozen=True, slots=True)
+class RankShard:
+    """One rank's part of a model of which all ranks together have `whole`."""
+
+    link: RankLink
+    whole: Geometry
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+
+    @property
+    def last(self) -> bool:
+        """The head is in this stage."""
+        return self.layers[-1] == self.whole.layers - 1
+
+    @property
+    def has_logits(self) -> bool:
+        """Here all of them are."""
+        return self.last and self.tensor_rank == 0
+
+    @property
+    def tensor_ranks(self) -> int:
+        return self.link.team.topology.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.link.team.topology.place(self.link.team.rank).tensor
+
+    @property
+    def seen(self) -> Geometry:
+        """The model as this rank's attention is to see it."""
+        return replace(
+            self.whole,
+            query_heads=self.whole.query_heads // self.tensor_ranks,
+            kv_heads=len(self.kv_heads),
+        )
+
+
+def find_rank_shard(name: str, config: Any, team: Team) -> RankShard:
+    """What the rank of `team` has of the model `name`. Raises UnsupportedModel or CannotSplit."""
+    topology = team.topology
+    if topology.context > 1:
+        raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
+    whole = _geometry(name, text_of(config))
+    if whole.query_heads % topology.tensor:
+        raise CannotSplit(
+            f"--tp {topology.tensor}: the model {name} has {whole.query_heads} attention heads, which is no "
+            "multiple of it"
+        )
+    every = full_group("", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
+    try:
+        (rank,) = rank_layout(KvLayout(name, (every,)), topology, team.rank).groups
+    except DoesNotDivide as error:
+        stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
+        heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
+        by_stages = error.field == "pipeline_parallel"
+        raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
+    return RankShard(RankLink(team), whole, rank.layers, rank.heads)
+
+
+def _geometry(name: str, config: Any) -> Geometry:
+    """As the configuration says it, which is known before anything is loaded."""
+    layers, queries, hidden = (
+        getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    if not (isinstance(layers, int) and isinstance(queries, int) and isinstance(heads, int)):
+        raise UnsupportedModel(
+            f"the model {name} ({config.model_type}) cannot be served by several ranks: its configuration "
+            "does not say how many layers and heads it has"
+        )
+    head_dim = getattr(config, "head_dim", None) or (hidden or 0) // queries
+    return Geometry(layers, queries, heads, head_dim)

@@ -1,0 +1,372 @@
+"""Which weights of the files, and which parts of them, make a parameter of a definition?
+
+The library renames and joins what is in a model's files as it loads them: experts that lie one by one become
+one tensor, two projections become one. Here that mapping is walked backwards, as data: each parameter is a
+tree whose leaves are weights of the files. Of a part of it only what it is made of is read.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from transformers import core_model_loading as library
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from baton.engine.loading.single_experts import joining_single_experts
+
+Box = tuple[range, ...]
+"""Of a weight: which places along each of its dimensions."""
+
+
+class UnknownOperation(Exception):
+    """The library makes a parameter by an operation that is not known here. The text names it."""
+
+
+class ShapesDiffer(Exception):
+    """Weights do not go together as the library would join them. The text names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of a weight: what lies in `ranges` along one dimension, side by side."""
+
+    dim: int
+    ranges: tuple[range, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the part of a weight of that `shape`."""
+        return (*shape[: self.dim], len(self), *shape[self.dim + 1 :])
+
+
+class Weights(Protocol):
+    """The weights of a model, by name."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """What of the weight `name` lies in `box`. Raises ModelUnreadable."""
+
+
+class Source(Protocol):
+    """What a weight, or a part of one, is made of."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def names(self) -> list[str]:
+        """Of the weights that it is made of."""
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        """Copy what lies in `box` to `out`, which has its shape. Raises ModelUnreadable."""
+
+
+def fetch(source: Source, cut: Cut | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The numbers of `source`, or of that part of it, in new memory. Raises ModelUnreadable."""
+    whole = tuple(map(range, source.shape))
+    if cut is None:
+        cut = Cut(0, whole[:1]) if whole else None
+    if cut is None:
+        out = torch.empty((), dtype=dtype, device=device)
+        source.into(out, ())
+        return out
+    out = torch.empty(cut.of(source.shape), dtype=dtype, device=device)
+    begin = 0
+    for part in cut.ranges:
+        source.into(out.narrow(cut.dim, begin, len(part)), (*whole[: cut.dim], part, *whole[cut.dim + 1 :]))
+        begin += len(part)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class FileWeight:
+    """A weight of the files."""
+
+    weights: Weights
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weights.shape(self.name)
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name]
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        spans = tuple(_span(each) for each in box)
+        steps = tuple(slice(None, None, each.step) for each in box)
+        # Copied: what is read may be a view of the file, of which then all would be held.
+        out.copy_(self.weights.read(self.name, spans)[steps])
+
+
+def _span(places: range) -> range:
+    """All between the first and the last of them, which come in order."""
+    return range(places[0], places[-1] + 1) if places else range(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Equal shapes, one beside the other along a new dimension."""
+
+    parts: tuple[Source, ...]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.parts[0].shape
+        return (*shape[: self.dim], len(self.parts), *shape[self.dim :])
+
+    @property
+    def names(self) -> list[str]:
+        return [name for part in self.parts for name in part.names]
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        rest = (*box[: self.dim], *box[self.dim + 1 :])
+        for place, index in enumerate(box[self.dim]):
+            self.parts[index].into(out.select(self.dim, place), rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One behind the other along a dimension."""
+
+    parts: tuple[Source, ...]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.parts[0].shape
+        size = sum(part.shape[self.dim] for part in self.parts)
+        return (*shape[: self.dim], size, *shape[self.dim + 1 :])
+
+    @property
+    def names(self) -> list[str]:
+        return [name for part in self.parts for name in part.names]
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        asked, begin, place = box[self.dim], 0, 0
+        for part in self.parts:
+            stop = begin + part.shape[self.dim]
+            here = asked[_before(begin, asked) : _before(stop, asked)]
+            if here:
+                mine = range(here.start - begin, here.stop - begin, here.step)
+                part.into(
+                    out.narrow(self.dim, place, len(here)),
+                    (*box[: self.dim], mine, *box[self.dim + 1 :]),
+                )
+            begin, place = stop, place + len(here)
+
+
+def _before(border: int, places: range) -> int:
+    """How many of them, which come in order, are before it."""
+    return len(range(places.start, min(places.stop, border), places.step))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPlaces:
+    """Some of the places of a weight along a dimension."""
+
+    part: Source
+    dim: int
+    places: range
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.part.shape
+        return (*shape[: self.dim], len(self.places), *shape[self.dim + 1 :])
+
+    @property
+    def names(self) -> list[str]:
+        return self.part.names
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        asked = box[self.dim]
+        mine = self.places[asked.start : asked.stop : asked.step]
+        self.part.into(out, (*box[: self.dim], mine, *box[self.dim + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """Two dimensions of a weight in each other's place."""
+
+    part: Source
+    first: int
+    second: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._turned(self.part.shape))
+
+    @property
+    def names(self) -> list[str]:
+        return self.part.names
+
+    def into(self, out: torch.Tensor, box: Box) -> None:
+        self.part.into(out.transpose(self.first, self.second), tuple(self._turned(box)))
+
+    def _turned(self, sides: Sequence[Any]) -> list[Any]:
+        turned = list(sides)
+        turned[self.first], turned[self.second] = sides[self.second], sides[self.first]
+        return turned
+
+
+# ---- the library's mapping
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedParameter:
+    """A parameter, or several, that a converter of the library makes."""
+
+    converter: Any
+    target: str
+    """The name of the first."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of all parameters of the definition."""
+    config: Any
+
+    @property
+    def targets(self) -> list[str]:
+        return list(self.converter.target_patterns)
+
+    @property
+    def sources(self) -> list[str]:
+        return list(self.converter.source_patterns)
+
+    def only_target(self) -> str:
+        return _only(self.targets)
+
+
+Parts = dict[str, list[Source]]
+"""By a pattern of the converter: what it has made so far."""
+
+
+def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
+    """What makes each parameter and each kept buffer of `module`, a whole definition, of `weights`, by its
+    name. What they do not make is left out, and what they have beside is passed over. Raises Unwalked or
+    Unlike."""
+    shapes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
+    with joining_single_experts():
+        transforms = get_model_conversion_mapping(module)
+    renamings = [each for each in transforms if isinstance(each, library.WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, library.WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    prefix = module.base_model_prefix
+    found: dict[str, Source] = {}
+    made: dict[str, tuple[Any, Parts]] = {}
+    for name in sorted(weights.names, key=library.dot_natural_key):
+        target, pattern = library.rename_source_key(name, renamings, converters, prefix, shapes)
+        if target not in shapes and name in shapes:
+            target, pattern = library.rename_source_key(name, [], [], prefix, shapes)
+        if target not in shapes:
+            continue
+        if pattern is None:
+            found.setdefault(target, FileWeight(weights, name))
+        else:
+            parts = made.setdefault(target, (by_pattern[pattern], {}))[1]
+            parts.setdefault(pattern, []).append(FileWeight(weights, name))
+    for target, (converter, parts) in made.items():
+        found |= _made(ConvertedParameter(converter, target, shapes, module.config), parts)
+    return found
+
+
+def _made(making: ConvertedParameter, parts: Parts) -> dict[str, Source]:
+    for operation in making.converter.operations:
+        walk = WALKS.get(type(operation))
+        if walk is None:
+            raise UnknownOperation(type(operation).__name__)
+        parts = walk(operation, parts, making)
+    pattern = next((each for each in parts if each in making.target), None)
+    if pattern is None:
+        raise UnknownOperation(f"a conversion to {', '.join(parts)}")
+    before, _, behind = making.target.partition(pattern)
+    return {f"{before}{each}{behind}": _single(made) for each, made in parts.items()}
+
+
+def _single(parts: list[Source]) -> Source:
+    return parts[0]
+
+
+def _only(patterns: Sequence[str]) -> str:
+    if len(patterns) != 1:
+        raise UnknownOperation(f"a conversion to {', '.join(patterns)}")
+    return patterns[0]
+
+
+def _stacked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    one = len(parts) == 1
+    return {
+        making.only_target() if one else pattern: [Stacked(_like(each), operation.dim)]
+        for pattern, each in parts.items()
+    }
+
+
+def _joined(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    in_order = [each for pattern in making.sources for each in parts.get(pattern, [])]
+    return {making.only_target(): [Joined(_like(in_order, beside=operation.dim), operation.dim)]}
+
+
+def _chunked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    whole = _single(parts[_only(list(parts))])
+    targets = operation.get_target_patterns(making.targets, config=making.config)
+    size = whole.shape[operation.dim]
+    each = -(-size // len(targets))
+    return {
+        target: [SelectedPlaces(whole, operation.dim, range(size)[place * each : (place + 1) * each])]
+        for place, target in enumerate(targets)
+    }
+
+
+def _split(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    whole = _single(parts[_only(list(parts))])
+    first, begin = making.targets[0], 0
+    found: Parts = {}
+    for target in making.targets:
+        stop = begin + making.shapes[making.target.replace(first, target)][operation.dim]
+        found[target] = [SelectedPlaces(whole, operation.dim, range(begin, stop))]
+        begin = stop
+    if begin != whole.shape[operation.dim]:
+        raise ShapesDiffer(whole.names[0])
+    return found
+
+
+def _turned(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    whole = _single(parts[_only(list(parts))])
+    target = operation.get_target_pattern(parts, making.sources, making.targets)
+    if operation.check_dims and whole.shape == making.shapes[making.target]:
+        return {target: [whole]}
+    return {target: [Transposed(whole, operation.dim0 % len(whole.shape), operation.dim1 % len(whole.shape))]}
+
+
+def _sorted_apart(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    """What lies at even places, and behind it what lies at odd ones."""
+    if operation.inverse:
+        raise UnknownOperation("Interleave, inverse")
+    whole = _single(parts[_only(list(parts))])
+    places = range(whole.shape[operation.dim])
+    halves = tuple(SelectedPlaces(whole, operation.dim, places[first::2]) for first in (0, 1))
+    return {making.targets[0]: [Joined(halves, operation.dim)]}
+
+
+def _like(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, ...]:
+    """All of one shape, but for the dimension `beside`. Raises Unlike."""
+    shapes = [[size for dim, size in enumerate(part.shape) if dim != beside] for part in parts]
+    for part, shape in zip(parts, shapes, strict=True):
+        if shape != shapes[0]:
+            raise ShapesDiffer(part.names[0])
+    return tuple(parts)
+
+
+WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] = {
+    library.MergeModulelist: _stacked,
+    library.Concatenate: _joined,
+    library.Chunk: _chunked,
+    library.Split: _split,
+    library.Transpose: _turned,
+    library.Interleave: _sorted_apart,
+}
+"""How each operation of the library is done to sources in place of tensors."""

@@ -1,0 +1,198 @@
+"""How do the processes of one worker compute one step together?
+
+Groups of their own, beside torch's default one and beside the agreement's: gloo between CPUs, nccl between
+GPUs. They meet through the store that the agreement's first rank hosts.
+
+A peer that dies shows at once as a closed connection; one that is stuck shows after the time-out. On GPUs a
+collective is queued and waited for at the end of the step, and it is nccl's own watch that ends the process
+of a rank that was left waiting.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed
+
+from baton.engine_interface import RankGroupBroken
+from baton.pages.checksum import WORD
+from baton.runtime.gloo_connections import connect_gloo, first_line, set_timeout
+from baton.topology import Topology
+
+NAME: Final = "team"
+LOADING_S: Final = 600.0
+"""How long the ranks of a worker may be apart in loading a model: from one disk, or from many."""
+
+TAG: Final = 0
+
+Outcome = TypeVar("Outcome")
+
+c10d: Any = torch.distributed
+"""Untyped: the stubs lack the classes' methods."""
+Group = Any
+
+
+class ProcessRankGroup:
+    """`baton.engine.rank_group.collectives.Team` of one process per rank. Made by `join_rank_group`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        everyone: Group,
+        stage: Group | None,
+    ) -> None:
+        """`stage`: the group of the tensor ranks of this rank's stage, where there are several."""
+        self.topology = topology
+        self.rank = rank
+        self._device = device
+        self._timeout_s = timeout_s
+        self._groups: tuple[Group, Group | None] | None = (everyone, stage)
+        self._broken = ""
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.topology.tensor == 1 or tensor.numel() == 0:
+            return tensor
+        tensor = tensor.contiguous()
+        self._run(lambda _, stage: _reduce(stage, tensor, c10d.ReduceOp.SUM))
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        ranks = self.topology.tensor
+        if ranks == 1 or tensor.numel() == 0:
+            return tensor
+        tensor = tensor.contiguous()
+        first = self.topology.place(self.rank).tensor == 0
+        parts = [torch.empty_like(tensor) for _ in range(ranks)] if first else []
+
+        def collect(_: Group, stage: Group) -> None:
+            options = c10d.GatherOptions()
+            options.rootRank = 0
+            stage.gather([parts] if first else [], [tensor], options).wait()
+
+        self._run(collect)
+        return torch.cat(parts, dim=-1) if first else tensor
+
+    def send(self, tensor: torch.Tensor) -> None:
+        tensor = tensor.contiguous()
+        after = self.rank + self.topology.tensor * self.topology.context
+        self._run(lambda everyone, _: everyone.send([tensor], after, TAG).wait())
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
+        before = self.rank - self.topology.tensor * self.topology.context
+        self._run(lambda everyone, _: everyone.recv([tensor], before, TAG).wait())
+        return tensor
+
+    def tell(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
+        told = torch.zeros(count, dtype=torch.float64)
+        if words is not None:
+            told.copy_(torch.tensor(words, dtype=torch.float64))
+        told = told.to(self._device)
+
+        def broadcast(everyone: Group, _: Group) -> list[float]:
+            options = c10d.BroadcastOptions()
+            options.rootRank = rank
+            options.rootTensor = 0
+            everyone.broadcast([told], options).wait()
+            return told.tolist()
+
+        return self._run(broadcast)
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        signed = [each - 2**64 if each >= 2**63 else each for each in numbers]
+        return [each & WORD for each in self._agree(signed, c10d.ReduceOp.SUM, self._timeout_s)]
+
+    def least(self, number: int) -> int:
+        return self._agree([number], c10d.ReduceOp.MIN, max(LOADING_S, self._timeout_s))[0]
+
+    def leave(self, why: str) -> RankGroupBroken:
+        """Let go of the connections, so that the other ranks learn it at once."""
+        if not self._broken:
+            self._broken = f"rank {self.rank} of {self.topology.ranks}: {why}"
+        self._groups = None
+        return RankGroupBroken(self._broken)
+
+    def _agree(self, numbers: Sequence[int], operation: Any, timeout_s: float) -> list[int]:
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+        def reduced(everyone: Group, _: Group) -> list[int]:
+            _reduce(everyone, tensor, operation, timeout_s)
+            return [int(each) for each in tensor.tolist()]
+
+        return self._run(reduced, timeout_s)
+
+    def _run(self, collective: Callable[[Group, Group], Outcome], timeout_s: float | None = None) -> Outcome:
+        problem = self._broken
+        if self._groups is not None:
+            try:
+                return collective(*self._groups)
+            except RuntimeError as error:  # as text: the exception's frames would hold the groups
+                problem = first_line(error)
+        most = self._timeout_s if timeout_s is None else timeout_s
+        raise self.leave(f"waited for the other ranks of its step, at most {most:g} s: {problem}")
+
+
+def join_rank_group(
+    topology: Topology,
+    rank: int,
+    host: str,
+    port: int,
+    timeout_s: float,
+    device: torch.device,
+    step_timeout_s: float | None = None,
+) -> ProcessRankGroup:
+    """Meet the other ranks through the store at `host:port`, and wait for all of them.
+
+    `timeout_s` bounds the wait for them, `step_timeout_s`, if it is not the same, each collective after that:
+    a rank waits there for what others compute. A rank listens only at the address from which it reaches the
+    store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises RankGroupBroken if not all ranks
+    come in time, ValueError for a rank that cannot be.
+    """
+    place = topology.place(rank)
+    step_timeout_s = step_timeout_s or timeout_s
+    try:
+        waiting, timeout = timedelta(seconds=timeout_s), timedelta(seconds=step_timeout_s)
+        store = c10d.PrefixStore(NAME, c10d.TCPStore(host, port, None, False, waiting, False))
+        store.set(f"rank-{rank}", "here")
+        store.wait([f"rank-{each}" for each in range(topology.ranks)], waiting)
+
+        def group(name: str, place: int, size: int) -> Group:
+            under = c10d.PrefixStore(name, store)
+            if device.type == "cuda":
+                return _nccl(under, place, size, timeout, device)
+            return connect_gloo(c10d, under, place, size, timeout, host, port)
+
+        everyone = group("all", rank, topology.ranks)
+        stage = None
+        if topology.tensor > 1:
+            stage = group(f"stage-{place.pipeline}-{place.context}", place.tensor, topology.tensor)
+        met = torch.zeros(1, dtype=torch.int64, device=device)
+        for made in (everyone, stage):
+            if made is not None:
+                _reduce(made, met, c10d.ReduceOp.SUM)
+        met.tolist()
+    except (RuntimeError, OSError) as error:
+        raise RankGroupBroken(
+            f"rank {rank} of {topology.ranks} has not met its team at {host}:{port}, waiting at most "
+            f"{timeout_s:g} s: {first_line(error)}"
+        ) from None
+    return ProcessRankGroup(topology, rank, device, step_timeout_s, everyone, stage)
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Group:
+    torch.cuda.set_device(device)
+    options = c10d.ProcessGroupNCCL.Options()
+    set_timeout(options, timeout)
+    return c10d.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _reduce(group: Group, tensor: torch.Tensor, operation: Any, timeout_s: float | None = None) -> None:
+    options = c10d.AllreduceOptions()
+    options.reduceOp = operation
+    if timeout_s is not None:
+        options.timeout = timedelta(seconds=timeout_s)
+    group.allreduce([tensor], options).wait()

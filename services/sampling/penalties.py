@@ -1,0 +1,65 @@
+"""What changes a request's scores before a token is chosen?
+
+In this order: repetition penalty, presence and frequency penalties, the caller's biases, and last the
+tokens that may not come yet, so that no bias brings them back.
+"""
+
+import torch
+
+from baton.engine.notes import notes_of
+from baton.engine_interface import Sequence
+
+
+def changes_scores(sequence: Sequence) -> bool:
+    """Whether `adjust` would do anything."""
+    asked = sequence.request.sampling
+    return _puts_end_off(sequence) or (
+        asked.repetition_penalty != 1.0
+        or asked.presence_penalty != 0.0
+        or asked.frequency_penalty != 0.0
+        or bool(asked.logit_bias)
+    )
+
+
+def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
+    """Change one request's `scores` [vocabulary], float32, in place. Ids outside the vocabulary cannot be
+    drawn anyway and are passed over."""
+    request = sequence.request
+    asked = request.sampling
+    if asked.repetition_penalty != 1.0:
+        seen = _seen(sequence, scores)
+        old = scores[seen]
+        scores[seen] = torch.where(old < 0, old * asked.repetition_penalty, old / asked.repetition_penalty)
+    if sequence.output and (asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0):
+        counts = torch.bincount(_ids(sequence.output, scores), minlength=len(scores))
+        scores -= counts * asked.frequency_penalty + (counts > 0) * asked.presence_penalty
+    if asked.logit_bias:
+        biases = [(token, bias) for token, bias in asked.logit_bias if 0 <= token < len(scores)]
+        places = torch.tensor([token for token, _ in biases], dtype=torch.int64, device=scores.device)
+        scores.index_add_(0, places, scores.new_tensor([bias for _, bias in biases]))
+    if _puts_end_off(sequence):
+        scores[_ids(request.ending_token_ids, scores)] = float("-inf")
+
+
+def _puts_end_off(sequence: Sequence) -> bool:
+    """Whether no end may come yet. Where there is a grammar, that says when it may."""
+    request = sequence.request
+    return len(sequence.output) < request.min_tokens and request.grammar is None
+
+
+def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
+    """All of the sequence's tokens, each once. Only those that came since the last call are gone through."""
+    seen = notes_of(sequence).seen
+    new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
+    seen.ids |= new
+    seen.stop = sequence.length
+    if seen.places is None:
+        seen.places = _ids([*new], scores)
+    elif new:
+        seen.places = torch.cat((seen.places, _ids([*new], scores)))
+    return seen.places
+
+
+def _ids(tokens: tuple[int, ...] | list[int], scores: torch.Tensor) -> torch.Tensor:
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    return ids[(ids >= 0) & (ids < len(scores))].to(scores.device)

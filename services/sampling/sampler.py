@@ -1,0 +1,224 @@
+"""Which token comes next, given the logits?
+
+A draw is a race: every token has a waiting time that belongs to (seed, output position, its id) alone, and
+is the shorter the likelier the token is. The first to come is drawn, whatever else is in the batch. Logits
+that differ by a rounding, as another attempt's may, change it only where two come at the same time up to that
+rounding. (Were a cumulative distribution inverted, each token's share would move the borders of all behind
+it: in float32 one draw of 140 at temperature 1 was another token where a prompt's chunk was computed for what
+had been computed token by token.)
+
+Of equally likely tokens the one of the lower id comes first, wherever one is told from another: `top_k` 1 and
+a vanishing `top_p` are greedy, and a later attempt draws the same on another device (`fresh-attempt`).
+"""
+
+import math
+from collections import abc
+from typing import Final
+
+import torch
+
+from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
+from baton.grammars.fold import GrammarLost
+from baton.rooms.request import Token
+from baton.sampling.grammar_masks import allowed_by_grammars, hold
+from baton.sampling.penalties import adjust, changes_scores
+from baton.sampling.random_numbers import numbers
+
+PART_MIN, PART_MAX = 16, 512
+"""Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""
+NUCLEUS_FIRST_LOOK: Final = 256
+"""How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
+
+RACES: Final = 8
+"""Rows that are drawn for together: what they need stays in a core's cache."""
+WHOLE: Final = 2**52
+"""Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
+
+
+def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[DrawResult]:
+    """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]."""
+    if not sequences:
+        return []
+    held = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
+    # First of all: a GPU that still computes the logits is not waited for meanwhile.
+    masks = allowed_by_grammars([sequences[row] for row in held])
+    edited = [row for row, sequence in enumerate(sequences) if changes_scores(sequence)]
+    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    told = [row for row, each in enumerate(sequences) if each.request.sampling.top_logprobs is not None]
+    raw = scores = logits.float() if held or edited or drawn or told else logits
+    if held:
+        raw = scores = hold(raw, held, masks)
+    if edited:
+        scores = scores.clone()
+        for row in edited:
+            adjust(scores[row], sequences[row])
+    best, chosen = _likeliest(scores)
+    if drawn:
+        chosen[drawn] = _draw(scores[drawn], [sequences[row] for row in drawn])
+    lost = ~torch.isfinite(best)
+    ids: list[int] = chosen.masked_fill(lost, 0).tolist()
+    tokens: list[DrawResult] = [Token(each) for each in ids]
+    if told:
+        for row, token in zip(told, _tell(raw[told], ids, told, sequences), strict=True):
+            tokens[row] = token
+    for row in lost.nonzero()[:, 0].tolist():
+        tokens[row] = LogitsNotFinite()
+    for row, mask in zip(held, masks, strict=True):
+        if isinstance(mask, GrammarLost):
+            tokens[row] = GrammarUnsatisfied(str(mask))
+    return tokens
+
+
+def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's largest score, and the first place where it stands. NaN is the largest."""
+    rows, vocabulary = scores.shape
+    width = math.gcd(vocabulary, PART_MAX)
+    if width < PART_MIN or scores.device.type != "cpu":
+        best, chosen = scores.max(dim=-1)
+        return best, chosen
+    # A CPU finds the largest of a part many times faster than the place where it stands.
+    parts = scores.view(rows, -1, width)
+    best, part = parts.amax(dim=-1).max(dim=-1)
+    within = parts[torch.arange(rows), part].argmax(dim=-1)
+    return best, part * width + within
+
+
+def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tensor:
+    """One id for each row of `scores` [rows, vocabulary]: temperature, top_k, top_p, then min_p."""
+    asked = [sequence.request.sampling for sequence in sequences]
+    vocabulary = scores.shape[1]
+    column = scores.new_tensor([[each.temperature, each.min_p] for each in asked])
+    temperature, min_p = column[:, :1], column[:, 1:]
+    # The likeliest score becomes 0 first, so that no temperature overflows.
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    top_k = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in asked]
+    top_p = [each.top_p for each in asked]
+    if min(top_k) < vocabulary or min(top_p) < 1.0:
+        scores = _cut(scores, temperature, top_k, top_p)
+    scores = scores / temperature
+    if any(each.min_p > 0.0 for each in asked):
+        scores = scores.masked_fill(scores.exp() < min_p, float("-inf"))
+    places = [(each.request.sampling.seed, len(each.output)) for each in sequences]
+    parts = range(0, len(places), RACES)
+    return torch.cat([_race(scores[part : part + RACES], places[part : part + RACES]) for part in parts])
+
+
+def _race(scores: torch.Tensor, places: abc.Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Who comes first in each row. An exponential waiting time goes with e**score: its logarithm is taken, so
+    that no weight is too small."""
+    waits = numbers(places, scores.shape[1], scores.device).neg_().log1p_().neg_().log_()
+    return torch.sub(scores, waits, out=waits).argmax(dim=-1)
+
+
+def _units(shares: torch.Tensor, of_one: int) -> torch.Tensor:
+    """Shares in whole numbers, of which 1 has so many: their sums are the same in any order, which no device
+    promises of others."""
+    return shares.double().mul_(of_one).floor_()
+
+
+def _cut(
+    scores: torch.Tensor, temperature: torch.Tensor, top_k: list[int], top_p: list[float]
+) -> torch.Tensor:
+    """`scores`, of which the largest is 0, of each row's `top_k` likeliest tokens, and of these the fewest
+    that together reach its `top_p`; -inf for the others."""
+    vocabulary = scores.shape[1]
+    most = torch.tensor([[each] for each in top_k], device=scores.device)
+    width = max((each for each in top_k if each < vocabulary), default=0)
+    wide = [row for row, each in enumerate(top_p) if each < 1.0 and top_k[row] == vocabulary]
+    if wide:
+        width = max(width, min(NUCLEUS_FIRST_LOOK, vocabulary))
+    largest = scores.topk(width).values
+    counts = most
+    if min(top_p) < 1.0:
+        of_one = WHOLE >> vocabulary.bit_length()  # each weighs 1 at most, and no sum is beyond WHOLE
+        sums, shares = _sums(largest, most, temperature, of_one)
+        total = sums[:, -1:].clone()
+        if wide:
+            total[wide] = _units((scores[wide] / temperature[wide]).exp_(), of_one).sum(dim=-1, keepdim=True)
+        needed = scores.new_tensor([[each] for each in top_p], dtype=torch.float64) * total
+        if wide and width < vocabulary and bool((sums[wide, -1:] < needed[wide]).any()):
+            largest = scores.topk(vocabulary).values
+            sums, shares = _sums(largest, most, temperature, of_one)
+        fewest = (sums - shares < needed).sum(dim=-1, keepdim=True).clamp(min=1)
+        uncut = torch.tensor([[each >= 1.0] for each in top_p], device=scores.device)
+        counts = torch.where(uncut, most, torch.minimum(most, fewest))
+    kept = _first(scores, largest, counts, vocabulary)
+    return scores.masked_fill(~kept, float("-inf"))
+
+
+def _sums(
+    largest: torch.Tensor, most: torch.Tensor, temperature: torch.Tensor, of_one: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each row's likeliest tokens weigh together, from above, and each by itself: those beyond its
+    `most` weigh nothing."""
+    shares = _units(torch.exp(largest / temperature), of_one)
+    shares.masked_fill_(torch.arange(largest.shape[1], device=largest.device) >= most, 0.0)
+    return shares.cumsum(dim=-1), shares
+
+
+def _first(
+    scores: torch.Tensor, largest: torch.Tensor, counts: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
+    """Which are each row's `counts` [rows, 1] largest scores; of equal ones the first. `largest`: each row's
+    largest from above, as many as any row's count, if that is less than the `vocabulary`.
+
+    A device sorts equal scores as it likes, but the least of those that are kept is the same, whichever stand
+    there."""
+    floor = largest.gather(1, counts.clamp(max=largest.shape[1]) - 1)
+    floor = floor.masked_fill(counts == vocabulary, float("-inf"))
+    kept = scores >= floor
+    if bool((kept.sum(dim=-1, keepdim=True) > counts).any()):
+        above, level = scores > floor, scores == floor
+        room = counts - above.sum(dim=-1, keepdim=True)
+        kept = above | (level & (level.cumsum(dim=-1) <= room))
+    return kept
+
+
+def _tell(
+    raw: torch.Tensor, ids: list[int], rows: list[int], sequences: abc.Sequence[Sequence]
+) -> abc.Iterator[Token]:
+    """The chosen tokens of `rows` with their log-probabilities. `raw`: untouched logits."""
+    logprobs = torch.log_softmax(raw, dim=-1)
+    counts = [sequences[row].request.sampling.top_logprobs or 0 for row in rows]
+    own = logprobs.gather(1, torch.tensor([[ids[row]] for row in rows], device=raw.device)).tolist()
+    likeliest = likeliest_places(raw, min(max(counts), raw.shape[1]))
+    values, places = logprobs.gather(1, likeliest).tolist(), likeliest.tolist()
+    for each, row in enumerate(rows):
+        top = zip(places[each][: counts[each]], values[each][: counts[each]], strict=True)
+        given = sequences[row].request.sampling.logprob_token_ids
+        asked = zip(given, logprobs[each, list(given)].tolist(), strict=True) if given else ()
+        yield Token(ids[row], own[each][0], (*top, *asked))
+
+
+def likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """[rows, count]: the ids of each row's likeliest tokens, from above. A row with NaN has any."""
+    if count == 0:
+        return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
+    if count == 1:
+        return _likeliest(raw)[1][:, None]
+    if count >= raw.shape[1]:
+        return _from_above(raw, _likeliest_of_equals(raw, count))
+    largest, found = raw.topk(count + 1)
+    places = found[:, :count].sort(dim=-1).values
+    # Where more scores are equal to the least of those, a device may have found any of them.
+    tied = ~(largest[:, count - 1] > largest[:, count])
+    if bool(tied.any()):
+        places[tied] = _likeliest_of_equals(raw[tied], count)
+    return _from_above(raw, places)
+
+
+def _from_above(raw: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Each row's `places`, which ascend, in the order of their scores: of equal ones the first."""
+    order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
+    return places.gather(1, order)
+
+
+def _likeliest_of_equals(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """The same ids in ascending order: of equal scores the first."""
+    largest = raw.topk(count).values
+    if bool(largest.isnan().any()):
+        raw = raw.masked_fill(raw.isnan(), float("-inf"))
+        largest = raw.topk(count).values
+    counts = torch.full((len(raw), 1), count, device=raw.device)
+    kept = _first(raw, largest, counts, raw.shape[1] + 1)
+    return kept.nonzero()[:, 1].view(len(raw), count)

@@ -1,0 +1,172 @@
+"""A worker reduced to what the engine sees: it hands out pages, packs rows and appends tokens."""
+
+import random
+from collections import abc
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import torch
+
+from baton.engine.torch_engine import TorchEngine
+from baton.engine_interface import DrawFailed, PromptScores, Row, Sequence
+from baton.rooms.choice_pages import ChoicePages
+from baton.rooms.request import Request, Sampling, Token
+
+GREEDY = Sampling(temperature=0.0)
+
+
+DRAFTS_MAX = 5
+"""Of one row."""
+
+
+@dataclass(eq=False)
+class Tenant:
+    """A sequence and what this worker keeps for it."""
+
+    sequence: Sequence
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    shared: int = 0
+    """Leading pages that are another's."""
+
+    @property
+    def done(self) -> bool:
+        return self.sequence.request.finish_reason(self.sequence.output) is not None
+
+
+Guess = abc.Callable[[Tenant], abc.Sequence[int]]
+"""Drafts of what comes next."""
+
+
+class Guesses:
+    """Drafts of which some are what comes, and some are not."""
+
+    def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
+        """`outputs`: by request, what comes."""
+        self.right = self.asked = 0
+        self._outputs = outputs
+        self._vocabulary = vocabulary
+        self._numbers = random.Random(3)
+
+    def __call__(self, tenant: Tenant) -> list[int]:
+        numbers, had = self._numbers, len(tenant.sequence.output)
+        count = numbers.randrange(DRAFTS_MAX + 1)
+        drafts = self._outputs[tenant.sequence.request.request_id][had : had + count]
+        drafts += [numbers.randrange(self._vocabulary) for _ in range(count - len(drafts))]
+        if count and numbers.random() < 0.5:
+            drafts[numbers.randrange(count)] = numbers.randrange(self._vocabulary)
+        return drafts
+
+
+class ShuffledWorker:
+    """Over an engine whose free pages all hold NaN, and which hands pages out in a shuffled order."""
+
+    def __init__(self, engine: TorchEngine, seed: int = 0) -> None:
+        self.engine = engine
+        self._numbers = count()
+        self._free = list(range(engine.cache.pages))
+        random.Random(seed).shuffle(self._free)
+        engine.cache.tensor.fill_(float("nan"))
+
+    def admit(
+        self,
+        prompt: abc.Sequence[int],
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        prompt_logprobs: int | None = None,
+    ) -> Tenant:
+        name = f"request-{next(self._numbers)}"
+        request = Request(name, tuple(prompt), max_tokens, sampling=sampling, prompt_logprobs=prompt_logprobs)
+        sequence = Sequence(request, [])
+        sequence.scores = None if prompt_logprobs is None else PromptScores()
+        return Tenant(sequence)
+
+    def fork(self, tenant: Tenant, seed: int) -> Tenant:
+        """A further choice behind a computed prompt, as `baton.decode` begins it."""
+        request = tenant.sequence.request
+        asked = replace(request, sampling=replace(request.sampling, seed=seed))
+        size = self.engine.cache.group.page_tokens
+        division = ChoicePages(len(request.prompt), asked.tokens_max, 2, (size,))
+        (shared,) = division.shared
+        return Tenant(Sequence(asked, []), division.shared_tokens, [*tenant.pages[:shared]], shared)
+
+    def release(self, tenant: Tenant) -> None:
+        """Give the pages back, spoilt."""
+        for page in tenant.pages[tenant.shared :]:
+            self.engine.cache.tensor[page] = float("nan")
+        self._free += tenant.pages[tenant.shared :]
+        tenant.pages = []
+
+    def grow(self, tenant: Tenant, tokens: int) -> None:
+        while len(tenant.pages) < self.engine.cache.group.pages_for(tokens):
+            tenant.pages.append(self._free.pop())
+
+    def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
+        """One step of all that are not done: the next chunk of a prompt, or the next token. Returns what was
+        drawn for each of them."""
+        return [tokens[0] if tokens else None for tokens in self.guess(tenants, chunk, lambda _: ())]
+
+    def guess(self, tenants: abc.Sequence[Tenant], chunk: int, guess: Guess) -> list[tuple[Token, ...]]:
+        """The same, with drafts where a token is drawn. What comes behind an answer's end is dropped."""
+        rows, taking = [], []
+        for tenant in tenants:
+            if tenant.done:
+                continue
+            known = tenant.sequence.length
+            stop = min(tenant.computed + chunk, known)
+            drafts = guess(tenant) if stop == known else ()
+            self.grow(tenant, stop + len(drafts))
+            place = (tenant.sequence, tenant.computed, stop, (tenant.pages,))
+            rows.append(Row(*place, sample=stop == known, drafts=drafts))
+            taking.append(tenant)
+        drawn: list[tuple[Token, ...]] = []
+        for tenant, row, taken in zip(taking, rows, self.engine.step(rows), strict=True):
+            assert not isinstance(taken, DrawFailed)
+            assert bool(taken) is row.sample
+            tenant.computed = row.stop + max(len(taken) - 1, 0)
+            drawn.append(taken)
+            for had, token in enumerate(taken, 1):
+                tenant.sequence.output.append(token.id)
+                if tenant.done:
+                    drawn[-1] = taken[:had]
+                    break
+        return drawn
+
+    def answers(
+        self, tenants: abc.Sequence[Tenant], guess: Guess, chunk: int = 20
+    ) -> tuple[list[list[Token]], int]:
+        """The tokens of each, with drafts, and in how many steps they came."""
+        told: dict[int, list[Token]] = {id(tenant): [] for tenant in tenants}
+        steps = 0
+        while not all(tenant.done for tenant in tenants):
+            going = [tenant for tenant in tenants if not tenant.done]
+            for tenant, tokens in zip(going, self.guess(going, chunk, guess), strict=True):
+                told[id(tenant)] += tokens
+            steps += 1
+        return [*told.values()], steps
+
+    def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
+        """Step until all are done. Returns their outputs."""
+        while not all(tenant.done for tenant in tenants):
+            self.step(tenants, chunk)
+        return [tenant.sequence.output for tenant in tenants]
+
+
+def hand_over(tenant: Tenant, source: ShuffledWorker, target: ShuffledWorker) -> Tenant:
+    """What a transfer does: the pages' bytes, by their place in memory, into other pages elsewhere.
+
+    What the sender's last page holds behind the prompt does not count, and is spoilt on arrival.
+    """
+    there = Tenant(Sequence(tenant.sequence.request, list(tenant.sequence.output)), tenant.computed)
+    target.grow(there, tenant.computed)
+    for mine, yours in zip(tenant.pages, there.pages, strict=True):
+        memory_of(target.engine)[yours] = memory_of(source.engine)[mine]
+    used = tenant.computed % target.engine.cache.group.page_tokens
+    if used:
+        target.engine.cache.tensor[there.pages[-1], :, :, :, used:] = float("nan")
+    return there
+
+
+def memory_of(engine: TorchEngine) -> torch.Tensor:
+    """[pages, page_bytes] bytes."""
+    return engine.cache.tensor.view(torch.uint8).view(engine.cache.pages, engine.cache.group.page_bytes)
