@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.rank_group.collectives import Team
+from baton.engine.ranks.collectives import Team
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 

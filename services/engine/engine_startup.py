@@ -6,8 +6,8 @@ from baton.engine.available_memory import enough
 from baton.engine.device import find_device
 from baton.engine.draft_startup import find_draft_model, start_draft_model
 from baton.engine.quantization.weight_quantization import weight_quantization
-from baton.engine.rank_group.collectives import Team, alone
-from baton.engine.rank_group.process_group import join_rank_group
+from baton.engine.ranks.collectives import Team, alone
+from baton.engine.ranks.process_group import join_rank_group
 from baton.engine.torch_engine import TorchEngine, drawing_rank, load_beside, load_engine
 from baton.engine_interface import RankGroupBroken
 from baton.models.model_files import prepare, resolve

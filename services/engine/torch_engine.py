@@ -26,8 +26,8 @@ from baton.engine.loading.runner_selection import select_execution
 from baton.engine.notes import notes_of
 from baton.engine.page_checksum import PageSummer
 from baton.engine.quantization.weight_quantization import WeightQuantization
-from baton.engine.rank_group.collectives import Team, alone
-from baton.engine.rank_group.sampled_results import add_page_sums, broadcast_scores, draw
+from baton.engine.ranks.collectives import Team, alone
+from baton.engine.ranks.sampled_results import add_page_sums, broadcast_scores, draw
 from baton.engine.remote_writes import flush_for
 from baton.engine_interface import (
     EngineLost,

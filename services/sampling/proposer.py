@@ -9,7 +9,7 @@ with the step, so that all draft the same (`drafts-agreed`).
 from collections import abc
 from typing import Final, NamedTuple
 
-from baton.engine.rank_group.collectives import Team
+from baton.engine.ranks.collectives import Team
 from baton.engine_interface import PROPOSED_MAX, Proposal, Row, RowResult, Sequence
 from baton.grammars.fold import GrammarLost
 from baton.sampling.draft_model import DraftModel, DraftRequest, DraftTimes

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from baton.engine.execution.compiled_step import CompiledModel
 from baton.engine.execution.cuda_graphs import RecordedSteps
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.engine_interface import (
     DrawResult,

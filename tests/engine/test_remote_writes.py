@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.engine import remote_writes
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.remote_writes import FLUSH_OPTIONS, ORDERING, SUPPORTED, flush_for
 from baton.engine.torch_engine import TorchEngine
 from tests.engine.conftest import MakeEngine

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baton.engine.execution.row_groups import groups_of_similar_length
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import EngineLost, Row, Sequence
 from baton.rooms.request import Request

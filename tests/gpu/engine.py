@@ -14,7 +14,7 @@ from typing import Final
 
 from baton.engine.execution.cuda_graphs import RecordedSteps
 from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine, load_engine
 from tests.engine import tiny_models
 from tests.engine.engine_worker import ShuffledWorker

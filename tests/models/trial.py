@@ -20,7 +20,7 @@ from transformers import AutoConfig, GenerationConfig
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import load_model
-from baton.engine.rank_group.collectives import LocalRankGroup, alone
+from baton.engine.ranks.collectives import LocalRankGroup, alone
 from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token

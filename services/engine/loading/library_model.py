@@ -62,7 +62,7 @@ from baton.engine.loading.weight_files import (
 from baton.engine.quantization.checkpoint_tensors import refuse_quantized_files
 from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.engine.quantization.weight_quantization import WeightQuantization, code
-from baton.engine.rank_group.collectives import Team
+from baton.engine.ranks.collectives import Team
 from baton.engine_interface import RankGroupBroken
 from baton.models.checkpoint_quantization import Quantisation, quantisation_of
 from baton.models.model_facts import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.engine.loading.capability_probes import Geometry
 from baton.engine.loading.text_model import text_of
-from baton.engine.rank_group.collectives import LocalRankGroup, Team
+from baton.engine.ranks.collectives import LocalRankGroup, Team
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group

@@ -22,7 +22,7 @@ from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_plan import AttentionMetadata, plan_of_singles
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.engine_interface import Row
 from baton.pages.layout import full_group

@@ -20,7 +20,7 @@ from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel, PagedRows
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.rank_group.collectives import alone
+from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row, Sequence
 from baton.pages.layout import full_group

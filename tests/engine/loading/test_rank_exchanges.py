@@ -19,7 +19,7 @@ from baton.engine.loading.rank_exchanges import (
     receive_before,
 )
 from baton.engine.loading.rank_shard import RankLink
-from baton.engine.rank_group.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalRankGroup
 from baton.models.model_facts import UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models

@@ -27,7 +27,7 @@ from baton.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from baton.engine.loading.capability_probes import COUNTING, WINDOW, refuse_by_configuration
 from baton.engine.loading.library_model import Model, load_model
 from baton.engine.loading.rank_shard import CannotSplit
-from baton.engine.rank_group.collectives import LocalRankGroup, alone
+from baton.engine.ranks.collectives import LocalRankGroup, alone
 from baton.engine.torch_engine import load_engine
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from baton.rooms.worker_facts import CANARY_TOKENS

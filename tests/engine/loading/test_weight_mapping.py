@@ -17,7 +17,7 @@ from baton.engine.loading import weight_mapping
 from baton.engine.loading.library_model import load_model
 from baton.engine.loading.weight_files import Files
 from baton.engine.loading.weight_mapping import WALKS, Box, Cut, fetch, sources_of
-from baton.engine.rank_group.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalRankGroup
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.loading.library_model import load_model
-from baton.engine.rank_group.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalRankGroup
 from baton.topology import Topology
 from tests.engine import tiny_models
 from tests.engine.matrix.table import TYPES

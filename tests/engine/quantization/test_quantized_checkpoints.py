@@ -20,7 +20,7 @@ from baton.engine.loading.weight_files import StoredTensor, weights_in
 from baton.engine.loading.weight_mapping import Box
 from baton.engine.quantization import packed_weights
 from baton.engine.quantization.packed_weights import Mxfp4Experts, ScaledWeight, numbers_of
-from baton.engine.rank_group.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalRankGroup
 from baton.engine.torch_engine import load_engine
 from baton.models.checkpoint_quantization import quantisation_of
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel

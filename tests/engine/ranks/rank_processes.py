@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
-from baton.engine.rank_group.process_group import ProcessRankGroup, join_rank_group
+from baton.engine.ranks.process_group import ProcessRankGroup, join_rank_group
 from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.topology import Topology
 from tests.forks import Forked, fork_answering

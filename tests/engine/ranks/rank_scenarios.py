@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from baton.engine.page_checksum import PageSummer
-from baton.engine.rank_group.process_group import join_rank_group
+from baton.engine.ranks.process_group import join_rank_group
 from baton.engine.torch_engine import TorchEngine, load_engine
 from baton.engine_interface import DrawFailed, PageSum, Proposal, RankGroupBroken, Row, Sequence
 from baton.rooms.request import Grammar, GrammarKind, Request, Sampling, Score, Token

@@ -34,7 +34,7 @@ Group = Any
 
 
 class ProcessRankGroup:
-    """`baton.engine.rank_group.collectives.Team` of one process per rank. Made by `join_rank_group`."""
+    """`baton.engine.ranks.collectives.Team` of one process per rank. Made by `join_rank_group`."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.rank_group.collectives import Team
+from baton.engine.ranks.collectives import Team
 from baton.engine_interface import (
     DrawResult,
     GrammarUnsatisfied,
