@@ -137,8 +137,10 @@ class Sequence:
     output: list[int]
     """Drawn so far, by an earlier room of the request too; the worker appends. Decode starts with the token
     that its room's prefill side drew."""
-    notes: object = field(default=None, init=False, repr=False)
-    """The engine's own, from one step to the next."""
+    engine_state: object = field(default=None, init=False, repr=False)
+    """State that the engine keeps from one step to the next."""
+    sampler_state: object = field(default=None, init=False, repr=False)
+    """State that the sampler keeps from one step to the next."""
     fold: Fold | None = field(default=None, init=False, repr=False)
     """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
@@ -259,16 +261,16 @@ class Steps(Protocol):
         they are its drafts; carry its page sum and its prompt's scores on where it has some, up to what is
         known. No two rows share a page that one of them writes.
 
-        Returns one entry a row, the same on all ranks: no token where `sample` is False, LogitsNotFinite where
-        what the row was computed from, its weights or its pages, is broken, and GrammarUnsatisfied where the row's
-        output cannot be held to its grammar; appends nothing to `output`, and does not know where an answer
-        ends: tokens behind its end may come. Makes the sequence's proposal anew, where it has one and a token
-        was drawn. With any drafts a row draws what it draws without. The keys and
-        values of all rows are in their pages when it returns (`written-before-sent`), and nothing is written
-        there after it has returned or raised (`no-free-under-write`). Raises ValueError, before anything is
+        Returns one entry a row, the same on all ranks: no token where `sample` is False, LogitsNotFinite
+        where what the row was computed from, its weights or its pages, is broken, and GrammarUnsatisfied
+        where the row's output cannot be held to its grammar; appends nothing to `output`, and does not know
+        where an answer ends: tokens behind its end may come. Makes the sequence's proposal anew, where it has
+        one and a token was drawn. With any drafts a row draws what it draws without. The keys and values of
+        all rows are in their pages when it returns (`written-before-sent`), and nothing is written there
+        after it has returned or raised (`no-free-under-write`). Raises ValueError, before anything is
         computed, for a row that cannot be computed, or for more than `scored_max` positions that are scored;
-        EngineLost where its device is lost. What fails on one rank alone breaks its team: RankGroupBroken on all
-        of them.
+        EngineLost where its device is lost. What fails on one rank alone breaks its team: RankGroupBroken on
+        all of them.
         """
 
     def sum_pages(self, parts: abc.Sequence[PageSumRequest]) -> None:

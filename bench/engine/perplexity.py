@@ -36,8 +36,8 @@ def perplexity(
 ) -> None:
     """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
     from baton.api.text.tokenizer import load_tokenizer
+    from baton.engine.loading.engine_loading import load_engine
     from baton.engine.quantization.weight_quantization import weight_quantization
-    from baton.engine.torch_engine import load_engine
     from baton.models.model_facts import read_model
     from baton.models.model_files import prepare, resolve
 

@@ -84,9 +84,10 @@ def step(
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
     """One step, beside reading what it has to read or multiplying what it has to multiply."""
-    from baton.decode.settings import DecodeSettings
+    from baton.engine.execution.cuda_graphs import GraphRunner
+    from baton.engine.execution.execution_kind import ExecutionKind
+    from baton.engine.loading.engine_loading import load_engine
     from baton.engine.quantization.weight_quantization import weight_quantization
-    from baton.engine.torch_engine import load_engine
     from baton.models.model_files import prepare, resolve
 
     source = resolve(model, load_format)
@@ -99,12 +100,11 @@ def step(
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
-        batch_memory=DecodeSettings.batch_memory if phase is StepPhase.DECODE else 0,
         cuda_graphs=GRAPHED_ROWS if phase is StepPhase.DECODE and graphs else 0,
         compiled=compiled,
         flash_attention=flash,
     )
-    if engine.recorded is not None:
+    if isinstance(engine.runner, GraphRunner):
         engine.warm_up()
     if drafts and phase is not StepPhase.DECODE:
         raise StartupError("--drafts: a prompt is known; take --phase decode")
@@ -117,9 +117,9 @@ def step(
         "dtype": engine.cache.group.dtype,
         "quantize": quantize.value,
         "device": engine.cache.device,
-        "compiled": engine.compiled is not None,
+        "compiled": engine.execution.kind is ExecutionKind.COMPILED,
         "flash_attention": engine.kernel is not None,
-        "graphs": 0 if engine.recorded is None else len(engine.recorded.recorded),
+        "graphs": len(engine.runner.recorded) if isinstance(engine.runner, GraphRunner) else 0,
     }
     works: dict[str, Callable[[], object]] = {"step": _stepping(engine, phase, rows)}
     if held is not None:
@@ -130,9 +130,9 @@ def step(
         works["drafts"] = partial(engine.step, drafting)
     if phase is StepPhase.DECODE:
         limit = "read"
-        size = engine.model.weight_bytes + batch * (context + 1) * engine.cache.group.token_bytes
+        size = engine.execution.weight_bytes + batch * (context + 1) * engine.cache.group.token_bytes
         works[limit] = _reading(engine, size)
-        facts |= {"weight_bytes": engine.model.weight_bytes, "read_bytes": size}
+        facts |= {"weight_bytes": engine.execution.weight_bytes, "read_bytes": size}
     else:
         limit = "products"
         works[limit] = _multiplying(engine, batch, batch * context)

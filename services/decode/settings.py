@@ -83,13 +83,6 @@ class DecodeSettings(WorkerSettings):
     draft_memory: int = setting(
         2**28, "KV pages of the draft model, beside --kv-cache-memory, on the rank that draws.", SIZE
     )
-    batch_memory: int = setting(
-        2**28,
-        "Memory beside the KV pages, on a CPU without compiled steps, in which the running batch's keys and"
-        " values lie side by side;"
-        " a batch that takes more is fetched from the pages in each step.",
-        SIZE,
-    )
     cuda_graphs: int = setting(
         0,
         "On a GPU, capture decode steps of up to so many sequences as CUDA graphs at the start, to replay"
@@ -143,10 +136,6 @@ class DecodeSettings(WorkerSettings):
                 f"--quantize {self.quantize}: codes are multiplied by compiled steps alone: leave out"
                 " --compiled-steps false"
             )
-
-    @property
-    def beside_pages(self) -> int:
-        return self.batch_memory
 
     @property
     def replayed_rows(self) -> int:

@@ -4,11 +4,18 @@ from typing import Final
 
 from baton.engine.available_memory import enough
 from baton.engine.device import find_device
-from baton.engine.draft_startup import find_draft_model, start_draft_model
+from baton.engine.execution.execution_kind import ExecutionKind
+from baton.engine.loading.draft_files import (
+    FoundModel,
+    draft_errors_named,
+    draft_quantization,
+    find_draft_model,
+)
+from baton.engine.loading.engine_loading import load_beside, load_engine
 from baton.engine.quantization.weight_quantization import weight_quantization
 from baton.engine.ranks.collectives import Team, alone
 from baton.engine.ranks.process_group import join_rank_group
-from baton.engine.torch_engine import TorchEngine, drawing_rank, load_beside, load_engine
+from baton.engine.torch_engine import TorchEngine, drawing_rank
 from baton.engine_interface import RankGroupBroken
 from baton.models.model_files import prepare, resolve
 from baton.rooms.worker_facts import CANARY_TOKENS
@@ -17,7 +24,8 @@ from baton.runtime.logging import Log
 from baton.runtime.memory_trimming import returning_memory
 from baton.runtime.model_options import LoadFormat, Quantize
 from baton.runtime.setting_kinds import split_address
-from baton.runtime.worker_settings import WorkerSettings
+from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
+from baton.sampling.draft_model import DraftModel
 from baton.topology import Topology
 
 log = Log(__name__)
@@ -89,7 +97,6 @@ def start_engine(
             kv_cache_memory=settings.kv_cache_memory,
             tokens_min=CANARY_TOKENS,
             threads=threads,
-            batch_memory=settings.beside_pages,
             scores_prompts=settings.scores_prompts,
             cuda_graphs=settings.replayed_rows,
             compiled=settings.compiled_steps,
@@ -111,9 +118,34 @@ def start_engine(
         dtype=engine.cache.group.dtype,
         quantize=engine.layout.quantize,
         device=engine.cache.device,
-        compiled=engine.compiled is not None,
+        compiled=engine.execution.kind is ExecutionKind.COMPILED,
     )
     return engine
+
+
+def start_draft_model(
+    engine: TorchEngine, drafts: FoundModel, files: DraftModelFiles, settings: WorkerSettings, threads: int
+) -> None:
+    """Load `drafts`, its weights as codes where the model's are, and let it draft for `engine`. On the rank
+    that draws. Blocks for seconds. Raises StartupError: a model that is not supported, or too little
+    memory."""
+    with draft_errors_named(files), enough("it"):
+        beside = load_engine(
+            drafts.directory,
+            coding=draft_quantization(settings, drafts.source),
+            dtype=settings.dtype,
+            device=engine.cache.device,
+            page_tokens=settings.page_tokens,
+            kv_cache_memory=files.kv_memory,
+            threads=threads,
+            cuda_graphs=settings.replayed_rows,
+            compiled=settings.compiled_steps,
+            flash_attention=settings.flash_attention,
+        )
+        beside.cache.populate()
+        beside.warm_up()
+    engine.draft_with(DraftModel(beside, engine.vocab_size))
+    log.info("draft model ready", model=files.model, tokens=beside.cache.tokens, bytes=beside.cache.length)
 
 
 def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:

@@ -1,7 +1,8 @@
 """What a model needs that is not computed here, as its configuration says.
 
 The words of its file alone are read, without the model library, so that a model is refused before anything is
-started. `baton.engine.loading.capability_probes` reads the library's configuration, which has what a file leaves out.
+started. `baton.engine.loading.capability_probes` reads the library's configuration, which has what a file
+leaves out.
 """
 
 import re

@@ -187,11 +187,6 @@ class WorkerSettings(ServiceSettings):
         return False
 
     @property
-    def beside_pages(self) -> int:
-        """Bytes that a step may use to lay keys and values side by side."""
-        return 0
-
-    @property
     def draft_model(self) -> DraftModelFiles | None:
         """A smaller model that drafts what comes next."""
         return None

@@ -85,7 +85,7 @@ class _DraftedSequence:
         prompt = len(self.sequence.request.prompt)
         self.filled = min(self.filled, prompt + same, prompt + len(output) - 1)
         if same < len(mine):
-            self.sequence.notes = None  # the engine's own, of what is forgotten
+            self.sequence.engine_state = self.sequence.sampler_state = None  # both include lost drafts
         mine[:] = output
         self.known = len(mine)
 

@@ -15,9 +15,9 @@ from itertools import accumulate
 
 import torch
 
-from baton.engine.notes import notes_of
 from baton.engine_interface import DrawResult, Row, Sequence
 from baton.rooms.request import Token
+from baton.sampling.penalties import seen_tokens
 from baton.sampling.sampler import sample
 
 
@@ -26,16 +26,16 @@ class SpeculatedSequence(Sequence):
     """A sequence as if some of a row's drafts were its output: of one step."""
 
 
-def suppose(row: Row, drafts: int) -> SpeculatedSequence:
-    """The row's sequence with so many of its drafts. It has the sequence's own notes and fold, which go
+def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
+    """The row's sequence with so many of its drafts. It shares the sampler state and the fold, which go
     on by whatever is drawn for it."""
     sequence = row.sequence
     supposed = SpeculatedSequence(sequence.request, [*sequence.output, *row.drafts[:drafts]])
-    supposed.notes, supposed.fold = notes_of(sequence), sequence.fold
+    supposed.sampler_state, supposed.fold = seen_tokens(sequence), sequence.fold
     return supposed
 
 
-def apart(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
+def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
     """Each row without its drafts, and behind it one for each of them: what they want, one after the other,
     is what `rows` want."""
     if not any(row.drafts for row in rows):
@@ -45,7 +45,7 @@ def apart(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
         told.append(replace(row, drafts=()))
         for place in range(len(row.drafts)):
             start = row.stop + place
-            told.append(Row(suppose(row, place + 1), start, start + 1, row.tables, sample=True))
+            told.append(Row(with_drafts(row, place + 1), start, start + 1, row.tables, sample=True))
     return told
 
 
@@ -56,7 +56,7 @@ def sample_rows(logits: torch.Tensor, rows: abc.Sequence[Row]) -> list[list[Draw
     firsts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
     going, place = [*range(len(rows))], 0
     while going:
-        sequences = [suppose(rows[each], place) if place else rows[each].sequence for each in going]
+        sequences = [with_drafts(rows[each], place) if place else rows[each].sequence for each in going]
         here = [firsts[each] + place for each in going]
         for each, told in zip(going, sample(_picked(logits, here), sequences), strict=True):
             drawn[each].append(told)

@@ -4,10 +4,30 @@ In this order: repetition penalty, presence and frequency penalties, the caller'
 tokens that may not come yet, so that no bias brings them back.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 
-from baton.engine.notes import notes_of
 from baton.engine_interface import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class SeenTokens:
+    """The distinct tokens of a sequence, up to a position. Kept as the sequence's sampler state."""
+
+    stop: int = 0
+    """Position up to which tokens are included."""
+    ids: set[int] = field(default_factory=set)
+    on_device: torch.Tensor | None = None
+    """The same ids, on the device of the scores."""
+
+
+def seen_tokens(sequence: Sequence) -> SeenTokens:
+    """Return the sequence's `SeenTokens`, the same object at every call."""
+    state = sequence.sampler_state
+    if not isinstance(state, SeenTokens):
+        state = sequence.sampler_state = SeenTokens()
+    return state
 
 
 def changes_scores(sequence: Sequence) -> bool:
@@ -49,15 +69,15 @@ def _puts_end_off(sequence: Sequence) -> bool:
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
     """All of the sequence's tokens, each once. Only those that came since the last call are gone through."""
-    seen = notes_of(sequence).seen
+    seen = seen_tokens(sequence)
     new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
     seen.ids |= new
     seen.stop = sequence.length
-    if seen.places is None:
-        seen.places = _ids([*new], scores)
+    if seen.on_device is None:
+        seen.on_device = _ids([*new], scores)
     elif new:
-        seen.places = torch.cat((seen.places, _ids([*new], scores)))
-    return seen.places
+        seen.on_device = torch.cat((seen.on_device, _ids([*new], scores)))
+    return seen.on_device
 
 
 def _ids(tokens: tuple[int, ...] | list[int], scores: torch.Tensor) -> torch.Tensor:

@@ -71,8 +71,8 @@ class Stepper:
         """What comes of the ended step, one entry a row; None while it runs or when there was none.
 
         Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
-        row or says so itself; and RankGroupBroken as it is: then it raised on some rank. By both this worker has
-        to end.
+        row or says so itself; and RankGroupBroken as it is: then it raised on some rank. By both this worker
+        has to end.
         """
         ended = self._ended(summing=False)
         if ended is None:

@@ -9,12 +9,12 @@ import torch
 
 from baton.engine.execution import step_compiler
 from baton.engine.execution.step_compiler import Build
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.engine.execution.compiled_kernels import KERNELS, MODELS, Directory, asked
 
 MakeEngine = Callable[..., TorchEngine]
-BATCH_MEMORY = 2**20
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,6 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
             page_tokens=page_tokens,
             kv_cache_memory=4 * 2**20,
             threads=1,
-            batch_memory=BATCH_MEMORY,
         )
 
     return make

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.execution.execution_kind import ExecutionKind
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.rooms.request import Sampling
 from tests.engine.conftest import MakeEngine
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
@@ -21,6 +23,9 @@ LENGTHS = (1, 15, 16, 17, 48, 100)
 """Ends of pages among them, and more than a window."""
 SEEDS = (11, 12, 13)
 WINDOWED = "three queries a head"
+
+
+KINDS = {"compiled": ExecutionKind.COMPILED, "row by row": ExecutionKind.ROW_BY_ROW}
 
 
 @pytest.fixture(params=["calls", "calls, a window", "compiled", "row by row"])
@@ -36,8 +41,7 @@ def engine(
         ),
     }
     made = ways[request.param]()
-    assert (made.compiled is not None) == (request.param == "compiled")
-    assert (made.by_row is not None) == (request.param == "row by row")
+    assert made.execution.kind == KINDS.get(request.param, ExecutionKind.FUSED)
     return made
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.engine.execution.agreement import TOLERANCES, relative_difference
 from baton.engine.execution.cuda_graphs import CudaGraphRecorder
-from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.step_plan import make_plan
-from baton.engine.loading.runner_selection import TOLERANCES, gap
+from baton.engine.loading.engine_loading import load_engine
 from baton.engine.remote_writes import flush_for
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import PageSum, PageSumRequest, Row
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import ShuffledWorker, hand_over, memory_of
+from tests.engine.executions import batched_runner, graph_runner
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.oracle import reference_greedy
 
@@ -78,8 +78,7 @@ def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> Tor
         directory, dtype=dtype, device="cuda", kv_cache_memory=4 * 2**20, cuda_graphs=rows_max
     )
     engine.warm_up()
-    assert engine.recorded is not None
-    assert engine.recorded.recorded == frozenset(engine.recorded.shapes)
+    assert graph_runner(engine).recorded == frozenset(graph_runner(engine).shapes)
     return engine
 
 
@@ -110,16 +109,12 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
         worker.grow(tenant, tenant.computed + 1)
         rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, (tenant.pages,), sample=True))
         engine._clear_tail(rows[-1])
-    assert engine.recorded is not None
     with torch.inference_mode():
-        replayed = engine.recorded.logits(rows)
-        plan = make_plan(rows, engine.cache, engine.model.device)
-        called = engine.model.compute(
-            plan.tokens, plan.positions, plan.keep, PagedAttention(plan, engine.cache, engine.model.reaches)
-        )
+        replayed = graph_runner(engine).replay(rows)
+        called = batched_runner(engine).logits(rows)
     assert replayed is not None
     assert called is not None
-    assert gap(replayed.float(), called.float()) < TOLERANCES[dtype]
+    assert relative_difference(replayed.float(), called.float()) < TOLERANCES[dtype]
 
 
 def test_what_is_captured_is_done_again_with_what_its_tensors_hold_by_then() -> None:
@@ -165,8 +160,7 @@ def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
     )
     engine.warm_up()
     assert engine.kernel is not None
-    assert engine.recorded is not None
-    assert engine.recorded.recorded == frozenset(engine.recorded.shapes)
+    assert graph_runner(engine).recorded == frozenset(graph_runner(engine).shapes)
     return engine
 
 
@@ -182,16 +176,12 @@ def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages
             worker.grow(tenant, stop)
             rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=True))
             in_pages._clear_tail(rows[-1])
-        logits = []
         with torch.inference_mode():
-            for kernel in (None, in_pages.kernel):
-                plan = make_plan(rows, in_pages.cache, in_pages.model.device, kernel=kernel)
-                step = PagedAttention(plan, in_pages.cache, in_pages.model.reaches)
-                logits.append(in_pages.model.compute(plan.tokens, plan.positions, plan.keep, step))
+            logits = [batched_runner(in_pages, each).logits(rows) for each in (None, in_pages.kernel)]
         fetched, looked = logits
         assert fetched is not None
         assert looked is not None
-        assert gap(looked.float(), fetched.float()) < TOLERANCES["bfloat16"]
+        assert relative_difference(looked.float(), fetched.float()) < TOLERANCES["bfloat16"]
         worker.step([tenants[place] for place in spans], chunk=40)
     assert all(tenant.sequence.output for tenant in tenants)
     assert worker.run(tenants, chunk=40)

@@ -8,10 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from baton.engine.execution.compiled_step import CompiledModel
-from baton.engine.execution.cuda_graphs import RecordedSteps
-from baton.engine.ranks.collectives import alone
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import (
     DrawResult,
     GrammarUnsatisfied,
@@ -26,11 +24,12 @@ from baton.engine_interface import (
 )
 from baton.grammars.fold import Matcher
 from baton.rooms.request import Grammar, Request, Sampling, Token
-from baton.sampling.draft_rows import apart
+from baton.sampling.draft_rows import split_drafts
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import DRAFTS_MAX, GREEDY, Guesses, ShuffledWorker, Tenant
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
 from tests.engine.execution.test_row_by_row import bloom
+from tests.engine.executions import embedding_of, replaying
 from tests.engine.test_continuation import SAMPLINGS
 from tests.engine.test_equals_reference import random_prompts
 from tests.engine.tiny_models import SHAPE, save
@@ -45,8 +44,7 @@ WINDOWED: Final = "three queries a head"
 
 def replayed(directory: Path) -> TorchEngine:
     plain = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
-    steps = RecordedSteps(plain.model, plain.cache, Calling(), 16)
-    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), recorded=steps)
+    engine, _ = replaying(plain, Calling(), 16)
     engine.warm_up()
     return engine
 
@@ -108,9 +106,7 @@ def test_not_taken_never_read_drafts_whose_keys_are_no_numbers_change_nothing(en
     worker = ShuffledWorker(engine)
     (expected,) = worker.run([worker.admit(prompt, TOKENS)], 100)
     unknown = next(each for each in range(engine.vocab_size) if each not in {*prompt, *expected})
-    parts = engine.compiled._model if engine.compiled is not None else engine.model._decoder
-    assert parts is not None
-    embedding = parts.embedding if isinstance(parts, CompiledModel) else parts._embedding
+    embedding = embedding_of(engine)
     kept = embedding[unknown].clone()
     again = ShuffledWorker(engine)
     tenant = again.admit(prompt, TOKENS)
@@ -138,7 +134,7 @@ def test_a_step_of_rows_with_drafts_is_replayed_as_that_of_a_larger_batch(
     worker = ShuffledWorker(engine)
     tenant = worker.admit(prompt, TOKENS)
     worker.step([tenant], 100)
-    monkeypatch.setattr("baton.engine.torch_engine.make_plan", None)
+    monkeypatch.setattr("baton.engine.execution.cuda_graphs.make_plan", None)
     while not tenant.done:
         worker.guess([tenant], 100, lambda _: [1, 2, 3])
 
@@ -241,7 +237,7 @@ def test_drafts_are_fed_one_a_row_behind_the_row_of_what_is_known() -> None:
     sequence, other = (Sequence(Request(name, (1, 2, 3), 9), [4, 5]) for name in "ab")
     rows = [Row(sequence, 3, 5, ([0],), sample=True, drafts=[6, 7]), Row(other, 4, 5, ([1],), sample=True)]
     assert (rows[0].end, [*rows[0].fed], [*rows[0].wanted]) == (7, [4, 5, 6, 7], [4, 5, 6])
-    laid = apart(rows)
+    laid = split_drafts(rows)
     assert [(row.start, row.stop, [*row.fed], [*row.wanted]) for row in laid] == [
         (3, 5, [4, 5], [4]),
         (5, 6, [6], [5]),
@@ -249,7 +245,7 @@ def test_drafts_are_fed_one_a_row_behind_the_row_of_what_is_known() -> None:
         (4, 5, [5], [4]),
     ]
     assert [row.pages for row in laid] == [[0], [0], [0], [1]]
-    assert apart(rows[1:]) == rows[1:]
+    assert split_drafts(rows[1:]) == rows[1:]
     assert sequence.output == [4, 5]
 
 

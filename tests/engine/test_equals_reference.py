@@ -8,7 +8,7 @@ import pytest
 import transformers
 from transformers import AutoTokenizer
 
-from baton.engine.torch_engine import load_engine
+from baton.engine.loading.engine_loading import load_engine
 from baton.engine_interface import DrawFailed, Row
 from baton.rooms.request import Sampling
 from tests.engine import tiny_models

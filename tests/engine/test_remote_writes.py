@@ -89,7 +89,10 @@ def test_on_a_cpu_there_is_nothing_to_flush() -> None:
 def test_an_engine_flushes_before_it_looks_at_pages_in_steps_and_in_sums(tiny_engine: MakeEngine) -> None:
     plain = tiny_engine("llama-gqa-untied")
     seen: list[bool] = []
-    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), flush=lambda: seen.append(True))
+    engine = TorchEngine(
+        *(plain.model, plain.whole, plain.cache, alone(), plain.execution, plain.runner),
+        flush=lambda: seen.append(True),
+    )
     worker = ShuffledWorker(engine)
     (prompt,) = random_prompts((5,))
     worker.run([worker.admit(prompt, 3)], chunk=5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.execution.row_groups import groups_of_similar_length
+from baton.engine.execution.step_plan import groups_of_similar_length
 from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import EngineLost, Row, Sequence
@@ -91,7 +91,9 @@ def test_an_engine_whose_device_is_lost_says_so_in_a_step_and_in_a_sum(engine: T
     def lose() -> None:
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    lost = TorchEngine(engine.model, engine.whole, engine.cache, alone(), flush=lose)
+    lost = TorchEngine(
+        engine.model, engine.whole, engine.cache, alone(), engine.execution, engine.runner, flush=lose
+    )
     with pytest.raises(EngineLost, match="illegal memory access"):
         lost.step([Row(sequence(), 0, 16, ([5],), sample=False)])
     with pytest.raises(EngineLost, match="illegal memory access"):

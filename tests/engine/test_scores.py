@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from baton.decode.settings import DecodeSettings
-from baton.engine.torch_engine import load_engine
+from baton.engine.execution.execution_kind import ExecutionKind
+from baton.engine.loading.engine_loading import load_engine
 from baton.engine_interface import LogitsNotFinite, PromptScores, Row, Sequence
 from baton.prefill.settings import PrefillSettings
 from baton.rooms.request import Request, Sampling, Score, Token
@@ -19,6 +20,7 @@ from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import GREEDY, ShuffledWorker
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
+from tests.engine.executions import is_compiled
 from tests.engine.ranks.rank_scenarios import scored
 from tests.engine.test_equals_reference import random_prompts
 from tests.oracle import reference_greedy, reference_scores
@@ -65,7 +67,7 @@ def test_a_prompts_scores_are_the_librarys_row_by_row(tmp_path: Path) -> None:
     )
     directory = tiny_models.save(config, tmp_path / "bloom")
     engine = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**22, threads=1)
-    assert engine.by_row is not None
+    assert engine.execution.kind is ExecutionKind.ROW_BY_ROW
     prompts = random_prompts((2, 9, 33))
     for prompt, scores in zip(prompts, scored(ShuffledWorker(engine), prompts, TOP, 7), strict=True):
         check_scores(scores, prompt, reference_scores(directory, prompt), TOP)
@@ -76,7 +78,7 @@ def test_a_prompts_scores_are_the_librarys_row_by_row(tmp_path: Path) -> None:
 def test_a_prompts_scores_are_the_librarys_by_the_kernel(directory: Directory, chunk: int) -> None:
     where = directory("three queries a head")
     engine = load(where, dtype=torch.float32)
-    assert engine.compiled is not None
+    assert is_compiled(engine)
     prompts = [[each % engine.model.vocab_size for each in prompt] for prompt in random_prompts((2, 40))]
     for prompt, scores in zip(prompts, scored(ShuffledWorker(engine), prompts, TOP, chunk), strict=True):
         check_scores(scores, prompt, reference_scores(where, prompt), TOP)
@@ -168,7 +170,9 @@ def test_a_workers_memory_is_looked_at_for_what_scoring_takes(
 ) -> None:
     needed: dict[bool, list[int]] = {False: [], True: []}
     for scores_prompts, sizes in needed.items():
-        monkeypatch.setattr("baton.engine.kv_cache.shortage", lambda _, size, to=sizes: to.append(size))
+        monkeypatch.setattr(
+            "baton.engine.kv_cache.memory_shortage", lambda _, size, to=sizes: to.append(size)
+        )
         load_engine(
             tiny_dir("llama-gqa-untied"),
             dtype="float32",

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.torch_engine import TorchEngine, load_beside, load_engine
+from baton.engine.loading.engine_loading import load_beside, load_engine
+from baton.engine.torch_engine import TorchEngine
 from tests.engine.engine_worker import ShuffledWorker, hand_over
 from tests.engine.execution.compiled_kernels import Directory, load
+from tests.engine.executions import is_compiled
 from tests.oracle import reference_greedy
 
 PROMPTS = [tuple(range(3, 3 + length)) for length in (5, 17, 40)]
@@ -23,7 +25,7 @@ def test_their_pages_are_their_own_and_their_answers_the_references(
     """A step of each in turn. What one has computed goes on by the other, as after a hand-over."""
     model = directory("one query a head, biased")
     engine = load(model, dtype=torch.float32, compiled=compiled)
-    assert (engine.compiled is not None) is compiled
+    assert is_compiled(engine) is compiled
     other = load_beside(engine, 2**21)
     assert other.model is engine.model
     wanted = reference_greedy(model, PROMPTS, TOKENS)

@@ -281,7 +281,7 @@ def test_of_many_workers_the_best_is_taken_but_for_a_beginning_that_very_many_we
 # ---- rooms
 
 
-class UnknownOperation(dict[RoomId, RoomEntry]):
+class Unwalked(dict[RoomId, RoomEntry]):
     """A table that is asked for single rooms alone."""
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -292,7 +292,7 @@ class UnknownOperation(dict[RoomId, RoomEntry]):
 
 def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     stack = fleet(3)
-    stack._open = UnknownOperation()
+    stack._open = Unwalked()
     stack._tables = (stack._open, *stack._tables[1:])
     entries = [send(stack, conversations(number)) for number in range(12)]
     stack.taken(entries[0].id, Side)

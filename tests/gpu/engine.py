@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from baton.engine.execution.cuda_graphs import RecordedSteps
-from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.ranks.collectives import alone
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.execution.cuda_graphs import GraphRunner
+from baton.engine.execution.runner import Runner
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
+from tests.engine.executions import batched_runner, is_ours, replaying
 from tests.engine.test_equals_reference import random_prompts
 from tests.gpu.findings import Finding
 from tests.gpu.kit import Kit
@@ -55,16 +56,17 @@ def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
     prompts = random_prompts(LENGTHS)
     expected = reference_greedy(directory, prompts, OUTPUT_TOKENS, dtype)
     engine = _load(kit, directory, dtype)
-    recorded, kernel = engine.recorded, engine.kernel
-    ways: dict[str, tuple[RecordedSteps | None, PagedKernel | None]] = {"calls": (None, None)}
-    if recorded is not None:
-        shapes = f"{len(recorded.recorded)} of {len(recorded.shapes)} shapes"
-        assert recorded.recorded == frozenset(recorded.shapes), f"{shapes} are replayed: see the log"
-        ways["replays"] = (recorded, kernel)
+    kernel = engine.kernel
+    ways: dict[str, Runner] = {"calls": batched_runner(engine)}
+    if isinstance(engine.runner, GraphRunner):
+        graphs = engine.runner
+        shapes = f"{len(graphs.recorded)} of {len(graphs.shapes)} shapes"
+        assert graphs.recorded == frozenset(graphs.shapes), f"{shapes} are replayed: see the log"
+        ways["replays"] = graphs
     if kernel is not None:
-        ways["kernel"] = (None, kernel)
+        ways["kernel"] = batched_runner(engine, kernel)
     ties, wrong = 0, defaultdict[str, list[str]](list)
-    for way, (engine.recorded, engine.kernel) in ways.items():
+    for way, engine.runner in ways.items():
         outputs: list[list[int]] = []
         for first in range(0, len(prompts), ROWS):
             worker, some = ShuffledWorker(engine), prompts[first : first + ROWS]
@@ -94,9 +96,8 @@ def _load(kit: Kit, directory: Path, dtype: str) -> TorchEngine:
         engine.warm_up()
         return engine
     plain = load_engine(directory, dtype=dtype, device="cpu", kv_cache_memory=KV_BYTES)
-    if not plain.model.taken_apart:
+    if not is_ours(plain):
         return plain
-    steps = RecordedSteps(plain.model, plain.cache, Calling(), ROWS, twin)
-    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=twin)
+    engine, _ = replaying(plain, Calling(), ROWS, twin)
     engine.warm_up()
     return engine

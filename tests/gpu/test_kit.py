@@ -43,9 +43,13 @@ def test_all_of_it_runs_and_nothing_is_wrong(tmp_path: Path) -> None:
 
 def test_a_kernel_that_answers_otherwise_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: PagedRows,
+        attention: LayerAttention,
     ) -> torch.Tensor:
-        return twin(query, keys, values, rows, sight) * 1.5
+        return twin(query, keys, values, rows, attention) * 1.5
 
     monkeypatch.setattr(engine, "twin", off)
     monkeypatch.setattr(engine, "MODELS_ON_CPU", 1)

@@ -103,8 +103,8 @@ def test_the_trial_says_where_the_library_s_attentions_differ(tmp_path: Path) ->
 
 
 def off_by_one(engine: TorchEngine) -> None:
-    for layer, reach in engine.model.reaches.items():
-        engine.model.reaches[layer] = AttentionSpan(reach.tokens - 1, reach.in_chunks)
+    for layer, reach in engine.model.spans.items():
+        engine.model.spans[layer] = AttentionSpan(reach.tokens - 1, reach.in_chunks)
 
 
 def test_the_trial_can_fail_a_window_that_is_off_by_a_token(tmp_path: Path) -> None:

@@ -17,16 +17,19 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, GenerationConfig
 
+from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.loading.model_loading import load_model
 from baton.engine.ranks.collectives import LocalRankGroup, alone
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
 from baton.runtime.errors import StartupError
 from baton.topology import Topology
 from tests.engine.engine_worker import ShuffledWorker, Tenant, hand_over
+from tests.engine.executions import is_ours
 from tests.engine.ranks import rank_scenarios
 from tests.engine.ranks.rank_processes import Crew
 from tests.engine.tiny_models import maker_of
@@ -120,9 +123,7 @@ def over_ranks(crew: Crew, topology: Topology, directory: Path, expected: Sequen
 
 
 def loaded(directory: Path) -> TorchEngine:
-    return load_engine(
-        directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
-    )
+    return load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1)
 
 
 def why_not_split(directory: Path, topology: Topology) -> str:
@@ -142,21 +143,21 @@ def why(refusal: str, directory: Path | None = None) -> str:
 
 
 def way_of(engine: TorchEngine) -> str:
-    if engine.model.by_row:
+    if engine.execution.kind is ExecutionKind.ROW_BY_ROW:
         return "the library's definition, row by row"
-    return "our own pass" if engine.model.taken_apart else "the library's definition"
+    return "our own pass" if is_ours(engine) else "the library's definition"
 
 
 def sights_of(engine: TorchEngine) -> Iterator[str]:
-    sights = engine.model.sights.values()
-    reaches = [sight.reach for sight in sights if sight.reach is not None]
-    if any(not reach.in_chunks for reach in reaches):
+    layers = engine.model.attention.values()
+    spans = [each.span for each in layers if each.span is not None]
+    if any(not span.in_chunks for span in spans):
         yield "windows"
-    if any(reach.in_chunks for reach in reaches):
+    if any(span.in_chunks for span in spans):
         yield "chunks"
-    if any(sight.cap is not None for sight in sights):
+    if any(each.softcap is not None for each in layers):
         yield "soft caps"
-    if any(sight.sinks is not None for sight in sights):
+    if any(each.sinks is not None for each in layers):
         yield "sinks"
 
 
@@ -218,8 +219,10 @@ def _apart(how: str, seen: Sequence[Answer], expected: Sequence[Answer]) -> Iter
 def beside(engine: TorchEngine, kernel: PagedKernel | None = None) -> TorchEngine:
     """The same model over other pages, of which nothing is kept for the next step."""
     pages = PagedKvCache(engine.cache.group, engine.cache.pages, engine.model.device)
-    model = engine.model
-    return TorchEngine(model, engine.whole, pages, alone(), by_row=model.row_steps(pages), kernel=kernel)
+    execution = engine.execution
+    return TorchEngine(
+        engine.model, engine.whole, pages, alone(), execution, execution.runner(pages, kernel), kernel
+    )
 
 
 def generated(directory: Path, attention: str = EAGER) -> list[Answer]:

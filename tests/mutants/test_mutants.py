@@ -6,6 +6,7 @@ Fast are those that a story sees, those whose way is played as one, and one of e
 
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -181,9 +182,12 @@ def test_mutants_and_stories_name_invariants_that_are_known() -> None:
         assert invariant_of(story.read_text(encoding="utf-8")) in INVARIANTS, story.name
 
 
+NOT_SIMULATED: Final = frozenset({"engine", "engine_interface.py", "sampling", "api"})
+
+
 def _of_what_is_not_simulated(mutant: Mutant) -> bool:
     """The model and the simulation compute nothing, and ask for rooms without HTTP."""
-    return any(path.relative_to(ROOT).parts[1] in ("engine", "api", "openai") for path in mutant.files())
+    return any(path.relative_to(ROOT).parts[1] in NOT_SIMULATED for path in mutant.files())
 
 
 def test_most_are_seen_without_a_test_of_the_suite() -> None:

@@ -8,7 +8,14 @@ import struct
 import threading
 from collections.abc import Sequence as Sequenced
 
-from baton.engine_interface import GrammarUnsatisfied, LogitsNotFinite, PageSumRequest, Row, RowResult, take
+from baton.engine_interface import (
+    GrammarUnsatisfied,
+    LogitsNotFinite,
+    PageSumRequest,
+    Row,
+    RowResult,
+    take,
+)
 from baton.pages.checksum import WORD, key, lane, mix, multiplier
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Request, Sampling, Score, Token

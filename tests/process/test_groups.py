@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from transformers import AutoTokenizer
 
-from baton.engine.torch_engine import load_engine
+from baton.engine.loading.engine_loading import load_engine
 from baton.rooms.request import Sampling, Token
 from tests.engine.ranks.rank_scenarios import drawn
 from tests.http import web

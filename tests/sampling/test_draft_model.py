@@ -14,14 +14,15 @@ import pytest
 from transformers import LlamaConfig
 
 from baton.decode.settings import DecodeSettings
-from baton.engine.draft_startup import check_vocabulary
 from baton.engine.engine_startup import start_engine
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.draft_files import check_vocabulary
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import EngineLost, Proposal, Row, RowResult, Sequence
 from baton.rooms.request import Grammar, Request, Sampling, Token
 from baton.runtime.errors import StartupError
 from baton.sampling.draft_model import AT_ONCE, BEHIND, FAILURES_MAX, DraftModel, DraftRequest
-from baton.sampling.proposer import _output
+from baton.sampling.proposer import output_after
 from tests.api import tiny as tokenizers
 from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant
 from tests.engine.test_continuation import SAMPLINGS
@@ -304,9 +305,9 @@ def test_nothing_is_drafted_behind_an_end(loaded: Load) -> None:
 
 def test_nothing_is_proposed_behind_an_end_in_the_middle_of_what_was_taken() -> None:
     sequence = Sequence(Request("one", (1, 2), 9, eos_token_ids=(5,)), [3])
-    assert _output(sequence, (Token(4), Token(6))) == [3, 4, 6]
-    assert _output(sequence, (Token(4), Token(5), Token(6))) == []
-    assert _output(sequence, ()) == []
+    assert output_after(sequence, (Token(4), Token(6))) == [3, 4, 6]
+    assert output_after(sequence, (Token(4), Token(5), Token(6))) == []
+    assert output_after(sequence, ()) == []
 
 
 def test_errors_that_pass_are_forgotten(loaded: Load) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
 from baton.grammars.fold import GrammarLost
 from baton.rooms.request import FinishReason, Grammar, Request, Sampling, Token

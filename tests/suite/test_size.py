@@ -8,7 +8,6 @@ from tests.suite.test_imports import imported, sources
 
 LINES_MAX: Final = 500
 LONGER: Final = {
-    "baton.engine.loading.library_model": "the one way from a directory to a module, which is judged as it is read",
     "baton.api.requests.schemas": "the request's fields, a table",
     "baton.fleet.registry": "tables of workers and rooms that change together, each move in one place",
 }

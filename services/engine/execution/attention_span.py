@@ -1,11 +1,11 @@
-"""Which of the tokens before it does a token of a layer look at, and how?
+"""Options of a layer's attention: how far back its tokens see, soft caps, and sinks.
 
-Some layers of some models see a window of the last tokens, or the current chunk of the sequence alone; some
-bound the scores, or let each head look at nothing as well (a sink). What a layer sees is asked of the mask
-function that the model's definition makes for it, at places far behind any small pass: `find_span`.
+Some layers see a window of the last tokens, or the current chunk of the sequence only. Some cap their scores,
+or let each head attend to nothing as well (a sink). `find_span` derives a span from the mask function that
+the model's definition makes, at positions far behind any small forward pass.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -13,108 +13,135 @@ import torch
 
 Position = TypeVar("Position", int, torch.Tensor)
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
-"""(batch, head, query's position, key's position) -> whether that key is seen. Of tensors."""
+"""(batch, head, query position, key position) -> whether that key is visible. All arguments are tensors."""
 
+ATTENTION_NAME: Final = "baton_paged"
+"""Name under which the model library finds our attention function."""
+MASK: Final = "attention_mask"
+"""Name of the mask among the options of an attention call."""
 COLUMNS_MAX: Final = 2**18
-"""Places before one query that are asked for at once, and on each side of a border."""
+"""Most key positions that are evaluated at once, and on each side of a border."""
 
 
 class UnknownSpan(Exception):
-    """A mask is neither everything before a token, nor a window, nor a chunk of it."""
+    """A mask is neither causal, nor a window, nor a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Shape of a model's attention, the same in each of its layers."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """How far back a token sees, where that is not to the beginning."""
+    """How far back a token sees, for a layer that does not see the whole context."""
 
     tokens: int
-    """The last so many, its own among them; or those of its chunk, of which each has so many."""
+    """Size of the window, the token itself included, or of a chunk."""
     in_chunks: bool = False
+    """The sequence is cut into chunks, and a token sees its own chunk only."""
 
     def first(self, position: Position) -> Position:
-        """The first position that is seen from `position`; of a window negative where it is not full yet."""
+        """Return the first position visible from `position`. Negative while a window is not full yet."""
         if self.in_chunks:
             return position - position % self.tokens
         return position - (self.tokens - 1)
 
     def binds(self, length: int) -> bool:
-        """Whether in a sequence of so many tokens one does not see the first."""
+        """Return whether in a sequence of `length` tokens some token does not see the first one."""
         return length > self.tokens
 
     def hidden(self, positions: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        """[positions, end - begin]: which of the places [begin, end) come before what each position sees."""
+        """Return a mask [positions, end - begin] of the keys in [begin, end) that lie before the span."""
         return torch.arange(begin, end, device=positions.device) < self.first(positions)[:, None]
 
-    def narrowed(self, most: int) -> "Reach":
-        """The same over so many tokens at most: what is past its border is seen in short sequences."""
+    def narrowed(self, most: int) -> "AttentionSpan":
+        """Return the span with at most `most` tokens, so that short sequences reach past its border."""
         return AttentionSpan(min(self.tokens, most), self.in_chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """How the tokens of one layer look."""
+    """Attention options of one layer."""
 
     scaling: float
-    """Of the scores."""
-    reach: AttentionSpan | None = None
-    """None: to the beginning."""
-    cap: float | None = None
-    """Scores s, scaled, become cap * tanh(s / cap)."""
+    """Factor of the scores."""
+    span: AttentionSpan | None = None
+    """None if tokens see everything before them."""
+    softcap: float | None = None
+    """Scaled scores s become softcap * tanh(s / softcap)."""
     sinks: torch.Tensor | None = None
-    """[query heads]: the score that each head gives to nothing, beside those of the tokens."""
+    """[query heads]: the score of attending to nothing, beside the scores of tokens."""
 
     @property
-    def plain(self) -> bool:
-        """Its scores are weighed as they are."""
-        return self.cap is None and self.sinks is None
+    def is_plain(self) -> bool:
+        """True if scores go to the softmax unchanged."""
+        return self.softcap is None and self.sinks is None
+
+
+def attention_options(query: torch.Tensor, options: Mapping[str, Any]) -> LayerAttention:
+    """Return the options that an attention call asks for, without its span.
+
+    `query`: [1, query heads, T, head_dim]. `options`: keyword arguments of the call.
+    """
+    scaling = options.get("scaling")
+    scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    return LayerAttention(scaling, softcap=options.get("softcap") or None, sinks=options.get("s_aux"))
 
 
 def find_span(function: MaskFunction, length: int) -> AttentionSpan | None:
-    """What `function` lets a token see in sequences of up to `length` tokens; None where it sees everything
-    up to itself. Raises UnknownSpan."""
+    """Return the span that `function` gives in sequences of up to `length` tokens, None if it is causal.
+
+    Raises UnknownSpan.
+    """
     last = length - 1
-    edge = _first(function, last)
+    edge = _first_visible(function, last)
     if edge == 0:
         guesses: list[AttentionSpan | None] = [None]
     else:
-        before = _first(function, edge - 1)
+        before = _first_visible(function, edge - 1)
         guesses = [AttentionSpan(last - edge + 1), AttentionSpan(edge - before, in_chunks=True)]
     for guess in guesses:
-        if all(_sees(function, guess, place) for place in _places(guess, length)):
+        if all(_agrees(function, guess, position) for position in _positions_to_check(guess, length)):
             return guess
     raise UnknownSpan
 
 
-def _places(guess: AttentionSpan | None, length: int) -> Iterable[int]:
-    """Where another reach would be seen: around its first borders, and at the end."""
+def _positions_to_check(guess: AttentionSpan | None, length: int) -> Iterable[int]:
+    """Yield positions where another span would differ: around the first borders, and at the end."""
     borders = () if guess is None else (guess.tokens, 2 * guess.tokens, 3 * guess.tokens // 2)
     near = {0, 1, length // 2, length - 2, length - 1}
     near.update(border + step for border in borders for step in (-1, 0, 1))
-    return (place for place in sorted(near) if 0 <= place < length)
+    return (position for position in sorted(near) if 0 <= position < length)
 
 
-def _first(function: MaskFunction, place: int) -> int:
-    """The first place that is seen from `place`."""
-    for begin in range(0, place + 1, COLUMNS_MAX):
-        seen = _row(function, place, begin, min(begin + COLUMNS_MAX, place + 1))
-        if bool(seen.any()):
-            return begin + int(seen.int().argmax())
+def _first_visible(function: MaskFunction, position: int) -> int:
+    """Return the first key position that is visible from `position`. Raises UnknownSpan."""
+    for begin in range(0, position + 1, COLUMNS_MAX):
+        visible = _mask_row(function, position, begin, min(begin + COLUMNS_MAX, position + 1))
+        if bool(visible.any()):
+            return begin + int(visible.int().argmax())
     raise UnknownSpan
 
 
-def _sees(function: MaskFunction, guess: AttentionSpan | None, place: int) -> bool:
-    """Whether from `place` that is seen which `guess` says, and nothing later: at both ends of it."""
-    first = 0 if guess is None else max(guess.first(place), 0)
-    for border in (first, place):
-        begin, end = max(border - COLUMNS_MAX, 0), min(border + COLUMNS_MAX, place + 3)
+def _agrees(function: MaskFunction, guess: AttentionSpan | None, position: int) -> bool:
+    """Return whether exactly the keys of `guess` are visible from `position`, checked at both ends."""
+    first = 0 if guess is None else max(guess.first(position), 0)
+    for border in (first, position):
+        begin, end = max(border - COLUMNS_MAX, 0), min(border + COLUMNS_MAX, position + 3)
         columns = torch.arange(begin, end)
-        right = (columns >= first) & (columns <= place)
-        if not _row(function, place, begin, end).equal(right):
+        expected = (columns >= first) & (columns <= position)
+        if not _mask_row(function, position, begin, end).equal(expected):
             return False
     return True
 
 
-def _row(function: MaskFunction, place: int, begin: int, end: int) -> torch.Tensor:
-    nothing = torch.tensor(0)
-    seen: Any = function(nothing, nothing, torch.tensor(place), torch.arange(begin, end))
-    return torch.as_tensor(seen).expand(end - begin)
+def _mask_row(function: MaskFunction, position: int, begin: int, end: int) -> torch.Tensor:
+    zero = torch.tensor(0)
+    visible: Any = function(zero, zero, torch.tensor(position), torch.arange(begin, end))
+    return torch.as_tensor(visible).expand(end - begin)

@@ -1,12 +1,12 @@
-"""How does a decode step on a GPU become one call?
+"""Runner that replays recorded decode steps on a GPU, as CUDA graphs.
 
-A step of a few rows is a thousand small calls, which take longer to make than the GPU takes to do what they
-say. What a step of one token a row does is therefore recorded at the start, once for each of some shapes, and
-replayed from then on: a step takes the next larger shape, its numbers are copied to where the recorded calls
-look for them, and rows that it lacks repeat its last row, which writes the same to the same place. Replays
-are used where the first of them gave what the calls give. Other steps are computed call by call.
+A step of few rows is about a thousand small calls. Making them takes longer than the GPU takes to run them.
+So decode steps of one token a row are recorded at start, for some batch shapes, and replayed later. A step
+uses the next larger shape. Its numbers are copied to where the recorded calls read them, and missing rows
+repeat the last row, which writes the same values to the same place. A replay is used only if its first run
+agreed with the calls. All other steps are computed call by call.
 
-Whether a replay is the launch of a CUDA graph or the same calls again, on a CPU, only the recorder knows.
+Only the recorder knows whether a replay launches a CUDA graph or, on a CPU in tests, makes the calls again.
 """
 
 from bisect import bisect_left
@@ -16,37 +16,45 @@ from typing import Final, NamedTuple, Protocol
 
 import torch
 
-from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.paged_rows import PagedKernel
-from baton.engine.execution.step_plan import integers, make_plan, pack_singles, plan_of_singles
-from baton.engine.kv_cache import PagedKvCache
-from baton.engine.loading.library_model import Model
-from baton.engine.loading.runner_selection import TOLERANCES, gap
+from baton.engine.execution.agreement import TOLERANCES, relative_difference
+from baton.engine.execution.batched_runner import BatchedRunner
+from baton.engine.execution.step_plan import (
+    AttentionMetadata,
+    integers,
+    make_plan,
+    pack_singles,
+    plan_of_singles,
+)
 from baton.engine_interface import Row, Sequence
 from baton.rooms.request import Request
 from baton.runtime.errors import in_a_line
 from baton.runtime.logging import Log
+from baton.sampling.draft_rows import split_drafts
 
 log = Log(__name__)
 
 Replay = Callable[[], object]
 
 PAGES_MIN: Final = 8
-"""Of each row in the narrowest shape."""
+"""Pages a row in the narrowest shape."""
 TOKENS_MAX: Final = 2**16
-"""Of the widest shapes, padding included: room for one layer's keys and values of so many is taken."""
+"""Tokens of the largest shapes, padding included. One layer's keys and values of as many are allocated."""
 WARM_UPS: Final = 3
-"""Runs before a capture, in which libraries choose their kernels and take their memory."""
+"""Runs before a capture, in which libraries choose kernels and allocate memory."""
 
 
 class Recorder(Protocol):
+    """Records work so that it can be repeated."""
+
     def record(self, work: Callable[[], object]) -> Replay:
-        """`work` runs, and what it does can be done again, on whatever its tensors hold by then: it takes no
-        decision by their contents. Raises RuntimeError where that cannot be had."""
+        """Run `work` and return a function that repeats it on the current contents of its tensors.
+
+        `work` decides nothing by those contents. Raises RuntimeError if it cannot be recorded.
+        """
 
 
 class CudaGraphRecorder:
-    """CUDA graphs, which share one pool of memory: only one of them is replayed at a time."""
+    """Records CUDA graphs that share one memory pool. Only one of them is replayed at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,11 +66,11 @@ class CudaGraphRecorder:
         with torch.cuda.device(self._device):
             before = torch.cuda.current_stream()
             self._stream.wait_stream(before)
-            # Also entered here because torch does not leave it when a capture fails.
+            # Entered here as well, because torch does not leave the stream when a capture fails.
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     work()
-                # The transfer library's threads may call CUDA meanwhile: they are not to spoil it.
+                # Threads of the transfer library may call CUDA meanwhile, and must not end the capture.
                 with torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ):
@@ -72,34 +80,37 @@ class CudaGraphRecorder:
 
 
 class ReplayDiffers(RuntimeError):
-    """A replay gave something else than the calls."""
+    """A replay gave another result than the calls."""
 
 
 class BatchShape(NamedTuple):
+    """Size of a recorded step."""
+
     rows: int
     pages: int
-    """Of each row."""
+    """Pages of each row."""
 
 
-class RecordedSteps:
-    """Steps of up to `rows_max` rows of one token each, over one cache. One step at a time."""
+class GraphRunner:
+    """Replays steps of up to `rows_max` rows of one token each, and leaves other steps to `calls`."""
 
     def __init__(
         self,
-        model: Model,
-        cache: PagedKvCache,
+        calls: BatchedRunner,
         recorder: Recorder,
         rows_max: int,
-        kernel: PagedKernel | None = None,
+        *,
+        context_length: int,
+        vocab_size: int,
     ) -> None:
-        """`kernel`: looks at the pages."""
-        self._model = model
-        self._cache = cache
-        self._kernel = kernel
+        """`rows_max`: rows of the largest recorded step."""
+        self._calls = calls
+        self._cache = cache = calls.cache
         self._recorder = recorder
+        self._context_length = context_length
+        self._vocab_size = vocab_size
         self._rows = sizes(1, rows_max)
-        longest = cache.group.pages_for(model.facts.context_length)
-        self._pages = sizes(PAGES_MIN, min(longest, cache.pages))
+        self._pages = sizes(PAGES_MIN, min(cache.group.pages_for(context_length), cache.pages))
         shapes = [
             BatchShape(rows, pages)
             for rows in self._rows
@@ -107,49 +118,61 @@ class RecordedSteps:
             if rows * pages * cache.group.page_tokens <= TOKENS_MAX
         ]
         self.shapes = sorted(shapes, key=lambda shape: shape.rows * shape.pages)
-        """Those that are to be recorded, the smallest first."""
+        """Shapes to be recorded, the smallest first."""
         self._recorded: dict[BatchShape, Replay] = {}
-        numbers = max(map(_numbers_of, shapes), default=0)
-        self._here = torch.zeros(numbers, dtype=torch.int64, pin_memory=model.device.type == "cuda")
-        self._there = torch.zeros(numbers, dtype=torch.int64, device=model.device)
-        self._logits = cache.tensor.new_zeros(self._rows[-1], model.vocab_size)
+        device = cache.tensor.device
+        numbers = max(map(_input_numbers, shapes), default=0)
+        self._host_input = torch.zeros(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._input = torch.zeros(numbers, dtype=torch.int64, device=device)
+        self._logits = cache.tensor.new_zeros(self._rows[-1], vocab_size)
 
     @property
     def recorded(self) -> frozenset[BatchShape]:
-        """What is replayed."""
+        """Shapes that are replayed."""
         return frozenset(self._recorded)
 
-    def record_all(self) -> None:
-        """Record every shape, and prove each. The cache's contents are lost: before any page is in use."""
+    def record(self) -> None:
+        """Record every shape, and verify each. Overwrites the cache: call it before any page is in use."""
         with torch.inference_mode():
             self._cache.tensor.normal_()
             for shape in self.shapes:
                 try:
-                    self._recorded[shape] = self._recorded_and_proven(shape)
+                    self._recorded[shape] = self._record_and_verify(shape)
                 except ReplayDiffers as error:
                     self._recorded.clear()
-                    _tell("no decode step is replayed: replays are not the same", shape, error)
+                    _warn("no decode step is replayed: replays are not the same", shape, error)
                     break
                 except RuntimeError as error:
-                    # Not tried any further: the rest is larger, and what failed may have left a mess.
-                    _tell("decode steps are not replayed from this shape on", shape, error)
+                    # The remaining shapes are larger, and the failure may have left memory allocated.
+                    _warn("decode steps are not replayed from this shape on", shape, error)
                     break
             self._cache.tensor.zero_()
         log.info("decode steps recorded", shapes=len(self._recorded), of=len(self.shapes))
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """[N, vocabulary], of what the checked `rows` want, in their order, until the next step; None, and
-        nothing was done, for a step that is not recorded."""
-        shape = self._shape_of(rows)
+        """As `Runner.logits`. The result of a replay is overwritten by the next step."""
+        single = split_drafts(rows)
+        replayed = self.replay(single)
+        if replayed is not None:
+            return replayed
+        cache = self._cache
+        return self._calls.compute(make_plan(single, cache, cache.tensor.device, self._calls.kernel))
+
+    def replay(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
+        """Return the logits of a recorded step, or None, and do nothing, if no shape fits.
+
+        `rows`: without drafts.
+        """
+        shape = self._shape_for(rows)
         replay = None if shape is None else self._recorded.get(shape)
         if shape is None or replay is None:
             return None
         self._load(shape, rows)
         replay()
-        wanted = [place for place, row in enumerate(rows) if row.wanted]
+        wanted = [index for index, row in enumerate(rows) if row.wanted]
         return self._logits[: len(rows)] if len(wanted) == len(rows) else self._logits[wanted]
 
-    def _shape_of(self, rows: abc.Sequence[Row]) -> BatchShape | None:
+    def _shape_for(self, rows: abc.Sequence[Row]) -> BatchShape | None:
         pages = max(self._cache.group.pages_for(row.stop) for row in rows)
         if any(row.stop - row.start > 1 for row in rows):
             return None
@@ -160,84 +183,77 @@ class RecordedSteps:
         )
 
     def _load(self, shape: BatchShape, rows: abc.Sequence[Row]) -> None:
-        """Copy a step's numbers to where the recorded calls look. The step before has ended by then: nothing
-        reads what is overwritten here."""
+        """Copy a step's numbers to the input of the recorded calls.
+
+        The step before has ended by then, so nothing reads what is overwritten.
+        """
         filled = [*rows, *[rows[-1]] * (shape.rows - len(rows))]
         packed = pack_singles(filled, shape.pages, self._cache.group.page_tokens)
-        self._here[: len(packed)] = integers(packed)
-        self._there[: len(packed)].copy_(self._here[: len(packed)], non_blocking=True)
+        self._host_input[: len(packed)] = integers(packed)
+        self._input[: len(packed)].copy_(self._host_input[: len(packed)], non_blocking=True)
 
-    def _recorded_and_proven(self, shape: BatchShape) -> Replay:
-        numbers = self._there[: _numbers_of(shape)]
+    def _record_and_verify(self, shape: BatchShape) -> Replay:
+        numbers = self._input[: _input_numbers(shape)]
         logits = self._logits[: shape.rows]
 
         def work() -> None:
-            plan = plan_of_singles(numbers, shape.rows, self._cache, self._kernel)
-            step = PagedAttention(plan, self._cache, self._model.reaches)
-            computed = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
-            if computed is None:
-                raise AssertionError("the rank has no logits")
-            logits.copy_(computed)
+            logits.copy_(
+                self._computed(plan_of_singles(numbers, shape.rows, self._cache, self._calls.kernel))
+            )
 
         self._load(shape, self._rehearsal(shape, 0))
         replay = self._recorder.record(work)
-        self._prove(shape, self._rehearsal(shape, 1), replay)
+        self._verify(shape, self._rehearsal(shape, 1), replay)
         return replay
 
-    def _prove(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
-        """On other `rows` than were recorded: none of those are to be part of the recording. Raises
-        ReplayDiffers."""
+    def _verify(self, shape: BatchShape, rows: abc.Sequence[Row], replay: Replay) -> None:
+        """Compare a replay with the calls, on other `rows` than were recorded. Raises ReplayDiffers."""
         size = self._cache.group.page_tokens
         pages = [row.pages[row.start // size] for row in rows]
-        places = [row.start % size for row in rows]
+        offsets = [row.start % size for row in rows]
         entries = self._cache.tensor.permute(0, 4, 1, 2, 3, 5)
         """[page][token][kv head][layer][plane][head_dim]"""
-        plan = make_plan(rows, self._cache, self._model.device, kernel=self._kernel)
-        step = PagedAttention(plan, self._cache, self._model.reaches)
-        expected = self._model.compute(plan.tokens, plan.positions, plan.keep, step)
-        if expected is None:
-            raise AssertionError("the rank has no logits")
-        written = entries[pages, places]
-        entries[pages, places] = 0
+        expected = self._computed(make_plan(rows, self._cache, self._cache.tensor.device, self._calls.kernel))
+        written = entries[pages, offsets]
+        entries[pages, offsets] = 0
         self._logits.zero_()
         self._load(shape, rows)
         replay()
-        gaps = [
-            gap(self._logits[: len(rows)].float(), expected.float()),
-            gap(entries[pages, places].float(), written.float()),
+        differences = [
+            relative_difference(self._logits[: len(rows)].float(), expected.float()),
+            relative_difference(entries[pages, offsets].float(), written.float()),
         ]
-        if not all(each <= TOLERANCES[self._model.dtype] for each in gaps):
-            raise ReplayDiffers(f"results differ by {max(gaps):.2g} of their length")
+        if not all(each <= TOLERANCES[self._cache.group.dtype] for each in differences):
+            raise ReplayDiffers(f"results differ by {max(differences):.2g} of their length")
+
+    def _computed(self, plan: AttentionMetadata) -> torch.Tensor:
+        logits = self._calls.compute(plan)
+        if logits is None:
+            raise AssertionError("the rank has no logits")
+        return logits
 
     def _rehearsal(self, shape: BatchShape, turn: int) -> list[Row]:
-        """Rows as long as the cache has pages for, each a little shorter than the one before; in every turn
-        other tokens, positions and pages."""
-        kv, longest = self._cache.group, self._model.facts.context_length
+        """Return rows as long as the cache has pages for, each a little shorter than the one before.
+
+        Each `turn` has other tokens, positions and pages.
+        """
+        kv = self._cache.group
         count = min(shape.rows, self._cache.pages)
         pages = min(shape.pages, self._cache.pages // count)
-        most = min(pages * kv.page_tokens, longest)
+        most = min(pages * kv.page_tokens, self._context_length)
         rows = []
         for index in range(count):
             stop = max(1, most - index - turn)
-            prompt = ((index + turn) % self._model.vocab_size,) * stop
-            place = (index + turn) % count
-            table = range(place * pages, (place + 1) * pages)[:: 1 if turn else -1]
+            prompt = ((index + turn) % self._vocab_size,) * stop
+            first = (index + turn) % count
+            table = range(first * pages, (first + 1) * pages)[:: 1 if turn else -1]
             sequence = Sequence(Request("rehearsal", prompt, max_tokens=1), [])
             rows.append(Row(sequence, stop - 1, stop, (table,), sample=True))
         return rows
 
 
-def recorded_steps(
-    model: Model, cache: PagedKvCache, rows_max: int, kernel: PagedKernel | None = None
-) -> RecordedSteps | None:
-    """Of up to `rows_max` rows, where this model's steps can be captured. Nothing is recorded yet."""
-    if rows_max < 1 or model.device.type != "cuda" or not model.taken_apart:
-        return None
-    return RecordedSteps(model, cache, CudaGraphRecorder(model.device), rows_max, kernel)
-
-
 def sizes(first: int, last: int) -> list[int]:
-    """`first` and its doublings below `last`, and `last`."""
+    """Return `first` and its doublings below `last`, and `last`."""
     found = []
     while first < last:
         found.append(first)
@@ -245,12 +261,12 @@ def sizes(first: int, last: int) -> list[int]:
     return [*found, last]
 
 
-def _numbers_of(shape: BatchShape) -> int:
-    """Token, position and page to write to of each row, and its page table."""
+def _input_numbers(shape: BatchShape) -> int:
+    """Return the numbers of a step's input: token, position, page to write to, and page table of each row."""
     return shape.rows * (3 + shape.pages)
 
 
-def _tell(what: str, shape: BatchShape, error: RuntimeError) -> None:
-    # Ending a capture in which something has failed fails too: the cause is what came before.
+def _warn(message: str, shape: BatchShape, error: RuntimeError) -> None:
+    # Ending a capture in which something has failed fails too: the cause is the earlier error.
     cause = error.__context__ or error
-    log.warning(what, rows=shape.rows, pages=shape.pages, why=in_a_line(cause))
+    log.warning(message, rows=shape.rows, pages=shape.pages, why=in_a_line(cause))

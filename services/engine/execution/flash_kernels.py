@@ -38,7 +38,7 @@ TOLERANCE: Final = 0.03
 """Of the difference's length, as a share of an answer's, token by token: both ways round to bfloat16."""
 LONG: Final = 4096
 """Tokens of the longest sequences that are tried."""
-REACH_MAX: Final = 1000
+SPAN_MAX: Final = 1000
 """Tokens of the widest windows that are tried: longer sequences are past their borders."""
 SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40, LONG))
 """Which tokens of their sequences the rows have that are tried."""
@@ -60,16 +60,16 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
 
 
 def flash_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
     """As `PagedKernel`, by the package that torch was told of."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # takes a second, and only GPUs need it
 
-    if sight.cap is not None:
+    if attention.softcap is not None:
         raise UnsupportedAttention("at scores that are bounded")
-    reach, longest = sight.reach, rows.tables.shape[1] * keys.shape[1]
-    bound = reach is not None and reach.binds(longest)
-    if reach is not None and bound and reach.in_chunks:
+    span, longest = attention.span, rows.tables.shape[1] * keys.shape[1]
+    bound = span is not None and span.binds(longest)
+    if span is not None and bound and span.in_chunks:
         raise UnsupportedAttention("at chunks of a sequence")
     # A sequence's last token needs no mask, and without one its query heads can be rows of one product.
     window = EVERYTHING if rows.longest == 1 else NOTHING_LATER
@@ -81,20 +81,20 @@ def flash_attention(
         None,
         rows.longest,
         longest,
-        return_aux=None if sight.sinks is None else AuxRequest(lse=True),
-        scale=sight.scaling,
-        window_size=(reach.tokens - 1, 0) if reach is not None and bound else window,
+        return_aux=None if attention.sinks is None else AuxRequest(lse=True),
+        scale=attention.scaling,
+        window_size=(span.tokens - 1, 0) if span is not None and bound else window,
         enable_gqa=True,
         seqused_k=rows.stops,
         block_table=rows.tables,
     )
-    if sight.sinks is None:
+    if attention.sinks is None:
         if isinstance(seen, tuple):
             raise TypeError("more than was asked for")
         return seen
     answer, logarithms = seen
     # What goes to nothing is taken from what goes to the tokens: [query heads, T].
-    shares = torch.sigmoid(logarithms - sight.sinks.float()[:, None])
+    shares = torch.sigmoid(logarithms - attention.sinks.float()[:, None])
     return (answer * shares.t()[:, :, None]).to(answer.dtype)
 
 
@@ -102,14 +102,14 @@ def proven(
     kernel: PagedKernel,
     query_heads: int,
     cache: PagedKvCache,
-    sights: Mapping[int, LayerAttention] | None = None,
+    attentions: Mapping[int, LayerAttention] | None = None,
 ) -> PagedKernel | None:
-    """`kernel`, where so many heads see by it what they see without, as each layer of `sights` looks; else
-    None, and a line of the log says why. The cache's contents are lost: before any page is in use."""
+    """`kernel`, where so many heads see by it what they see without, as each layer of `attentions` looks;
+    else None, and a line of the log says why. The cache's contents are lost: before any page is in use."""
     try:
         with torch.inference_mode():
             cache.tensor.normal_()
-            worst = max(_worst(kernel, query_heads, cache, each) for each in _kinds(cache, sights or {}))
+            worst = max(_worst(kernel, query_heads, cache, each) for each in _kinds(cache, attentions or {}))
             cache.tensor.zero_()
         why = "" if worst <= TOLERANCE else f"a kernel's answers differ by {worst:.2g} of their length"
     except UnsupportedAttention as error:
@@ -125,17 +125,17 @@ def proven(
     return kernel
 
 
-def _kinds(cache: PagedKvCache, sights: Mapping[int, LayerAttention]) -> list[LayerAttention]:
-    """Each way in which a layer looks, over no more tokens than are tried: one of each reach, with and
+def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> list[LayerAttention]:
+    """Each way in which a layer looks, over no more tokens than are tried: one of each span, with and
     without the rest."""
     plain = LayerAttention(cache.head_dim**-0.5)
     found: dict[tuple[AttentionSpan | None, float | None, bool], LayerAttention] = {
         (None, None, False): plain
     }
-    for sight in sights.values():
-        reach = None if sight.reach is None else sight.reach.narrowed(REACH_MAX)
-        kind = (reach, sight.cap, sight.sinks is not None)
-        found.setdefault(kind, replace(sight, reach=reach))
+    for attention in attentions.values():
+        span = None if attention.span is None else attention.span.narrowed(SPAN_MAX)
+        kind = (span, attention.softcap, attention.sinks is not None)
+        found.setdefault(kind, replace(attention, span=span))
     return [*found.values()]
 
 
@@ -153,7 +153,7 @@ def missing(device: torch.device, dtype: str) -> str:
     return ""
 
 
-def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, sight: LayerAttention) -> float:
+def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention: LayerAttention) -> float:
     """By how much one token's answer differs; NaN where one is not a number."""
     heads, rows = len(cache.group.heads), _rows(cache)
     tokens = sum(row.stop - row.start for row in rows)
@@ -163,7 +163,7 @@ def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, sight: La
     for each in (kernel, None):
         plan = make_plan(rows, cache, cache.tensor.device, kernel=each)
         step = PagedAttention(plan, cache, {})
-        answers.append(step.look(cache.group.layers[-1], query, entries, sight).float().flatten(1))
+        answers.append(step.attend(cache.group.layers[-1], query, entries, attention).float().flatten(1))
     seen, right = answers
     return float(((seen - right).norm(dim=1) / right.norm(dim=1)).max())
 

@@ -1,4 +1,4 @@
-"""How does a model of the common anatomy compute a step with few calls?
+"""How does a model of the common structure compute a step with few calls?
 
 The model library's definition says what is computed; this says it again in fused pieces, over weights laid
 out for the device: one product for queries, keys and values, one for gate and up, rotation in place, and
@@ -60,7 +60,7 @@ class Layer:
         self._key_norm = None if parts.key_norm is None else RmsNorm(parts.key_norm)
         self._qkv = fused_linear(parts.projections)
         self._out = fused_linear([parts.out])
-        self._sight = LayerAttention(parts.scaling)
+        self._attention = LayerAttention(parts.scaling)
         self._before_gate = RmsNorm(parts.before_gate)
         self._gate_and_up = fused_linear(parts.gate_and_up)
         self._width = parts.down.in_features
@@ -87,7 +87,7 @@ class Layer:
             key.copy_(self._key_norm(key))
         swapped = rotated.roll(self._head_dim // 2, -1)
         rotated.mul_(cos).addcmul_(swapped, sin)
-        seen = step.look(self._index, query, qkv.narrow(1, queries, keys + values), self._sight)
+        seen = step.attend(self._index, query, qkv.narrow(1, queries, keys + values), self._attention)
         normed = self._before_gate.of_sum(x, self._out(seen.flatten(1)))
         both = self._gate_and_up(normed)
         gate, up = both.narrow(1, 0, self._width), both.narrow(1, self._width, self._width)
@@ -95,21 +95,21 @@ class Layer:
 
 
 class FusedDecoder:
-    """A whole model. Takes its weights layer by layer: `anatomy` is empty afterwards."""
+    """A whole model. Takes its weights layer by layer: `structure` is empty afterwards."""
 
-    def __init__(self, anatomy: ModelStructure, head_dim: int) -> None:
-        self._embedding = anatomy.embedding
-        self._rotary: Any = anatomy.rotary
+    def __init__(self, structure: ModelStructure, head_dim: int) -> None:
+        self.embedding = structure.embedding
+        self._rotary: Any = structure.rotary
         self._half = head_dim // 2
-        norms = [*(parts.before_attention for parts in anatomy.layers), anatomy.norm]
+        norms = [*(parts.before_attention for parts in structure.layers), structure.norm]
         self._first = RmsNorm(norms[0])
         self._layers = []
-        for parts, then in zip(anatomy.layers, norms[1:], strict=True):
+        for parts, then in zip(structure.layers, norms[1:], strict=True):
             self._layers.append(Layer(parts, head_dim, then))
             for linear in parts.linears:
                 del linear.weight, linear.bias
-        self._head = fused_linear([anatomy.head])
-        del anatomy.head.weight
+        self._head = fused_linear([structure.head])
+        del structure.head.weight
 
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedAttention
@@ -119,7 +119,7 @@ class FusedDecoder:
         On a GPU it waits for nothing and takes no decision by what tensors hold, so that it can be captured
         (`graphs.py`). Rotations that would are refused (`supported.py`).
         """
-        embedded = functional.embedding(tokens[0], self._embedding)
+        embedded = functional.embedding(tokens[0], self.embedding)
         cos, sin = self._rotary(embedded, positions)
         cos, sin = cos[0, :, None], sin[0, :, None]
         # What turns the first half is subtracted.

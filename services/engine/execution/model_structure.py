@@ -14,7 +14,6 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from baton.engine.execution.attention_span import LayerAttention
-from baton.engine.loading.text_model import text_of
 
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
 TEXT: Final = "language_model"
@@ -27,9 +26,9 @@ FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling
 CAP: Final = "final_logit_softcapping"
 """What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor
 near 1 pass. (Attention's own scaling is its part's.)"""
-TURNS: Final = {"float32": 1e-4, "bfloat16": 0.02}
+ROTATION_TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.02}
 """By what share of its length a rotation, in these numbers, may change a query or a key."""
-TURNED: Final = 8
+ROTATED_TOKENS: Final = 8
 """Tokens that are looked at for that."""
 
 
@@ -77,13 +76,13 @@ class ModelStructure:
         return [*(linear for each in self.layers for linear in each.linears), self.head]
 
 
-def find_structure(module: Any, head_dim: int, sights: Iterable[LayerAttention]) -> ModelStructure:
+def find_structure(module: Any, head_dim: int, attention: Iterable[LayerAttention]) -> ModelStructure:
     """The parts of `module`, whose attention heads are `head_dim` wide and whose layers look as `sights` say.
     Raises UnknownStructure."""
-    if not all(sight.plain for sight in sights):
+    if not all(each.is_plain for each in attention):
         raise UnknownStructure("scores that are bounded or go to sinks")
     for name in (*FACTORS, CAP):
-        value = getattr(text_of(module.config), name, None)
+        value = getattr(module.config.get_text_config(), name, None)
         if value and (value != 1 or name == CAP):
             raise UnknownStructure(f"a {name} of {value}")
     base = getattr(module, "model", None)

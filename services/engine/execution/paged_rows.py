@@ -1,4 +1,4 @@
-"""Which rows does a kernel look at in one call, in the pages where they lie?"""
+"""Rows of a step for an attention kernel that reads keys and values in their pages."""
 
 from collections import abc
 from dataclasses import dataclass
@@ -8,16 +8,15 @@ from typing import Protocol
 import torch
 
 from baton.engine.execution.attention_span import LayerAttention
-from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
 
 
 class UnsupportedAttention(Exception):
-    """A kernel cannot look so. The text says at what."""
+    """A kernel lacks an attention option. The text names the option."""
 
 
 class PagedKernel(Protocol):
-    """Looks at keys and values in their pages."""
+    """Attention over keys and values in their pages."""
 
     def __call__(
         self,
@@ -25,40 +24,43 @@ class PagedKernel(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         rows: "PagedRows",
-        sight: LayerAttention,
+        attention: LayerAttention,
     ) -> torch.Tensor:
-        """`query` [T, query heads, head_dim]: the rows' tokens, one row after the other. `keys`, `values`
-        [pages, page_tokens, kv heads, head_dim]: one layer's of the whole cache, with strides, the rows' own
-        among them. Returns [T, query heads, head_dim]. Raises UnsupportedAttention for one that it does not have."""
+        """Return [T, query heads, head_dim].
+
+        `query`: [T, query heads, head_dim], the rows' tokens, row after row.
+        `keys`, `values`: [pages, page_tokens, kv heads, head_dim] of one layer, strided, the whole cache. The
+        rows' own tokens are in it.
+        Raises UnsupportedAttention.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """N of them, of any lengths."""
+    """N rows of any lengths that attend in one kernel call."""
 
     begin: int
     end: int
     """Their tokens in the flat batch are [begin, end)."""
     begins: torch.Tensor
-    """[N + 1] int32: where each row's tokens begin among these, and where the last's end."""
+    """[N + 1] int32: where each row's tokens begin among these, and where the last row ends."""
     stops: torch.Tensor
-    """[N] int32: how many tokens lie in a row's pages. Its own are the last of them."""
+    """[N] int32: number of tokens in each row's pages. The row's own tokens are the last of them."""
     tables: torch.Tensor
-    """[N, P] int32: the rows' pages."""
+    """[N, P] int32: page tables."""
     longest: int
-    """Most tokens of a row."""
+    """Most tokens of a row in this step."""
     kernel: PagedKernel
 
-    def look(
-        self, cache: PagedKvCache, layer: int, query: torch.Tensor, sight: LayerAttention
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """At the layer with that id; the rest as `PagedKernel`."""
-        keys, values = cache.kinds(layer)
-        return self.kernel(query, keys, values, self, sight)
+        """Return the kernel's result. Arguments as in `PagedKernel`."""
+        return self.kernel(query, keys, values, self, attention)
 
 
 def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:
-    """What `unpack` takes of these rows, side by side."""
+    """Return the numbers that `unpack` takes for these rows, as one list."""
     begins = accumulate((row.stop - row.start for row in rows), initial=0)
     pages = max(-(-row.stop // page_tokens) for row in rows)
     return [*begins, *(row.stop for row in rows), *page_table(rows, pages, page_tokens)]
@@ -67,8 +69,10 @@ def pack(rows: abc.Sequence[Row], page_tokens: int) -> list[int]:
 def unpack(
     packed: torch.Tensor, rows: abc.Sequence[Row], begin: int, end: int, kernel: PagedKernel
 ) -> PagedRows:
-    """`rows`, whose tokens in the flat batch are [begin, end), from what `pack` gave of them, which is on the
-    device."""
+    """Return `rows` for a kernel.
+
+    `packed`: result of `pack`, on the device. `begin`, `end`: the rows' tokens in the flat batch.
+    """
     count = len(rows)
     begins, stops, tables = torch.split(packed.int(), [count + 1, count, len(packed) - 2 * count - 1])
     longest = max(row.stop - row.start for row in rows)
@@ -76,8 +80,11 @@ def unpack(
 
 
 def page_table(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """The rows' page tables, `pages` long each: a shorter one is filled up with its own first page, whose
-    contents are numbers, and which nobody looks at in its place."""
+    """Return the rows' page tables, one after the other, with `pages` entries each.
+
+    A shorter table is filled with its own first page: its contents are finite numbers, and a mask or length
+    hides them.
+    """
     table: list[int] = []
     for row in rows:
         used = -(-row.stop // page_tokens)

@@ -142,8 +142,8 @@ class Kernel:
 
 @cache
 def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
-    """The compiled function, loaded once in a process, by the best build that can be had. Raises KernelUnavailable
-    with why the best one cannot."""
+    """The compiled function, loaded once in a process, by the best build that can be had. Raises
+    KernelUnavailable with why the best one cannot."""
     failed: list[KernelUnavailable] = []
     for build in builds(numbers):
         if build.weights is weights:

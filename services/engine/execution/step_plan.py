@@ -1,199 +1,196 @@
-"""Which token of a step is read and written where?
+"""Layout of a step: its rows as one flat batch, and the index tensors that all layers use.
 
-A step's rows become one flat batch: first the rows of a single token, in groups of similar length
-that are computed together; then the longer rows one by one. Where a kernel looks at pages where they lie,
-there are two groups of any lengths, the rows of a single token and the longer ones. Every index tensor is
-made here, once a step, and serves all layers.
+Rows of a single token come first, in groups of similar length that are computed together. Longer rows follow
+one by one. With a kernel that reads pages in place there are two groups of any lengths: the rows of a single
+token, and the longer rows. All index tensors of a step are made here once, in one copy to the device.
 """
 
 from array import array
 from collections import abc
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
-from baton.engine.execution.kept import DecodeWorkspace, WorkspaceGroup
+from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.execution.paged_rows import PagedKernel, PagedRows, pack, page_table, unpack
-from baton.engine.execution.row_groups import Masks, groups_of_similar_length, mask
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row
-from baton.sampling.draft_rows import SpeculatedSequence
+
+PADDING_MAX: Final = 24
+"""Most pages of padding in a group. Reading and attending to more costs as much as another group's calls."""
+
+
+class AttentionMasks:
+    """Additive masks of the same tokens, one for each span that a layer has. Each is made on first use."""
+
+    def __init__(self, make: abc.Callable[[AttentionSpan | None], torch.Tensor], width: int) -> None:
+        """`make`: returns the mask for a span. `width`: key positions of a mask."""
+        self._make = make
+        self._width = width
+        self._made: dict[AttentionSpan | None, torch.Tensor] = {}
+
+    def of(self, span: AttentionSpan | None) -> torch.Tensor:
+        """Return the mask for `span`. A span as wide as the mask is the same as none."""
+        if span is not None and not span.binds(self._width):
+            span = None
+        if span not in self._made:
+            self._made[span] = self._make(span)
+        return self._made[span]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows of one token each that attend together: B of them."""
+    """B rows of one token each that attend together, padded to the longest of them."""
 
     begin: int
     end: int
     """Their tokens in the flat batch are [begin, end)."""
     pages: torch.Tensor
-    """Of one row after the other, equally many: what the cache's `read` copies."""
-    room: torch.Tensor
-    """What it copies into, for layer after layer; `keys` and `values` look at it."""
+    """Page ids, row after row, the same count for each row. Argument of the cache's `read`."""
+    buffer: torch.Tensor
+    """Target of the cache's `read`, used for layer after layer. `keys` and `values` are views of it."""
     keys: torch.Tensor
-    """[kv heads * B, S, head_dim], where S is all of the pages' tokens."""
+    """[kv heads * B, S, head_dim], where S is the tokens of all pages of a row."""
     values: torch.Tensor
-    """As `keys`."""
-    masks: Masks
-    """Added to the scores: 0 where a token may look, -inf elsewhere. [kv heads * B, 1, S]"""
-
-    def look_up(
-        self, cache: PagedKvCache, place: int, layer: int, entries: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `WorkspaceGroup.look_up`: everything is fetched."""
-        del place, entries
-        cache.read(layer, self.pages, self.room)
-        return self.keys.transpose(1, 2), self.values
+    """[kv heads * B, S, head_dim]"""
+    masks: AttentionMasks
+    """[kv heads * B, 1, S], added to the scores: 0 for visible keys, -inf for others."""
 
     def fold(self, query: torch.Tensor) -> torch.Tensor:
-        """[B, query heads, head_dim] as [kv heads * B, query heads of each, head_dim]."""
+        """Reshape [B, query heads, head_dim] to [kv heads * B, query heads per kv head, head_dim]."""
         rows, _, head_dim = query.shape
         folded = query.view(rows, len(self.keys) // rows, -1, head_dim)
         return folded.transpose(0, 1).reshape(len(self.keys), -1, head_dim)
 
-    def unfold(self, seen: torch.Tensor) -> torch.Tensor:
-        """The other way round."""
-        rows, head_dim = self.end - self.begin, seen.shape[2]
-        return seen.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
+    def unfold(self, attended: torch.Tensor) -> torch.Tensor:
+        """Reverse `fold`."""
+        rows, head_dim = self.end - self.begin, attended.shape[2]
+        return attended.view(len(self.keys) // rows, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedRow:
-    """A row of several tokens, of which others lie in its pages already."""
+    """A row of several tokens whose earlier tokens are in its pages already."""
 
     begin: int
     end: int
     pages: torch.Tensor
-    room: torch.Tensor
+    buffer: torch.Tensor
     keys: torch.Tensor
-    """[kv heads, S, head_dim], of all tokens up to the row's last."""
+    """[kv heads, S, head_dim] of all tokens up to the row's last one."""
     values: torch.Tensor
-    masks: Masks
-    """As a group's, [tokens, S]: not asked for on a CPU, which looks in blocks and makes what those need."""
+    masks: AttentionMasks
+    """[tokens, S]. Not used on a CPU, which attends in blocks and makes masks for those."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A row that starts at position 0: its tokens look at each other, and nothing is read."""
+class FirstRow:
+    """A row that starts at position 0: its tokens attend to each other, and no page is read."""
 
     begin: int
     end: int
-    masks: Masks
-    """As of a row with others before it, where its tokens do not see all of each other."""
+    masks: AttentionMasks
+    """As of a continued row. Used where a span hides some of its tokens from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step. T tokens, of which N have wanted logits."""
+    """Layout of one step with T tokens, of which N have wanted logits."""
 
     tokens: torch.Tensor
     """[1, T] ids."""
     positions: torch.Tensor
     """[1, T]"""
     write: torch.Tensor
-    """[T * planes * kv heads]: what the cache's `write` takes, token by token, keys first."""
-    groups: tuple[DecodeGroup | WorkspaceGroup | PagedRows, ...]
-    alike: DecodeGroup | WorkspaceGroup | PagedRows | None
-    """The only group, where the step has no other rows."""
-    prefixed: tuple[ContinuedRow, ...]
-    wholes: tuple[Whole, ...]
+    """[T * planes * kv heads]: rows for the cache's `write`, token by token, keys first."""
+    groups: tuple[DecodeGroup | PagedRows, ...]
+    only_group: DecodeGroup | PagedRows | None
+    """The group that holds all rows of the step, if there is one."""
+    continued: tuple[ContinuedRow, ...]
+    firsts: tuple[FirstRow, ...]
     keep: torch.Tensor
-    """[N] places in the flat batch whose logits are wanted, in the order of the step's rows, and of each in
-    that of its positions."""
+    """[N] places in the flat batch whose logits are wanted, in the order of the step's rows and positions."""
 
 
 def make_plan(
-    rows: abc.Sequence[Row],
-    cache: PagedKvCache,
-    device: torch.device,
-    kept: DecodeWorkspace | None = None,
-    kernel: PagedKernel | None = None,
+    rows: abc.Sequence[Row], cache: PagedKvCache, device: torch.device, kernel: PagedKernel | None = None
 ) -> AttentionMetadata:
-    """Lay the checked `rows` of a step out. Moves to `device` what it needs, in one copy. `kept`: of the last
-    steps, and from now on of this one, once it has `ended`; not with a `kernel`, which is to look at all."""
+    """Lay out the checked `rows` of a step. `kernel`: attends to all rows in their pages."""
     size = cache.group.page_tokens
-    single = [row for row in rows if row.stop - row.start == 1]
-    going_on = [row for row in single if not isinstance(row.sequence, SpeculatedSequence)]
-    arranged = None if kept is None or not going_on else kept.arrange(going_on)
-    groups, laid = arranged or ([], [])
-    staying = len(laid)
-    anew = [row for row in single if isinstance(row.sequence, SpeculatedSequence)] if arranged else single
-    laid += sorted(anew, key=lambda row: -row.stop)
-    laid += sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
+    single = sorted((row for row in rows if row.stop - row.start == 1), key=lambda row: -row.stop)
+    longer = sorted((row for row in rows if row.stop - row.start > 1), key=lambda row: -row.stop)
+    laid = single + longer
     lengths = [cache.group.pages_for(row.stop) for row in laid]
 
     tokens = list(chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in laid))
     positions = list(chain.from_iterable(range(row.start, row.stop) for row in laid))
-    homes = [row.pages[place // size] for row in laid for place in range(row.start, row.stop)]
+    pages_of_tokens = [row.pages[each // size] for row in laid for each in range(row.start, row.stop)]
     begins = [0]
     for row in laid:
         begins.append(begins[-1] + row.stop - row.start)
-    places = {id(row): begin - row.start for row, begin in zip(laid, begins, strict=False)}
-    keep = [places[id(row)] + each for row in rows for each in row.wanted]
+    offsets = {id(row): begin - row.start for row, begin in zip(laid, begins, strict=False)}
+    keep = [offsets[id(row)] + each for row in rows for each in row.wanted]
 
     if kernel is not None:
-        reads = _paged_reads(laid, len(single), size)
+        reads = _kernel_reads(laid, len(single), size)
     else:
-        cuts = groups_of_similar_length(lengths[staying : len(single)])
-        reads = _reads(laid, staying, len(single), lengths, cuts, size)
-    packed = integers([*tokens, *positions, *homes, *keep, *chain(*(read.table for read in reads))])
-    sizes = [len(tokens)] * 3 + [len(keep)] + [len(read.table) for read in reads]
+        reads = _reads(laid, len(single), lengths, size)
+    packed = integers([*tokens, *positions, *pages_of_tokens, *keep, *chain(*(each.table for each in reads))])
+    sizes = [len(tokens)] * 3 + [len(keep)] + [len(each.table) for each in reads]
     ids, where, pages, wanted, *tables = torch.split(packed.to(device), sizes)
 
-    together: list[DecodeGroup | WorkspaceGroup | PagedRows] = []
-    prefixed: list[ContinuedRow] = []
-    for group in groups:
-        begin = together[-1].end if together else 0
-        group.lay(begin, where[begin : begin + len(group)])
-        together.append(group)
+    groups: list[DecodeGroup | PagedRows] = []
+    continued: list[ContinuedRow] = []
     for read, table in zip(reads, tables, strict=True):
         begin, end = begins[read.first], begins[read.end]
         if kernel is not None:
-            together.append(unpack(table, laid[read.first : read.end], begin, end, kernel))
+            groups.append(unpack(table, laid[read.first : read.end], begin, end, kernel))
         elif read.end <= len(single):
-            together.append(_singles(begin, end, table, where, cache))
+            groups.append(_decode_group(begin, end, table, where, cache))
         else:
-            prefixed.append(_prefixed(begin, end, table, laid[read.first].stop, where, cache))
-    wholes = [
-        Whole(
-            begins[place],
-            begins[place + 1],
-            _masks(begins[place], begins[place + 1], laid[place].stop, where, cache),
+            continued.append(_continued_row(begin, end, table, laid[read.first].stop, where, cache))
+    firsts = [
+        FirstRow(
+            begins[each],
+            begins[each + 1],
+            _masks(begins[each], begins[each + 1], laid[each].stop, where, cache),
         )
-        for place in range(len(single), len(laid))
-        if laid[place].start == 0 and kernel is None
+        for each in range(len(single), len(laid))
+        if laid[each].start == 0 and kernel is None
     ]
     return AttentionMetadata(
         tokens=ids[None],
         positions=where[None],
         write=_write_rows(pages, where, cache),
-        groups=tuple(together),
-        alike=together[0] if together and together[0].end == len(tokens) else None,
-        prefixed=tuple(prefixed),
-        wholes=tuple(wholes),
+        groups=tuple(groups),
+        only_group=groups[0] if groups and groups[0].end == len(tokens) else None,
+        continued=tuple(continued),
+        firsts=tuple(firsts),
         keep=wanted,
     )
 
 
 def pack_singles(rows: abc.Sequence[Row], pages: int, page_tokens: int) -> list[int]:
-    """What `plan_of_singles` takes, of rows of one token each that have up to `pages` pages."""
+    """Return the numbers that `plan_of_singles` takes, of rows of one token with up to `pages` pages."""
     tokens = chain.from_iterable(row.sequence.tokens(row.start, row.stop) for row in rows)
-    homes = (row.pages[row.start // page_tokens] for row in rows)
-    return [*tokens, *(row.start for row in rows), *homes, *page_table(rows, pages, page_tokens)]
+    written = (row.pages[row.start // page_tokens] for row in rows)
+    return [*tokens, *(row.start for row in rows), *written, *page_table(rows, pages, page_tokens)]
 
 
 def plan_of_singles(
     packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: PagedKernel | None = None
 ) -> AttentionMetadata:
-    """`rows` rows of one token each as one group, in their order, all wanted: from what `pack_singles` laid
-    side by side, which is on the device. Makes the same calls whatever the numbers are."""
-    ids, where, homes, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
+    """Lay out `rows` rows of one token as one group, in their order, with all logits wanted.
+
+    `packed`: result of `pack_singles`, on the device. Makes the same calls whatever the numbers are, so that
+    it can be captured.
+    """
+    ids, where, pages, table = torch.split(packed, [rows, rows, rows, len(packed) - 3 * rows])
     group: DecodeGroup | PagedRows
     if kernel is None:
-        group = _singles(0, rows, table, where, cache)
+        group = _decode_group(0, rows, table, where, cache)
     else:
         begins = torch.arange(rows + 1, dtype=torch.int32, device=packed.device)
         stops, tables = (where + 1).int(), table.view(rows, -1).int()
@@ -201,45 +198,68 @@ def plan_of_singles(
     return AttentionMetadata(
         tokens=ids[None],
         positions=where[None],
-        write=_write_rows(homes, where, cache),
+        write=_write_rows(pages, where, cache),
         groups=(group,),
-        alike=group,
-        prefixed=(),
-        wholes=(),
+        only_group=group,
+        continued=(),
+        firsts=(),
         keep=torch.arange(rows, device=packed.device),
     )
 
 
+def groups_of_similar_length(pages: abc.Sequence[int]) -> list[int]:
+    """Return where each group ends in a descending list of page counts.
+
+    A group is padded to its longest row. It ends where padding costs more than another group's calls.
+    """
+    ends: list[int] = []
+    longest = padding = 0
+    for index, count in enumerate(pages):
+        padding += longest - count
+        if index == 0 or padding > PADDING_MAX:
+            if index:
+                ends.append(index)
+            longest, padding = count, 0
+    return [*ends, len(pages)] if pages else []
+
+
+def attention_mask(
+    positions: torch.Tensor, width: int, like: torch.Tensor, span: AttentionSpan | None = None
+) -> torch.Tensor:
+    """Return [positions, width] in the dtype of `like`: 0 for visible keys, -inf for others."""
+    hidden = torch.arange(width, device=positions.device) > positions[:, None]
+    if span is not None:
+        hidden |= span.hidden(positions, 0, width)
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
 class _Read(NamedTuple):
-    """The rows [first, end) of the laid-out step read together, from these pages, equally many a row."""
+    """Rows [first, end) of the layout that are read together, with a page table of equal counts."""
 
     first: int
     end: int
     table: list[int]
 
 
-def _reads(
-    laid: abc.Sequence[Row], staying: int, single_count: int, lengths: list[int], cuts: list[int], size: int
-) -> list[_Read]:
-    """Of the rows behind the first `staying`. `cuts`: where groups of those of one token end, counted from
-    there; rows of one token are `single_count` in all."""
+def _reads(laid: abc.Sequence[Row], single_count: int, lengths: list[int], size: int) -> list[_Read]:
+    """Return the reads of a step without a kernel. The first `single_count` rows have one token each."""
     reads: list[_Read] = []
-    first = staying
-    for end in (staying + cut for cut in cuts):
+    first = 0
+    for end in groups_of_similar_length(lengths[:single_count]):
         reads.append(_Read(first, end, page_table(laid[first:end], lengths[first], size)))
         first = end
     reads.extend(
-        _Read(place, place + 1, page_table([laid[place]], lengths[place], size))
-        for place in range(single_count, len(laid))
-        if laid[place].start > 0
+        _Read(index, index + 1, page_table([laid[index]], lengths[index], size))
+        for index in range(single_count, len(laid))
+        if laid[index].start > 0
     )
     return reads
 
 
-def _paged_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
-    """Those of one token together, and the longer ones."""
-    spans = [span for span in ((0, single_count), (single_count, len(laid))) if span[0] < span[1]]
-    return [_Read(*span, pack(laid[slice(*span)], size)) for span in spans]
+def _kernel_reads(laid: abc.Sequence[Row], single_count: int, size: int) -> list[_Read]:
+    """Return two reads: the rows of one token, and the longer ones."""
+    bounds = [each for each in ((0, single_count), (single_count, len(laid))) if each[0] < each[1]]
+    return [_Read(*each, pack(laid[slice(*each)], size)) for each in bounds]
 
 
 def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache) -> torch.Tensor:
@@ -249,46 +269,44 @@ def _write_rows(pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCach
     return ((pages * cache.rows_per_page + positions % size)[:, None] + entries).flatten()
 
 
-def _singles(
-    begin: int,
-    end: int,
-    pages: torch.Tensor,
-    positions: torch.Tensor,
-    cache: PagedKvCache,
+def _decode_group(
+    begin: int, end: int, pages: torch.Tensor, positions: torch.Tensor, cache: PagedKvCache
 ) -> DecodeGroup:
     heads = len(cache.group.heads)
     width = len(pages) // (end - begin) * cache.group.page_tokens
     own, like = positions[begin:end], cache.tensor
-    masks = Masks(lambda reach: mask(own, width, like, reach).repeat(heads, 1)[:, None], width)
-    room, keys, values = _room(pages, heads * (end - begin), cache)
-    return DecodeGroup(begin, end, pages, room, keys, values, masks)
+    masks = AttentionMasks(
+        lambda span: attention_mask(own, width, like, span).repeat(heads, 1)[:, None], width
+    )
+    buffer, keys, values = _read_buffer(pages, heads * (end - begin), cache)
+    return DecodeGroup(begin, end, pages, buffer, keys, values, masks)
 
 
-def _prefixed(
+def _continued_row(
     begin: int, end: int, pages: torch.Tensor, stop: int, positions: torch.Tensor, cache: PagedKvCache
 ) -> ContinuedRow:
-    """Of a row that ends at position `stop`."""
-    room, keys, values = _room(pages, len(cache.group.heads), cache)
+    """`stop`: position at which the row ends."""
+    buffer, keys, values = _read_buffer(pages, len(cache.group.heads), cache)
     masks = _masks(begin, end, stop, positions, cache)
-    return ContinuedRow(begin, end, pages, room, keys[:, :stop], values[:, :stop], masks)
+    return ContinuedRow(begin, end, pages, buffer, keys[:, :stop], values[:, :stop], masks)
 
 
-def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: PagedKvCache) -> Masks:
-    """Of the tokens [begin, end) of the flat batch over all before position `stop`."""
+def _masks(begin: int, end: int, stop: int, positions: torch.Tensor, cache: PagedKvCache) -> AttentionMasks:
+    """Return the masks of tokens [begin, end) of the flat batch over all keys before position `stop`."""
     own, like = positions[begin:end], cache.tensor
-    return Masks(lambda reach: mask(own, stop, like, reach), stop)
+    return AttentionMasks(lambda span: attention_mask(own, stop, like, span), stop)
 
 
-def _room(
+def _read_buffer(
     pages: torch.Tensor, matrices: int, cache: PagedKvCache
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the cache's `read` may copy `pages` to, and the matrices of keys and of values it becomes."""
+    """Return a target for the cache's `read` of `pages`, and its keys and values as `matrices`."""
     entries = cache.group.page_tokens * cache.head_dim
-    room = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
-    keys, values = room.view(cache.planes, matrices, -1, cache.head_dim)
-    return room.permute(2, 1, 0, 3), keys, values
+    buffer = cache.tensor.new_empty(cache.planes, len(cache.group.heads), len(pages), entries)
+    keys, values = buffer.view(cache.planes, matrices, -1, cache.head_dim)
+    return buffer.permute(2, 1, 0, 3), keys, values
 
 
 def integers(values: list[int]) -> torch.Tensor:
-    """`values`, at least one, as int64 on the CPU: an eighth of the time that torch takes to read a list."""
+    """Return `values`, at least one, as int64 on the CPU. Takes an eighth of `torch.tensor`'s time."""
     return torch.frombuffer(array("q", values), dtype=torch.int64)

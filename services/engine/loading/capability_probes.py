@@ -1,29 +1,37 @@
 """Is this a model whose attention we compute as its authors meant it?
 
 Two looks. `refuse_by_configuration` reads what the model says of itself, before any weight is loaded.
-`AttentionProbe` stands in for the attention during one small forward pass and sees what each layer really asks
-for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
+`AttentionProbe` stands in for the attention during one small forward pass and sees what each layer really
+asks for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
 
 A look has to come out differently in the wrong case (`probe-can-fail`). So the pass has what steps have, a
 later chunk of one sequence and behind it the beginning of another, and is held against one in which the
 definition counts the positions of a single sequence itself. A definition that counts a step's tokens from 0,
-or that lets a token see its neighbours outside its attention, gives other queries, keys and values there.
-A window is wider than any small pass, so what a layer sees is asked of the function that the definition makes
-its mask of, at the context's borders (`sight.py`). A scale that begins late in the context is seen in a pass
-at its end, against one whose place there the definition is told by a cache.
+or that lets a token see its neighbours outside its attention, gives other queries, keys and values there. A
+window is wider than any small pass, so what a layer sees is asked of the function that the definition makes
+its mask of, at the context's borders (`attention.py`). A scale that begins late in the context is seen in a
+pass at its end, against one whose place there the definition is told by a cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan
 from typing import Any, Final
 
 import torch
 from transformers import AttentionMaskInterface, DynamicCache
 
-from baton.engine.execution.attention_span import LayerAttention, MaskFunction, UnknownSpan, find_span
-from baton.engine.execution.paged_attention import MASK, NAME, attention_options
+from baton.engine.execution.attention_span import (
+    ATTENTION_NAME,
+    MASK,
+    Geometry,
+    LayerAttention,
+    MaskFunction,
+    UnknownSpan,
+    attention_options,
+    find_span,
+)
 from baton.engine.loading.text_model import maker_of, text_of
 from baton.models.model_facts import UnsupportedModel
 from baton.models.model_requirements import (
@@ -62,16 +70,6 @@ PROBED: Final = 8
 """Tokens of the small pass."""
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The shape of a model's keys and values, the same in each of its layers."""
-
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-
-
 def places(context_length: int) -> torch.Tensor:
     """The positions of the small pass: a later chunk, and behind it a beginning. None is where it would be
     counted from 0."""
@@ -96,11 +94,11 @@ def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -
 def recording_masks() -> Iterator[None]:
     """Within it, definitions with our attention make masks, which know the function that they are made of;
     outside of it they make none."""
-    AttentionMaskInterface.register(NAME, _told_mask)
+    AttentionMaskInterface.register(ATTENTION_NAME, _told_mask)
     try:
         yield
     finally:
-        del AttentionMaskInterface._global_mapping[NAME]
+        del AttentionMaskInterface._global_mapping[ATTENTION_NAME]
 
 
 class ProbedMask(torch.Tensor):
@@ -145,8 +143,9 @@ class AttentionProbe:
         self._context_length = context_length
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
-        self.sights: dict[int, LayerAttention] = {}
-        """Of each layer that was seen. How far it sees is there where the pass was one of `recording_masks`."""
+        self.attention: dict[int, LayerAttention] = {}
+        """Of each layer that was seen. How far it sees is there where the pass was one of
+        `recording_masks`."""
         self._windows: dict[int, int] = {}
         """What its calls say beside their masks."""
 
@@ -178,24 +177,24 @@ class AttentionProbe:
 
     def _see(self, layer: int, query: torch.Tensor, options: dict[str, Any]) -> None:
         mask, window = options[MASK], options.get("sliding_window")
-        sight = attention_options(query, options)
-        if sight.sinks is not None and sight.sinks.shape != query.shape[1:2]:
+        attention = attention_options(query, options)
+        if attention.sinks is not None and attention.sinks.shape != query.shape[1:2]:
             self._needs.append("attention sinks that are not one a head")
         if isinstance(mask, ProbedMask):
             try:
-                sight = replace(sight, reach=find_span(mask.function, self._context_length))
+                attention = replace(attention, span=find_span(mask.function, self._context_length))
             except (UnknownSpan, RuntimeError, LookupError, TypeError, AttributeError):
                 self._needs.append(OPTION_NAMES[MASK])
         elif mask is not None:
             self._needs.append(OPTION_NAMES[MASK])
-        self.sights[layer] = sight
+        self.attention[layer] = attention
         if isinstance(window, int):
             self._windows[layer] = window
 
     def verdict(
         self,
-        whole: "Probe",
-        counted: "Probe",
+        whole: "AttentionProbe",
+        counted: "AttentionProbe",
         order: torch.Tensor,
         dtype: str,
         name: str,
@@ -216,7 +215,9 @@ class AttentionProbe:
             if key != value or query[3] != key[3] or query[1] % key[1]:
                 self._needs.append(OTHER_SHAPES)
         self._needs += whole._needs
-        seen = {layer: sight.reach and sight.reach.tokens for layer, sight in whole.sights.items()}
+        seen = {
+            layer: attention.span and attention.span.tokens for layer, attention in whole.attention.items()
+        }
         said = (*whole._windows.items(), *cached_windows(config).items())
         if any(seen.get(layer, window) != window < self._context_length for layer, window in said):
             self._needs.append(WINDOW)
@@ -226,18 +227,20 @@ class AttentionProbe:
         query, key, _ = shapes[0]
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
-    def like(self, other: "Probe", dtype: str) -> bool:
+    def like(self, other: "AttentionProbe", dtype: str) -> bool:
         """Whether each layer saw what `other` saw in its place."""
         return self._calls.keys() == other._calls.keys() and all(
             gap(mine, its) <= ROUNDING[dtype] for mine, its in self._beside(other)
         )
 
-    def turned(self, other: "Probe", tolerance: float) -> bool:
+    def turned(self, other: "AttentionProbe", tolerance: float) -> bool:
         """Whether each query, key and value is as long as the one that `other` saw in its place."""
         lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._beside(other)]
         return all(float((mine - its).norm()) <= tolerance * float(its.norm()) for mine, its in lengths)
 
-    def _placed(self, whole: "Probe", counted: "Probe", order: torch.Tensor, dtype: str) -> bool:
+    def _placed(
+        self, whole: "AttentionProbe", counted: "AttentionProbe", order: torch.Tensor, dtype: str
+    ) -> bool:
         """Whether each layer sees a token as it is seen at its place in `whole`. The first, in which hardly
         anything is rounded, has to be much nearer to that than to what is seen where it is `counted`: some
         embeddings of positions are small beside those of tokens."""
@@ -249,7 +252,7 @@ class AttentionProbe:
         nearer = first_right <= ROUNDING[dtype] or first_right <= first_wrong / CONTRAST
         return nearer and not any(right > TOLERANCES[dtype] for right, _ in gaps)
 
-    def _beside(self, other: "Probe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _beside(self, other: "AttentionProbe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for layer, seen in self._calls.items():
             yield from zip(seen, other._calls[layer], strict=True)
 

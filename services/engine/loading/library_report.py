@@ -51,3 +51,9 @@ def load_report() -> Iterator[LoadReport]:
         yield report
     finally:
         logger.removeFilter(report)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its class name if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

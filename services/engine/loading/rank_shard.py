@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.engine.loading.capability_probes import Geometry
+from baton.engine.execution.attention_span import Geometry
 from baton.engine.loading.text_model import text_of
 from baton.engine.ranks.collectives import LocalRankGroup, Team
 from baton.models.model_facts import UnsupportedModel

@@ -1,12 +1,13 @@
-"""Does our own way to compute a model give what the library's definition gives?
+"""Choice of the execution of a model: the fastest one that agrees with the library's definition.
 
 Both compute the same small steps as the model is loaded: a prompt, a chunk of it beside another prompt, and,
-as far behind them as the context reaches, a token of each. Not only the logits have to agree, but also the
-keys and values left in the pages, which another worker may go on with. Where they do not, the library
-computes, and a line of the log says why. The definition computes in float32 for that, whatever the model is
-in, and as the model is, which tells how far rounding takes it.
+at the end of the context, a token of each. The logits have to agree, and so do the keys and values in the
+pages, with which another worker may go on. If they do not, the library computes, and the log says why. For
+the comparison the definition computes in float32, and in the model's own format, which shows how far rounding
+takes it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -14,14 +15,29 @@ from typing import Any, Final
 
 import torch
 
-from baton.engine.execution.compiled_step import KernelFor, UnsupportedShapes
-from baton.engine.execution.kept import DecodeWorkspace
+from baton.engine.execution.agreement import TOLERANCES, relative_difference
+from baton.engine.execution.attention_span import AttentionSpan
+from baton.engine.execution.batched_runner import BatchedModel, BatchedRunner
+from baton.engine.execution.compiled_step import (
+    CompiledExecution,
+    CompiledModel,
+    CompiledRunner,
+    KernelFor,
+    UnsupportedShapes,
+    check,
+    fits_bfloat16,
+)
+from baton.engine.execution.execution_kind import ExecutionKind
+from baton.engine.execution.fused_decoder import FusedDecoder
 from baton.engine.execution.model_structure import UnknownStructure
 from baton.engine.execution.paged_attention import PagedAttention
-from baton.engine.execution.step_compiler import KernelUnavailable
+from baton.engine.execution.paged_rows import PagedKernel
+from baton.engine.execution.row_by_row import RowByRowExecution
+from baton.engine.execution.runner import Execution
+from baton.engine.execution.step_compiler import CODES, KernelUnavailable, builds
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import DTYPES, PagedKvCache
-from baton.engine.loading.library_model import Model
+from baton.engine.loading.library_model import LibraryModel
 from baton.engine_interface import Row, Sequence
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.layout import KvGroup, KvLayout
@@ -31,67 +47,103 @@ from baton.runtime.logging import Log
 
 log = Log(__name__)
 
-TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
-"""Of the difference's length, as a share of the length of what is right."""
-OF_CODES: Final = {**TOLERANCES, "bfloat16": 0.03}
-"""The same where weights are codes, which are multiplied in float32."""
+QUANTIZED_TOLERANCES: Final = {**TOLERANCES, "bfloat16": 0.03}
+"""Tolerances for quantized weights, which are multiplied in float32."""
 ROUNDINGS: Final = 2
-"""Our own way may be so many times as far away as rounding takes the definition, where that is more."""
+"""Our result may differ by as many times the difference that rounding makes to the definition, if larger."""
 EXACT: Final = "float32"
 FAILURES: Final = (RuntimeError, ValueError, TypeError, LookupError)
-"""What a way raises that does not compute here."""
+"""Errors of an execution that does not compute here."""
 PAGE_TOKENS_MAX: Final = 16
 LONG: Final = 28
 STEPS: Final = (((0, 19),), ((19, 26), (0, 4)), ((26, 27), (4, 5)), ((27, 28), (5, 6)))
-"""In each step what is computed of the long sequence, and of the short one."""
+"""Positions that each step computes of the long sequence, and of the short one."""
 MORE: Final = 32
-"""So much longer is the long one, from its first step on, where a layer has a window: some of its tokens then
-lie before all that is looked at."""
+"""Extra tokens of the long sequence if a layer has a window: some tokens are then before all windows."""
 NARROW: Final = 11
-"""Tokens of the widest windows here: some of the long sequence's see only the last of those before them."""
+"""Most tokens of a window in the comparison, so that some tokens see only a part of the sequence."""
 EARLY: Final = 2
-"""So many steps are at the beginning of the context. What the others compute is turned as if it came at its
-end, but looks at no more tokens than there are."""
+"""Steps at the beginning of the context. Later steps are rotated as if they came at its end, but see no more
+tokens than there are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
-    """What our own way has to give."""
+class Reference:
+    """Results that an execution has to reproduce."""
 
     answers: list[torch.Tensor]
     tolerance: float
-    """Of each difference's length, as a share of the answer's."""
+    """Largest relative difference."""
 
 
-def select_execution(model: Model, layout: KvLayout, kernel_for: KernelFor | None = None) -> None:
-    """Let `model` compute in our own way if it can, and if that is seen to give the same: by a compiled
-    kernel, where `kernel_for` has one for it, else by calls. Raises UnsupportedModel where the library's
-    definition itself does not compute over our pages."""
-    least = LONG + (MORE if model.reaches else 0)
+class BatchedExecution:
+    """A model whose rows are computed together, by the library's definition or by our decoder."""
+
+    def __init__(
+        self,
+        kind: ExecutionKind,
+        compute: BatchedModel,
+        spans: Mapping[int, AttentionSpan],
+        weight_bytes: int,
+        decoder: FusedDecoder | None = None,
+    ) -> None:
+        """`decoder`: the one that computes, if it is ours."""
+        self.decoder = decoder
+        self.kind = kind
+        self.weight_bytes = weight_bytes
+        self.compute = compute
+        self._spans = spans
+
+    def runner(self, cache: PagedKvCache, kernel: PagedKernel | None = None) -> BatchedRunner:
+        return BatchedRunner(self.compute, cache, self._spans, kernel)
+
+
+def library_execution(model: LibraryModel) -> Execution:
+    """Return the execution by the library's definition: row by row if the model needs it."""
+    if model.definition is not None:
+        return RowByRowExecution(model.definition, model.vocab_size, model.weight_bytes)
+    return BatchedExecution(ExecutionKind.LIBRARY, model.logits, model.spans, model.weight_bytes)
+
+
+def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFor | None = None) -> Execution:
+    """Return the fastest execution of `model` that agrees with its definition.
+
+    `kernel_for`: returns a compiled step, where one may be used. An execution of our own takes the weights
+    from `model`. Raises UnsupportedModel if the definition itself does not compute over our pages, and
+    StartupError if nothing multiplies the model's codes.
+    """
+    least = LONG + (MORE if model.spans else 0)
+    if model.definition is not None:
+        return library_execution(model)
     if model.facts.context_length < least:
-        if model.coded:
-            raise _uncoded(layout, f"a context of fewer than {least} tokens")
-        return
+        if model.quantized is not None:
+            raise _not_multiplied(layout, f"a context of fewer than {least} tokens")
+        return library_execution(model)
     (kv,) = layout.groups
-    defined = [] if model.coded else _defined(model, kv)
+    library = library_execution(model)
+    defined = [] if model.quantized is not None else _library_answers(model, library, kv)
     try:
-        right = _right(model, kv, defined)
-        if kernel_for is not None and _compiles(model, layout, right, kernel_for):
-            return
-        why = _tried(model, layout, right)
+        reference = _reference(model, kv, defined)
+        if kernel_for is not None:
+            compiled = _compiled(model, layout, reference, kernel_for)
+            if compiled is not None:
+                return compiled
+        fused, why = _fused(model, layout, reference)
     except UnknownStructure as other:
-        if model.coded:
-            raise _uncoded(layout, str(other)) from other
+        if model.quantized is not None:
+            raise _not_multiplied(layout, str(other)) from other
         log.info("the model library computes the steps: other parts than ours", found=str(other))
-        return
-    if why:
+        return library
+    if fused is None:
         log.warning("the model library computes the steps: ours are not the same", why=why)
+        return library_execution(model)
+    return fused
 
 
-def _defined(model: Model, kv: KvGroup) -> list[torch.Tensor]:
-    """What the library's definition gives over our pages. Raises UnsupportedModel where it gives nothing."""
+def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> list[torch.Tensor]:
+    """Return the results of the library's definition over our pages. Raises UnsupportedModel."""
     try:
-        return _answers(model, kv)
+        return _answers(model, library, kv)
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -101,75 +153,129 @@ def _defined(model: Model, kv: KvGroup) -> list[torch.Tensor]:
         ) from error
 
 
-def _right(model: Model, kv: KvGroup, defined: list[torch.Tensor]) -> Right:
-    """In float32, but for what pages hold. `defined`: what the definition gives as the model is, which is
-    told by how far rounding takes it. Raises UnknownStructure."""
-    if model.dtype == EXACT and not model.coded:
-        return Right(defined, TOLERANCES[EXACT])
-    model.anatomy()
+def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) -> Reference:
+    """Return the definition's results in float32, but for what pages hold.
+
+    `defined`: its results in the model's own format. Raises UnknownStructure.
+    """
+    if model.dtype == EXACT and model.quantized is None:
+        return Reference(defined, TOLERANCES[EXACT])
+    model.structure()
+    rounded = partial(_rounded, model, DTYPES[kv.dtype])
+    exact = BatchedExecution(ExecutionKind.LIBRARY, rounded, model.spans, model.weight_bytes)
     try:
         with model.exactly():
-            answers = _answers(model, replace(kv, dtype=EXACT), kept_in=DTYPES[kv.dtype])
+            answers = _answers(model, exact, replace(kv, dtype=EXACT))
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
         raise UnknownStructure(f"parts that compute nothing in float32 ({in_a_line(error)})") from error
-    if model.coded:
-        return Right(answers, OF_CODES[model.dtype])
-    rounding = max(map(gap, defined, answers))
-    return Right(answers, max(TOLERANCES[model.dtype], ROUNDINGS * rounding))
+    if model.quantized is not None:
+        return Reference(answers, QUANTIZED_TOLERANCES[model.dtype])
+    rounding = max(map(relative_difference, defined, answers))
+    return Reference(answers, max(TOLERANCES[model.dtype], ROUNDINGS * rounding))
 
 
-def _compiles(model: Model, layout: KvLayout, right: Right, kernel_for: KernelFor) -> bool:
-    """Whether a kernel's way is taken. Raises UnknownStructure."""
+def _compiled(
+    model: LibraryModel, layout: KvLayout, reference: Reference, kernel_for: KernelFor
+) -> Execution | None:
+    """Return the execution by a compiled step, None if it cannot be used. Raises UnknownStructure."""
     try:
-        why = _tried(model, layout, right, kernel_for)
+        execution, why = _verified(model, layout, reference, kernel_for)
     except (UnsupportedShapes, KernelUnavailable) as other:
-        if model.coded:
-            raise _uncoded(layout, str(other)) from other
+        if model.quantized is not None:
+            raise _not_multiplied(layout, str(other)) from other
         log.info("steps are not compiled", why=str(other))
-        return False
-    if why:
+        return None
+    if execution is None:
         log.warning("steps are not compiled", why=why)
-    return not why
+    return execution
 
 
-def _tried(model: Model, layout: KvLayout, right: Right, kernel_for: KernelFor | None = None) -> str:
-    """Why our own way is not taken, and `model` is as it was; else nothing. Raises UnknownStructure,
-    UnsupportedShapes and KernelUnavailable."""
+def _fused(model: LibraryModel, layout: KvLayout, reference: Reference) -> tuple[Execution | None, str]:
+    """Return the execution by our decoder, or None and why it is not used. Raises UnknownStructure."""
+    return _verified(model, layout, reference, None)
+
+
+def _verified(
+    model: LibraryModel, layout: KvLayout, reference: Reference, kernel_for: KernelFor | None
+) -> tuple[Execution | None, str]:
+    """Return an execution of our own if it agrees with `reference`, or None and why.
+
+    Without agreement `model` has its weights again. Raises UnknownStructure, UnsupportedShapes and
+    KernelUnavailable, and then nothing has changed.
+    """
+    execution: Execution | None = None
     try:
         (kv,) = layout.groups
-        model.take_apart(kernel_for, kv.page_tokens)
-        gaps = [*map(gap, _answers(model, kv, ours=True), right.answers)]
-        close = all(gap <= right.tolerance for gap in gaps)
-        why = "" if close else f"results differ by {max(gaps):.2g} of their length"
+        if kernel_for is None:
+            execution = _make_fused(model)
+        else:
+            execution = _make_compiled(model, kv.page_tokens, kernel_for)
+        differences = [*map(relative_difference, _answers(model, execution, kv), reference.answers)]
+        close = all(each <= reference.tolerance for each in differences)
+        why = "" if close else f"results differ by {max(differences):.2g} of their length"
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
         why = f"{type(error).__name__}: {error}"
-    if why and model.coded:
-        raise _uncoded(layout, why)
-    if why:
-        model.put_together()
-    return why
+    if not why:
+        return execution, ""
+    if model.quantized is not None:
+        raise _not_multiplied(layout, why)
+    del execution  # before the weights are loaded again: they are not held twice
+    model.reload()
+    return None, why
 
 
-def _uncoded(layout: KvLayout, why: str) -> StartupError:
-    """Codes are multiplied by a kernel, or not at all."""
+def _make_fused(model: LibraryModel) -> Execution:
+    """Return an execution by our decoder, which takes the model's weights. Raises UnknownStructure."""
+    structure = model.structure()
+    model.release()
+    with torch.inference_mode():
+        decoder = FusedDecoder(structure, model.geometry.head_dim)
+
+    def compute(
+        tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: PagedAttention
+    ) -> torch.Tensor:
+        with torch.inference_mode():
+            return decoder.logits(tokens, positions, keep, attention)
+
+    return BatchedExecution(ExecutionKind.FUSED, compute, model.spans, model.weight_bytes, decoder)
+
+
+def _make_compiled(model: LibraryModel, page_tokens: int, kernel_for: KernelFor) -> Execution:
+    """Return an execution by a compiled step, which takes the model's weights.
+
+    Raises UnknownStructure, UnsupportedShapes or KernelUnavailable, and then nothing has changed.
+    """
+    structure = model.structure()
+    numbers = check(structure, model.geometry.head_dim, page_tokens, model.spans.values())
+    builds(numbers)  # before all weights are looked at
+    weights = CODES
+    if model.quantized is None:
+        weights = torch.bfloat16 if fits_bfloat16(structure.linears) else torch.float32
+    kernel = kernel_for(numbers, weights)
+    model.release()
+    with torch.inference_mode():
+        compiled = CompiledModel(structure, model.geometry.head_dim, kernel, model.quantized)
+    return CompiledExecution(compiled, model.spans)
+
+
+def _not_multiplied(layout: KvLayout, why: str) -> StartupError:
     return StartupError(
         f"--quantize {layout.quantize}: codes are multiplied by compiled steps alone, which are not there: "
         f"{why}; leave out --quantize"
     )
 
 
-def _answers(
-    model: Model, kv: KvGroup, *, ours: bool = False, kept_in: torch.dtype | None = None
-) -> list[torch.Tensor]:
-    """The logits of all positions, step by step, and what is in the pages after the last. `ours`: what a step
-    fetched is kept for the next. A compiled step computes the last positions by themselves, too.
-    `kept_in`: what keys and values are rounded to on their way to the pages."""
+def _answers(model: LibraryModel, execution: Execution, kv: KvGroup) -> list[torch.Tensor]:
+    """Return the logits of all positions, step by step, and the contents of the pages after the last step.
+
+    A compiled step computes the last positions by themselves, too.
+    """
     numbers = torch.Generator().manual_seed(7)
-    more = MORE if model.reaches else 0
+    more = MORE if model.spans else 0
     prompts = torch.randint(model.vocab_size, (2, LONG + more), generator=numbers).tolist()
     sequences = [Sequence(Request("proof", tuple(prompt), 1), []) for prompt in prompts]
     kv = replace(kv, page_tokens=min(kv.page_tokens, PAGE_TOKENS_MAX))
@@ -177,55 +283,59 @@ def _answers(
     cache = PagedKvCache(kv, 2 * pages, model.device)
     cache.tensor.zero_()
     tables = torch.randperm(2 * pages, generator=numbers).view(2, pages).tolist()
-    kept = DecodeWorkspace(cache, cache.length * 2) if ours and model.device.type == "cpu" else None
-    reaches = {layer: reach.narrowed(NARROW) for layer, reach in model.reaches.items()}
-    compiled = model.compiled_steps(cache, reaches)
-    told: list[torch.Tensor] = []
-    for place, ((start, stop), *short) in enumerate(STEPS):
-        later = model.facts.context_length - LONG - more if place >= EARLY else 0
-        spans = [(start + more if start else 0, stop + more), *short]
+    spans = {layer: span.narrowed(NARROW) for layer, span in model.spans.items()}
+    runner: CompiledRunner | None = None
+    if isinstance(execution, CompiledExecution):
+        runner = execution.runner_with(cache, spans)
+    answers: list[torch.Tensor] = []
+    for index, ((start, stop), *short) in enumerate(STEPS):
+        later = model.facts.context_length - LONG - more if index >= EARLY else 0
+        bounds = [(start + more if start else 0, stop + more), *short]
         rows = [
-            Row(sequence, *span, (table,), sample=False)
-            for sequence, span, table in zip(sequences, spans, tables, strict=False)
+            Row(sequence, *each, (table,), sample=False)
+            for sequence, each, table in zip(sequences, bounds, tables, strict=False)
         ]
+        logits: torch.Tensor | None
         with torch.inference_mode():
-            logits: torch.Tensor | None
-            if compiled is not None:
-                everywhere = compiled.logits(rows, everywhere=True, later=later)
-                ends = [end - 1 for end in accumulate(row.stop - row.start for row in rows)]
-                last = [replace(row, sample=True) for row in rows]
-                everywhere[ends] = compiled.logits(last, later=later)
-                logits = everywhere
-            else:
-                plan = make_plan(rows, cache, model.device, kept)
+            if runner is not None:
+                logits = _compiled_logits(runner, rows, later)
+            elif isinstance(execution, BatchedExecution):
+                plan = make_plan(rows, cache, model.device)
                 keep = torch.arange(plan.tokens.shape[1], device=model.device)
-                positions = plan.positions + later
-                step = PagedAttention(plan, cache, reaches)
-                if kept_in is None:
-                    logits = model.compute(plan.tokens, positions, keep, step)
-                else:
-                    attend = partial(_rounded, step, kept_in)
-                    logits = model.logits(plan.tokens, positions, keep, attend)
-        if kept is not None:
-            kept.ended(well=True)
+                attention = PagedAttention(plan, cache, spans)
+                logits = execution.compute(plan.tokens, plan.positions + later, keep, attention)
+            else:
+                raise AssertionError(f"an execution {execution.kind} is not compared")
         if logits is not None:
-            told.append(logits.float())
-    return [*told, cache.tensor.float()]
+            answers.append(logits.float())
+    return [*answers, cache.tensor.float()]
+
+
+def _compiled_logits(runner: CompiledRunner, rows: list[Row], later: int) -> torch.Tensor:
+    everywhere = runner.logits_at(rows, everywhere=True, later=later)
+    ends = [end - 1 for end in accumulate(row.stop - row.start for row in rows)]
+    everywhere[ends] = runner.logits_at([replace(row, sample=True) for row in rows], later=later)
+    return everywhere
 
 
 def _rounded(
-    step: PagedAttention,
+    model: LibraryModel,
     kept_in: torch.dtype,
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: dict[str, Any],
-) -> torch.Tensor:
-    key, value = (each.to(kept_in).to(each.dtype) for each in (key, value))
-    return step(module, query, key, value, options)
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    keep: torch.Tensor,
+    attention: PagedAttention,
+) -> torch.Tensor | None:
+    """Compute the definition with keys and values rounded to `kept_in` on their way to the pages."""
 
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        key, value = (each.to(kept_in).to(each.dtype) for each in (key, value))
+        return attention(module, query, key, value, options)
 
-def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """How far `seen` is from what is right, as a share of that; NaN where something is not a number."""
-    return float((seen - right).norm() / right.norm())
+    return model.logits(tokens, positions, keep, attend)

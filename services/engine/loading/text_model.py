@@ -14,7 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
-from baton.engine.execution.paged_attention import NAME
+from baton.engine.execution.attention_span import ATTENTION_NAME
 from baton.models.model_facts import UnsupportedModel
 
 MAKERS: Final = (
@@ -44,9 +44,12 @@ def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | No
     if not ours:
         return None
     if not is_container(config):
-        return NAME
+        return ATTENTION_NAME
     text = text_of(config)
-    return {"": NAME, **{key: NAME for key in config.sub_configs if getattr(config, key, None) is text}}
+    return {
+        "": ATTENTION_NAME,
+        **{key: ATTENTION_NAME for key in config.sub_configs if getattr(config, key, None) is text},
+    }
 
 
 def base_of(name: str, module: Any) -> tuple[str, Any]:

@@ -371,8 +371,8 @@ class Fp4Weight:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
-    """Of gpt-oss (MXFP4): codes as of Fp4Weight, [expert, out, group, 16 bytes], and an exponent for each group.
-    The model has them turned, [expert, in, out]."""
+    """Of gpt-oss (MXFP4): codes as of Fp4Weight, [expert, out, group, 16 bytes], and an exponent for each
+    group. The model has them turned, [expert, in, out]."""
 
     blocks: TensorSource
     scales: TensorSource

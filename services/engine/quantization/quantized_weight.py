@@ -54,7 +54,7 @@ class QuantizedWeight:
     def shape(self) -> torch.Size:
         return self.codes.shape
 
-    def rows(self, which: slice | torch.Tensor) -> "Codes":
+    def rows(self, which: slice | torch.Tensor) -> "QuantizedWeight":
         least = None if self.least is None else self.least[which]
         return QuantizedWeight(self.codes[which], self.scale[which], least, self.group)
 

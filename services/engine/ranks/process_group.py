@@ -149,8 +149,8 @@ def join_rank_group(
 
     `timeout_s` bounds the wait for them, `step_timeout_s`, if it is not the same, each collective after that:
     a rank waits there for what others compute. A rank listens only at the address from which it reaches the
-    store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises RankGroupBroken if not all ranks
-    come in time, ValueError for a rank that cannot be.
+    store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises RankGroupBroken if not all
+    ranks come in time, ValueError for a rank that cannot be.
     """
     place = topology.place(rank)
     step_timeout_s = step_timeout_s or timeout_s

@@ -14,6 +14,7 @@ import torch
 
 from baton.engine.ranks.collectives import Team
 from baton.engine_interface import (
+    PROPOSED_MAX,
     DrawResult,
     GrammarUnsatisfied,
     LogitsNotFinite,
@@ -27,12 +28,15 @@ from baton.pages.ranks import rank_layout
 from baton.rooms.request import Score, Token
 from baton.sampling.draft_rows import sample_rows
 from baton.sampling.prompt_scores import score
+from baton.sampling.proposer import Proposer, proposal_requests
 
 NONE: Final[abc.Mapping[type[LogitsNotFinite] | type[GrammarUnsatisfied], float]] = {
     LogitsNotFinite: -1.0,
     GrammarUnsatisfied: -2.0,
 }
 """The id where nothing could be drawn, by why."""
+PROPOSAL_NUMBERS: Final = 2 + PROPOSED_MAX
+"""Numbers sent for one proposal: token count, forced count, then the tokens."""
 
 
 def draw(
@@ -84,6 +88,32 @@ def broadcast_scores(
         if row.sequence.scores is not None:
             row.sequence.scores.told += new
     return numbers
+
+
+def broadcast_proposals(
+    team: Team, drawer: int, proposer: Proposer, rows: abc.Sequence[Row], taken: abc.Sequence[RowResult]
+) -> None:
+    """Renew the proposals of the sequences of `rows` on every rank. Rank `drawer` makes them.
+
+    `taken`: result of each row in this step.
+    """
+    wanted = proposal_requests(rows, taken)
+    if not wanted:
+        return
+    numbers: list[float] | None = None
+    if team.rank == drawer:
+        proposed, times = proposer.propose(wanted)
+        numbers = [*times]
+        for each in proposed:
+            numbers += [len(each.tokens), each.forced, *each.tokens]
+            numbers += [0.0] * (PROPOSED_MAX - len(each.tokens))
+    spent_us, draft_us, *received = team.tell(drawer, numbers, 2 + PROPOSAL_NUMBERS * len(wanted))
+    for index, request in enumerate(wanted):
+        part = received[PROPOSAL_NUMBERS * index : PROPOSAL_NUMBERS * (index + 1)]
+        count, forced, *tokens = map(int, part)
+        proposal = request.proposal
+        proposal.tokens, proposal.forced = tuple(tokens[:count]), forced
+        proposal.spent_us, proposal.draft_us = int(spent_us), int(draft_us)
 
 
 def add_page_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:

@@ -17,13 +17,15 @@ from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Conf
 
 from baton.engine.execution import step_compiler
 from baton.engine.execution.step_compiler import AVX512, CODES, Build, found
+from baton.engine.loading.engine_loading import load_engine
 from baton.engine.quantization.weight_quantization import WeightQuantization
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row, Sequence
 from baton.rooms.request import Request, Sampling
 from baton.runtime.model_options import Quantize
 from tests.engine import tiny_models
 from tests.engine.execution.emulated.build import emulated
+from tests.engine.executions import compiled_model, is_compiled
 from tests.pairwise import cover, every
 
 SHAPE: Final[dict[str, Any]] = {
@@ -166,8 +168,8 @@ def load_for(
         threads=threads,
         coding=coding_for(build),
     )
-    assert engine.compiled is not None
-    assert engine.compiled._model._weights is build.weights
+    assert is_compiled(engine)
+    assert compiled_model(engine).weights is build.weights
     return engine
 
 
@@ -195,7 +197,7 @@ def logits_of(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
     with torch.inference_mode():
         for row in rows:
             engine._clear_tail(row)
-        logits = engine._logits(rows)
+        logits = engine.runner.logits(rows)
     assert logits is not None
     return logits.float()
 
@@ -222,6 +224,6 @@ def told(*engines: TorchEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
     for engine in engines:
         engine.cache.tensor[: len(before)] = before
         for row in rows:
-            row.sequence.notes = None
+            row.sequence.engine_state = row.sequence.sampler_state = None
         found.append((logits_of(engine, rows), entries(engine, rows)))
     return found

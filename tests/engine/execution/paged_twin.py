@@ -9,14 +9,14 @@ from baton.engine.execution.paged_rows import PagedRows, UnsupportedAttention
 
 
 def twin(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
     """As `PagedKernel`: one row after the other, the last of its tokens sees all that are in its pages, or a
     window of them."""
     bounds, stops = rows.begins.tolist(), rows.stops.tolist()
     assert max(end - begin for begin, end in pairwise(bounds)) == rows.longest
     assert bounds[-1] == len(query)
-    if sight.cap is not None or (sight.reach is not None and sight.reach.in_chunks):
+    if attention.softcap is not None or (attention.span is not None and attention.span.in_chunks):
         raise UnsupportedAttention("so")
     seen = []
     for row, stop in enumerate(stops):
@@ -27,11 +27,11 @@ def twin(
             for each in (keys, values)
         )
         visible = torch.ones(own.shape[1], stop, dtype=torch.bool).tril(stop - own.shape[1])
-        if sight.reach is not None:
-            visible &= visible.new_ones(visible.shape).triu(stop - own.shape[1] - sight.reach.tokens + 1)
-        scores = (own @ mine.transpose(1, 2) * sight.scaling).masked_fill(~visible, float("-inf"))
-        if sight.sinks is not None:
-            scores = torch.cat((scores, sight.sinks[:, None, None].expand(-1, own.shape[1], 1)), dim=2)
+        if attention.span is not None:
+            visible &= visible.new_ones(visible.shape).triu(stop - own.shape[1] - attention.span.tokens + 1)
+        scores = (own @ mine.transpose(1, 2) * attention.scaling).masked_fill(~visible, float("-inf"))
+        if attention.sinks is not None:
+            scores = torch.cat((scores, attention.sinks[:, None, None].expand(-1, own.shape[1], 1)), dim=2)
         weights = torch.softmax(scores.float(), dim=2).to(query.dtype)[..., :stop]
         seen.append((weights @ theirs).transpose(0, 1))
     return torch.cat(seen)

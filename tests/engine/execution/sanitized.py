@@ -11,6 +11,7 @@ from pathlib import Path
 from baton.engine.execution import step_compiler
 from baton.engine.execution.weight_memory import WeightMemory
 from tests.engine.execution.compiled_kernels import KERNELS, coding_for, filled, load, logits_of
+from tests.engine.executions import is_compiled
 
 
 def main(source: str, cases: str) -> None:
@@ -25,7 +26,7 @@ def main(source: str, cases: str) -> None:
         step_compiler.BUILDS = (build,)  # type: ignore[misc]
         step_compiler.kernel.cache_clear()
         engine = load(Path(directory), dtype=build.numbers, page_tokens=page_tokens, coding=coding_for(build))
-        if engine.compiled is None:
+        if not is_compiled(engine):
             sys.exit(f"{name}: nothing of {directory} was compiled for pages of {page_tokens} tokens")
         rows = filled(engine)
         logits_of(engine, rows)

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from baton.decode.settings import DecodeSettings
-from baton.engine import torch_engine as engine_module
 from baton.engine.execution import compiled_step as compiled_steps
 from baton.engine.execution import step_compiler
+from baton.engine.execution.agreement import relative_difference
 from baton.engine.execution.step_compiler import Build
+from baton.engine.loading import engine_loading as engine_module
 from baton.engine.loading import runner_selection
-from baton.engine.loading.runner_selection import gap
+from baton.engine.loading.runner_selection import library_execution
 from baton.engine.quantization.weight_quantization import WeightQuantization
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import LogitsNotFinite, PromptScores, Row
@@ -47,6 +48,7 @@ from tests.engine.execution.compiled_kernels import (
     stored_for,
     told,
 )
+from tests.engine.executions import compiled_model, compiled_runner, is_compiled, is_ours
 
 
 @pytest.fixture
@@ -71,9 +73,9 @@ def librarys(
     """One that the library computes, with weights that are `narrow`, numbers of bfloat16, or that codes stand
     for: all builds of a model are compared with it, one after the other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "hasten", lambda *_, **__: None)
+        patch.setattr(engine_module, "select_execution", lambda model, *_: library_execution(model))
         engine = load(directory, compiled=False, dtype=dtype, page_tokens=page_tokens, coding=coding)
-    assert not engine.model.taken_apart
+    assert not is_ours(engine)
     if narrow:
         with torch.no_grad():
             for weight in engine.model.weights():
@@ -91,10 +93,10 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
     library = librarys(stored, page_tokens, torch.bfloat16, coding=coding)
     exact = librarys(stored, page_tokens, torch.float32, narrow=coding is None, coding=coding)
     (right, wrote), (by_calls, by_library), (own, by_us) = told(exact, library, ours)
-    assert gap(own, right) < 1.1 * gap(by_calls, right)
-    assert gap(own, right) < BOUND
-    assert gap(by_us, wrote) < 1.1 * gap(by_library, wrote)
-    assert gap(by_us, wrote) < BOUND
+    assert relative_difference(own, right) < 1.1 * relative_difference(by_calls, right)
+    assert relative_difference(own, right) < BOUND
+    assert relative_difference(by_us, wrote) < 1.1 * relative_difference(by_library, wrote)
+    assert relative_difference(by_us, wrote) < BOUND
 
 
 @needs_kernel
@@ -106,8 +108,8 @@ def test_in_float32_a_step_is_the_librarys(
     coding = coding_for(build, multiplied=False)
     library = librarys(directory(name, stored_for(build)), page_tokens, torch.float32, coding=coding)
     (right, wrote), (own, by_us) = told(library, ours)
-    assert gap(own, right) < EXACT
-    assert gap(by_us, wrote) < EXACT
+    assert relative_difference(own, right) < EXACT
+    assert relative_difference(by_us, wrote) < EXACT
 
 
 @needs_kernel
@@ -245,9 +247,8 @@ def test_the_logits_of_all_positions_are_those_of_prompts_that_end_there(
 ) -> None:
     engine = load_for(build, directory, "three queries a head")
     [row] = filled(engine, ((0, 33),))
-    assert engine.compiled is not None
     with torch.inference_mode():
-        everywhere = engine.compiled.logits([row], everywhere=True)
+        everywhere = compiled_runner(engine).logits_at([row], everywhere=True)
     for stop in range(2, 34):
         cut = Row(row.sequence, 0, stop, (row.pages,), sample=True)
         assert torch.equal(logits_of(engine, [cut])[0], everywhere[stop - 1])
@@ -279,10 +280,10 @@ def test_the_proof_looks_at_all_positions(directory: Directory, monkeypatch: pyt
 
     def listening(ours: torch.Tensor, librarys: torch.Tensor) -> float:
         seen.append(ours.shape)
-        return gap(ours, librarys)
+        return relative_difference(ours, librarys)
 
-    monkeypatch.setattr(runner_selection, "gap", listening)
-    assert load(directory("three queries a head"), dtype=torch.float32).compiled is not None
+    monkeypatch.setattr(runner_selection, "relative_difference", listening)
+    assert is_compiled(load(directory("three queries a head"), dtype=torch.float32))
     fed = [sum(stop - start for start, stop in spans) for spans in runner_selection.STEPS]
     fed[0] += runner_selection.MORE  # behind the model's windows, too
     assert [shape[0] for shape in seen[: len(fed)]] == fed
@@ -301,9 +302,9 @@ def test_shapes_that_the_kernel_does_not_know_are_computed_by_calls(
 ) -> None:
     caplog.set_level(logging.INFO)
     engine = load(tiny_dir(name), dtype=torch.float32)
-    assert engine.compiled is None
+    assert not is_compiled(engine)
     assert why in str([vars(record)["baton_fields"] for record in caplog.records])
-    assert engine.model.taken_apart is (name != "gemma-one-kv-head")
+    assert is_ours(engine) is (name != "gemma-one-kv-head")
     logits_of(engine, filled(engine))
 
 
@@ -313,7 +314,7 @@ def test_pages_that_the_kernel_does_not_know_are_computed_by_calls(
     directory: Directory, page_tokens: int
 ) -> None:
     engine = load(directory("three queries a head"), dtype=torch.float32, page_tokens=page_tokens)
-    assert engine.compiled is None
+    assert not is_compiled(engine)
     logits_of(engine, filled(engine))
 
 
@@ -322,8 +323,8 @@ def test_pages_that_the_kernel_does_not_know_are_computed_by_calls(
 def test_rotations_of_another_shape_are_not_read(directory: Directory, shape: tuple[int, ...]) -> None:
     engine = load(directory("three queries a head"), dtype=torch.float32)
     rows = filled(engine, ((0, 5),))
-    assert engine.compiled is not None
-    engine.compiled._model.rotary = lambda *_: (torch.zeros(shape), torch.zeros(shape))
+    assert is_compiled(engine)
+    compiled_model(engine).rotary = lambda *_: (torch.zeros(shape), torch.zeros(shape))
     with pytest.raises(ValueError, match="rotations of"):
         logits_of(engine, rows)
 
@@ -348,8 +349,8 @@ def test_a_kernel_that_gives_something_else_is_not_used_and_the_log_says_so(
         engine_module, "compiled_kernel", lambda *of: replace(step_compiler.kernel(*of), step=lambda *_: None)
     )
     engine = load(directory("three queries a head"), dtype=torch.float32)
-    assert engine.compiled is None
-    assert engine.model.taken_apart
+    assert not is_compiled(engine)
+    assert is_ours(engine)
     assert [record.getMessage() for record in caplog.records] == ["steps are not compiled"]
     logits_of(engine, filled(engine))
 
@@ -360,7 +361,7 @@ def test_it_is_for_workers_that_do_not_refuse_it(
     assert DecodeSettings().compiled_steps
     assert PrefillSettings().compiled_steps
     monkeypatch.setattr(engine_module, "compiled_kernel", lambda *_: pytest.fail("it was asked for"))
-    assert load(directory("three queries a head"), compiled=False).compiled is None
+    assert not is_compiled(load(directory("three queries a head"), compiled=False))
 
 
 @needs_kernel
@@ -369,17 +370,17 @@ def test_in_float32_weights_are_kept_in_half_the_bytes_where_nothing_is_lost(
     directory: Directory, weights: torch.dtype
 ) -> None:
     name = "three queries a head"
-    before = load(directory(name, weights), compiled=False, dtype=torch.float32).model.weight_bytes
+    before = load(directory(name, weights), compiled=False, dtype=torch.float32).execution.weight_bytes
     engine = load(directory(name, weights), dtype=torch.float32)
-    assert engine.compiled is not None
-    assert engine.compiled._model._weights is weights
-    assert engine.model.weight_bytes == pytest.approx(before * weights.itemsize / 4, rel=0.05)
+    assert is_compiled(engine)
+    assert compiled_model(engine).weights is weights
+    assert engine.execution.weight_bytes == pytest.approx(before * weights.itemsize / 4, rel=0.05)
 
 
 def test_weights_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_steps, "ROWS_A_LOOK", 2)
     linear = torch.nn.Linear(3, 5, bias=False)
     linear.weight.data = torch.ones(5, 3)
-    assert compiled_steps.narrow([linear])
+    assert compiled_steps.fits_bfloat16([linear])
     linear.weight.data[4, 2] = 1 + 2**-10
-    assert not compiled_steps.narrow([linear])
+    assert not compiled_steps.fits_bfloat16([linear])

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from baton.decode.settings import DecodeSettings
 from baton.engine.execution import cuda_graphs
-from baton.engine.execution.cuda_graphs import BatchShape, RecordedSteps, Replay, recorded_steps, sizes
+from baton.engine.execution.batched_runner import BatchedRunner
+from baton.engine.execution.cuda_graphs import BatchShape, GraphRunner, Replay, sizes
 from baton.engine.execution.flash_kernels import flash_attention
 from baton.engine.execution.fused_decoder import FusedDecoder, RmsNorm
 from baton.engine.execution.model_structure import find_structure
@@ -22,12 +23,13 @@ from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_plan import AttentionMetadata, plan_of_singles
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.ranks.collectives import alone
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine, make_runner
+from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row
 from baton.pages.layout import full_group
 from tests.engine import tiny_models
 from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant
+from tests.engine.executions import replaying
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.oracle import reference_greedy
 from tests.support.calling import Calling
@@ -76,11 +78,10 @@ _plans: dict[tuple[int, int], AttentionMetadata] = {}
 
 def engine_on(
     directory: Path, recorder: Counting, rows_max: int = ROWS_MAX, memory: int = 2**22, dtype: str = "float32"
-) -> tuple[TorchEngine, RecordedSteps]:
+) -> tuple[TorchEngine, GraphRunner]:
     """After its warm-up, with what it has recorded."""
     plain = load_engine(directory, dtype=dtype, device="cpu", page_tokens=8, kv_cache_memory=memory)
-    steps = RecordedSteps(plain.model, plain.cache, recorder, rows_max)
-    engine = TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps)
+    engine, steps = replaying(plain, recorder, rows_max)
     engine.warm_up()
     recorder.replays = 0
     return engine, steps
@@ -313,6 +314,6 @@ def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
 
 def test_nothing_is_recorded_on_a_cpu_and_no_more_rows_than_a_worker_runs(tiny_dir: Directory) -> None:
     engine = load_engine(tiny_dir("llama-gqa-untied"), dtype="float32", device="cpu", kv_cache_memory=2**20)
-    assert recorded_steps(engine.model, engine.cache, 8) is None
+    assert isinstance(make_runner(engine.model, engine.execution, engine.cache, 8), BatchedRunner)
     assert DecodeSettings(cuda_graphs=64, max_running=24).replayed_rows == 24
     assert DecodeSettings(cuda_graphs=0).replayed_rows == 0

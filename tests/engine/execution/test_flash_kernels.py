@@ -14,13 +14,11 @@ from torch.nn import attention
 
 from baton.engine.execution import flash_kernels
 from baton.engine.execution.attention_span import LayerAttention
-from baton.engine.execution.cuda_graphs import RecordedSteps
 from baton.engine.execution.flash_kernels import find_kernel, flash_attention, proven
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel, PagedRows
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.ranks.collectives import alone
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row, Sequence
 from baton.pages.layout import full_group
@@ -30,6 +28,7 @@ from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
 from tests.engine.execution.test_cuda_graphs import Counting
+from tests.engine.executions import batched_runner, replaying, with_runner
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.oracle import reference_greedy
 
@@ -43,8 +42,9 @@ def cache_of(pages: int = 90, page_tokens: int = 16, dtype: str = "bfloat16") ->
 
 def looking(plain: TorchEngine, kernel: PagedKernel, recorder: Counting | None = None) -> TorchEngine:
     """Over the same model and pages, with the kernel."""
-    steps = None if recorder is None else RecordedSteps(plain.model, plain.cache, recorder, 9, kernel)
-    return TorchEngine(plain.model, plain.whole, plain.cache, alone(), 0, steps, kernel=kernel)
+    if recorder is None:
+        return with_runner(plain, batched_runner(plain, kernel), kernel)
+    return replaying(plain, recorder, 9, kernel)[0]
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
@@ -60,10 +60,14 @@ def test_tokens_are_the_references_while_prompts_and_tokens_share_steps(
     kinds: list[tuple[int, int]] = []
 
     def noting(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: PagedRows,
+        attention: LayerAttention,
     ) -> torch.Tensor:
         kinds.append((len(rows.stops), rows.longest))
-        return twin(query, keys, values, rows, sight)
+        return twin(query, keys, values, rows, attention)
 
     worker = ShuffledWorker(looking(tiny_engine(architecture), noting), seed=chunk)
     outputs = worker.run([worker.admit(prompt, OUTPUT_TOKENS) for prompt in random_prompts()], chunk)
@@ -109,7 +113,7 @@ def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     query = torch.empty(82, HEADS, 16, dtype=torch.bfloat16, device=nowhere)
     entries = torch.empty(82, 4, 16, dtype=torch.bfloat16, device=nowhere)
-    assert PagedAttention(plan, cache, {}).look(1, query, entries, LayerAttention(0.25)).shape == (
+    assert PagedAttention(plan, cache, {}).attend(1, query, entries, LayerAttention(0.25)).shape == (
         82,
         HEADS,
         16,
@@ -149,9 +153,13 @@ def test_one_that_looks_elsewhere_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def looking_elsewhere(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: PagedRows,
+        attention: LayerAttention,
     ) -> torch.Tensor:
-        return twin(query, keys, values, wrong(rows), sight)
+        return twin(query, keys, values, wrong(rows), attention)
 
     assert proven(looking_elsewhere, HEADS, cache_of()) is None
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
@@ -161,7 +169,11 @@ def test_one_that_looks_elsewhere_is_not(
 @pytest.mark.parametrize("answer", ["nan", "nothing", "raises"])
 def test_one_that_gives_no_numbers_is_not(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     def failing(
-        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, sight: LayerAttention
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: PagedRows,
+        attention: LayerAttention,
     ) -> torch.Tensor:
         if answer == "raises":
             raise AssertionError("page size must be 128")

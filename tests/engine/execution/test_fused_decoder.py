@@ -11,18 +11,21 @@ import torch
 from torch.nn import functional
 from transformers import GraniteConfig, LlamaConfig, Ministral3Config
 
-from baton.engine import torch_engine as engine_module
-from baton.engine.execution import fused_decoder
+from baton.engine.execution import agreement, fused_decoder
+from baton.engine.execution.agreement import relative_difference
 from baton.engine.execution.attention_span import LayerAttention
 from baton.engine.execution.fused_decoder import FusedDecoder, Layer, RmsNorm
 from baton.engine.execution.linear_layers import fused_linear
 from baton.engine.execution.model_structure import Norm
+from baton.engine.loading import engine_loading as engine_module
 from baton.engine.loading import runner_selection
-from baton.engine.loading.runner_selection import gap
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.loading.runner_selection import library_execution
+from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
 from tests.engine.engine_worker import ShuffledWorker
+from tests.engine.executions import is_ours
 from tests.engine.test_equals_reference import OUTPUT_TOKENS, random_prompts
 from tests.oracle import reference_greedy
 
@@ -51,7 +54,7 @@ def test_models_of_the_common_anatomy_are_computed_in_our_way_and_others_by_the_
 ) -> None:
     caplog.set_level(logging.INFO)
     ours = architecture in OURS
-    assert load(tiny_dir(architecture), dtype).model.taken_apart is ours
+    assert is_ours(load(tiny_dir(architecture), dtype)) is ours
     said = [each.getMessage() for each in caplog.records if each.name.startswith("baton.")]
     assert said == ([] if ours else ["the model library computes the steps: other parts than ours"])
 
@@ -69,7 +72,7 @@ def test_what_a_position_does_beside_turning_is_seen_where_it_begins_late(
         "factor": tiny_models.CONTEXT / early,
     }
     directory = tiny_models.save(Ministral3Config(**ministral), tmp_path / "late")
-    assert not load(directory, dtype).model.taken_apart
+    assert not is_ours(load(directory, dtype))
     (said,) = caplog.records
     found = said.__dict__["baton_fields"]["found"]
     assert found == "queries or keys that their position does more to than turn them"
@@ -81,9 +84,9 @@ def test_ours_and_the_librarys_tokens_are_the_same_where_all_kinds_of_rows_share
 ) -> None:
     """Whole prompts, chunks behind a prefix, and single tokens of differing lengths, in scattered pages."""
     ours = tiny_engine(architecture)
-    monkeypatch.setattr(engine_module, "hasten", lambda *_, **__: None)
+    monkeypatch.setattr(engine_module, "select_execution", lambda model, *_: library_execution(model))
     library = load(tiny_dir(architecture))
-    assert (ours.model.taken_apart, library.model.taken_apart) == (True, False)
+    assert (is_ours(ours), is_ours(library)) == (True, False)
     outputs = []
     for engine, seed in ((ours, 3), (library, 4)):
         worker = ShuffledWorker(engine, seed)
@@ -101,11 +104,11 @@ def test_in_bfloat16_ours_is_nearer_to_float32_than_the_librarys(
     gaps: list[float] = []
 
     def listening(seen: torch.Tensor, right: torch.Tensor) -> float:
-        gaps.append(gap(seen, right))
+        gaps.append(relative_difference(seen, right))
         return gaps[-1]
 
-    monkeypatch.setattr(runner_selection, "gap", listening)
-    assert load(directory, "bfloat16").model.taken_apart
+    monkeypatch.setattr(runner_selection, "relative_difference", listening)
+    assert is_ours(load(directory, "bfloat16"))
     librarys, ours = gaps[: len(gaps) // 2], gaps[len(gaps) // 2 :]
     assert len(librarys) == len(ours) > 1
     assert all(one < other for one, other in zip(ours, librarys, strict=True))
@@ -121,11 +124,13 @@ def test_what_rounding_takes_from_the_library_is_no_fault_of_ours(
     farthest: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for dtype, gaps in farthest.items():
         monkeypatch.setattr(
-            runner_selection, "gap", lambda *pair, gaps=gaps: gaps.append(gap(*pair)) or gaps[-1]
+            runner_selection,
+            "relative_difference",
+            lambda *pair, gaps=gaps: gaps.append(relative_difference(*pair)) or gaps[-1],
         )
-        assert load(directory, dtype).model.taken_apart
-    assert max(farthest["float32"]) < runner_selection.TOLERANCES["float32"]
-    assert max(farthest["bfloat16"]) > runner_selection.TOLERANCES["bfloat16"]
+        assert is_ours(load(directory, dtype))
+    assert max(farthest["float32"]) < agreement.TOLERANCES["float32"]
+    assert max(farthest["bfloat16"]) > agreement.TOLERANCES["bfloat16"]
 
 
 def unrotated(
@@ -146,7 +151,7 @@ def one_layer_for_all(self: Layer, *rest: Any) -> torch.Tensor:
 
 
 def unscaled(self: Layer, *rest: Any) -> torch.Tensor:
-    self._sight = LayerAttention(0.9 * tiny_models.SHAPE["head_dim"] ** -0.5)
+    self._attention = LayerAttention(0.9 * tiny_models.SHAPE["head_dim"] ** -0.5)
     return compute(self, *rest)
 
 
@@ -204,7 +209,7 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
 ) -> None:
     monkeypatch.setattr(part, PLACES.get(wrong, "__call__"), wrong)
     engine = load(tiny_dir("llama-gqa-untied"), dtype)
-    assert not engine.model.taken_apart
+    assert not is_ours(engine)
     (said,) = caplog.records
     assert said.getMessage() == "the model library computes the steps: ours are not the same"
     assert said.levelno == logging.WARNING
@@ -218,7 +223,7 @@ def test_a_way_that_gives_something_else_is_not_used_and_the_log_says_so(
 def test_weights_are_not_held_twice(tiny_dir: Directory) -> None:
     before = held()
     engine = load(tiny_dir("llama-gqa-untied"))
-    assert engine.model.taken_apart
+    assert is_ours(engine)
     weights = (tiny_dir("llama-gqa-untied") / "model.safetensors").stat().st_size
     assert weights * 0.8 < held() - before - engine.cache.length < weights * 1.2
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from baton.engine.execution import step_compiler
+from baton.engine.execution.agreement import relative_difference
 from baton.engine.execution.step_compiler import AVX512, found
-from baton.engine.loading.runner_selection import gap
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row
 from tests.engine.execution.compiled_kernels import (
@@ -37,6 +37,7 @@ from tests.engine.execution.compiled_kernels import (
     needs_kernel,
     stored_for,
 )
+from tests.engine.executions import compiled_model
 from tests.pairwise import cover, every
 
 pytestmark = pytest.mark.emulated
@@ -215,12 +216,11 @@ def test_a_fault_in_the_source_is_seen(
         step_compiler, "FLAGS", (*step_compiler.FLAGS, "-O0")
     )  # a quarter of the time to compile
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert right.engine.compiled is not None
-    monkeypatch.setattr(right.engine.compiled._model, "_kernel", found(KERNELS[name]))
+    monkeypatch.setattr(compiled_model(right.engine), "kernel", found(KERNELS[name]))
     right.engine.cache.tensor.copy_(right.before)
     gaps = (
-        gap(logits_of(right.engine, right.rows), right.logits),
-        gap(entries(right.engine, right.rows), right.entries),
+        relative_difference(logits_of(right.engine, right.rows), right.logits),
+        relative_difference(entries(right.engine, right.rows), right.entries),
     )
     assert (max(gaps) <= BOUND) is (fault == NONE)
 
@@ -261,7 +261,7 @@ def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, p
             str(copy),
             json.dumps(told[-1:] if planted else told),
         ],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={
             **os.environ,
             "LD_PRELOAD": library,

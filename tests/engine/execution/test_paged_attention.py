@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from baton.engine.execution.attention_span import AttentionSpan, LayerAttention
-from baton.engine.execution.kept import DecodeWorkspace
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_plan import make_plan
@@ -30,30 +29,30 @@ SIGHTS = {
     "a window that none is past": LayerAttention(0.3, AttentionSpan(300)),
     "a chunk": LayerAttention(0.3, AttentionSpan(8, in_chunks=True)),
     "a wide chunk": LayerAttention(0.3, AttentionSpan(150, in_chunks=True)),
-    "bounded": LayerAttention(0.3, cap=0.7),
-    "bounded, of a window": LayerAttention(0.3, AttentionSpan(9), cap=0.7),
+    "bounded": LayerAttention(0.3, softcap=0.7),
+    "bounded, of a window": LayerAttention(0.3, AttentionSpan(9), softcap=0.7),
     "sinks": LayerAttention(0.3, sinks=SINKS),
-    "all of it": LayerAttention(0.3, AttentionSpan(9), cap=0.7, sinks=SINKS),
+    "all of it": LayerAttention(0.3, AttentionSpan(9), softcap=0.7, sinks=SINKS),
 }
 
 BY_NO_KERNEL: Final = {"a chunk", "a wide chunk", "bounded", "bounded, of a window", "all of it"}
 
 
 def right(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, sight: LayerAttention
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, attention: LayerAttention
 ) -> torch.Tensor:
     """Of one row, by the book: [tokens, query heads, width], and twice [S, kv heads, width]."""
     shared = HEADS // KV_HEADS
     keys, values = (each.repeat_interleave(shared, 1) for each in (keys, values))
-    scores = torch.einsum("thd,shd->hts", query, keys) * sight.scaling
-    if sight.cap is not None:
-        scores = torch.tanh(scores / sight.cap) * sight.cap
+    scores = torch.einsum("thd,shd->hts", query, keys) * attention.scaling
+    if attention.softcap is not None:
+        scores = torch.tanh(scores / attention.softcap) * attention.softcap
     for token in range(len(query)):
         position = start + token
-        first = 0 if sight.reach is None else max(0, sight.reach.first(position))
+        first = 0 if attention.span is None else max(0, attention.span.first(position))
         scores[:, token, :first] = scores[:, token, position + 1 :] = float("-inf")
-    if sight.sinks is not None:
-        scores = torch.cat((scores, sight.sinks[:, None, None].expand(-1, len(query), 1)), dim=2)
+    if attention.sinks is not None:
+        scores = torch.cat((scores, attention.sinks[:, None, None].expand(-1, len(query), 1)), dim=2)
     weights = torch.softmax(scores, dim=2)[..., : len(keys)]
     return torch.einsum("hts,shd->thd", weights, values)
 
@@ -63,12 +62,12 @@ def right(
     [
         (name, way)
         for name in SIGHTS
-        for way in ("fetched", "kept", "by a kernel")
+        for way in ("fetched", "by a kernel")
         if way != "by a kernel" or name not in BY_NO_KERNEL
     ],
 )
 def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
-    sight = SIGHTS[name]
+    attention = SIGHTS[name]
     numbers = torch.Generator().manual_seed(3)
     cpu = torch.device("cpu")
     cache = PagedKvCache(GROUP, 400, cpu)
@@ -78,19 +77,18 @@ def test_a_row_looks_at_what_its_layer_sees(name: str, way: str) -> None:
     for start, stop in SPANS:
         pages = tuple(PageId(next(free)) for _ in range(GROUP.pages_for(stop)))
         rows.append(Row(Sequence(Request("mine", (0,) * stop, 8), []), start, stop, (pages,), sample=True))
-    kept = DecodeWorkspace(cache, 2**22) if way == "kept" else None
     kernel: PagedKernel | None = twin if way == "by a kernel" else None
-    plan = make_plan(rows, cache, cpu, kept, kernel)
+    plan = make_plan(rows, cache, cpu, kernel)
     tokens = plan.tokens.shape[1]
     query = torch.randn(tokens, HEADS, WIDTH, generator=numbers)
     entries = torch.randn(tokens, 2 * KV_HEADS, WIDTH, generator=numbers)
-    reaches = {} if sight.reach is None else {7: sight.reach}
-    seen = PagedAttention(plan, cache, reaches).look(7, query, entries, sight)
+    spans = {} if attention.span is None else {7: attention.span}
+    seen = PagedAttention(plan, cache, spans).attend(7, query, entries, attention)
     ends = dict(zip(map(id, rows), plan.keep.tolist(), strict=True))
     for row in rows:
         end = ends[id(row)] + 1
         span = slice(end - (row.stop - row.start), end)
-        held = cache.tensor[list(row.tables[0])][:, :, 0]  # [page, kv head, K V, token, width]
-        keys, values = held.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, : row.stop]
-        expected = right(query[span], keys, values, row.start, sight)
+        stored = cache.tensor[list(row.tables[0])][:, :, 0]  # [page, kv head, K V, token, width]
+        keys, values = stored.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, : row.stop]
+        expected = right(query[span], keys, values, row.start, attention)
         torch.testing.assert_close(seen[span], expected, rtol=1e-4, atol=1e-5)

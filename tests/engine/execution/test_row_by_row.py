@@ -12,9 +12,9 @@ import transformers
 from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 from transformers.models.bloom.modeling_bloom import BloomMLP
 
-from baton.engine.loading import library_model as model
+from baton.engine.loading import library_loading, model_loading
 from baton.engine.loading.capability_probes import COUNTING
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.model_loading import load_model
 from baton.models.model_facts import UnsupportedModel
 from tests.engine import tiny_models
 from tests.engine.loading.test_refusals import BART
@@ -34,7 +34,7 @@ def bloom(directory: Path) -> Path:
 
 def test_biases_by_distance_are_the_definitions_own(tmp_path: Path) -> None:
     model = load_model(bloom(tmp_path / "bloom"), "float32", "cpu")
-    assert model.by_row
+    assert model.definition is not None
     assert model.geometry.kv_heads == 4
 
 
@@ -54,9 +54,9 @@ def test_what_was_loaded_with_our_attention_is_gone_before_it_is_loaded_once_mor
         loaded.append(weakref.ref(module))
         return module
 
-    load = model._load
-    monkeypatch.setattr(model, "_load", watched)
-    assert load_model(tiny_models.save(make, tmp_path / "model"), "float32", "cpu").by_row
+    load = library_loading.load_definition
+    monkeypatch.setattr(model_loading, "load_definition", watched)
+    assert load_model(tiny_models.save(make, tmp_path / "model"), "float32", "cpu").definition
     assert len(there) == 2
     assert not any(there)
 

@@ -9,6 +9,7 @@ import torch
 from baton.engine.execution import weight_memory
 from baton.engine.execution.weight_memory import AREA_BYTES, LINE_BYTES, WeightMemory
 from tests.engine.execution.compiled_kernels import Directory, load, needs_kernel
+from tests.engine.executions import compiled_model, is_compiled
 
 
 def flags(address: int) -> list[str]:
@@ -82,8 +83,8 @@ def test_the_system_is_asked_for_large_pages() -> None:
 @needs_kernel
 def test_all_weights_of_a_compiled_step_are_there(directory: Directory) -> None:
     engine = load(directory("three queries a head"))
-    assert engine.compiled is not None
-    model = engine.compiled._model
+    assert is_compiled(engine)
+    model = compiled_model(engine)
     weights = [
         weight.blocks
         for layer in model._layers
@@ -96,6 +97,6 @@ def test_all_weights_of_a_compiled_step_are_there(directory: Directory) -> None:
 def test_a_compiled_model_does_not_keep_its_files_mapped(directory: Directory) -> None:
     place = directory("three queries a head")
     engine = load(place, dtype=torch.float32)
-    assert engine.compiled is not None
+    assert is_compiled(engine)
     gc.collect()
     assert str(place) not in Path("/proc/self/maps").read_text()

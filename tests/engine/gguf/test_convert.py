@@ -17,7 +17,7 @@ from baton.engine.gguf import gguf_file, text_splitting
 from baton.engine.gguf.conversion_checks import Header, lost_of_tokenizer, lost_settings
 from baton.engine.gguf.convert import main, read_tokenizer, write_tokenizer
 from baton.engine.gguf.gguf_file import numbers_of, read
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.model_loading import load_model
 from baton.models.model_facts import read_model
 from tests.engine import tiny_models
 from tests.engine.gguf.gguf_files import TOKENS, Tensors, Write, in_gguf, nothing, write

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from baton.engine.gguf.convert import main
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.model_loading import load_model
 from baton.runtime.errors import StartupError
 from tests.engine import tiny_models
 from tests.engine.gguf.gguf_files import in_gguf, write

@@ -25,10 +25,11 @@ from baton.engine.engine_startup import start_engine
 from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.kv_cache import NotEnoughMemory, PagedKvCache
 from baton.engine.loading.capability_probes import COUNTING, WINDOW, refuse_by_configuration
-from baton.engine.loading.library_model import Model, load_model
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.loading.library_model import LibraryModel
+from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.rank_shard import CannotSplit
 from baton.engine.ranks.collectives import LocalRankGroup, alone
-from baton.engine.torch_engine import load_engine
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import StartupError
@@ -65,7 +66,7 @@ def test_a_window_of_the_positions_before_they_are_scaled_is_seen(tmp_path: Path
         **tiny_models.SHAPE, sliding_window=tiny_models.CONTEXT, rope_parameters=turns
     )
     model = load_model(tiny_models.save(config, tmp_path / "scaled"), "float32", "cpu")
-    assert model.reaches == dict.fromkeys(range(3), AttentionSpan(tiny_models.CONTEXT))
+    assert model.spans == dict.fromkeys(range(3), AttentionSpan(tiny_models.CONTEXT))
 
 
 def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None:
@@ -75,8 +76,8 @@ def test_sinks_are_seen_when_the_configuration_is_silent(tmp_path: Path) -> None
         layer_types=["full_attention"] * 3,
     )
     model = load_model(tiny_models.save(config, tmp_path / "sinks"), "float32", "cpu")
-    assert all(sight.sinks is not None for sight in model.sights.values())
-    assert not model.reaches
+    assert all(sight.sinks is not None for sight in model.attention.values())
+    assert not model.spans
 
 
 WINDOWS: Final = {**tiny_models.SHAPE, "sliding_window": 64}
@@ -134,9 +135,11 @@ def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
 ) -> None:
     """Llama 4 counts a step's tokens from 0 unless a cache tells it otherwise."""
     directory = tiny_models.save(transformers.Llama4TextConfig(**LENGTH_SCALED), tmp_path / "scaled")
-    assert load_model(directory, "float32", "cpu")._tells_places
-    monkeypatch.setattr(Model, "_tells_places", property(lambda _: False, lambda *_: None), raising=False)
-    monkeypatch.setattr("baton.engine.loading.library_model._by_row", no_other_way)
+    assert load_model(directory, "float32", "cpu")._needs_counts
+    monkeypatch.setattr(
+        LibraryModel, "_needs_counts", property(lambda _: False, lambda *_: None), raising=False
+    )
+    monkeypatch.setattr("baton.engine.loading.model_loading._row_by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, "float32", "cpu")
 
@@ -151,7 +154,7 @@ def test_a_definition_with_attentions_of_its_own_alone_is_computed_row_by_row(
     model = load_model(
         tiny_models.save(config, tmp_path / "falcon"), "float32", "cpu", load_format=load_format
     )
-    assert model.by_row
+    assert model.definition is not None
     with pytest.raises(UnsupportedModel, match=r"with an attention of ours: its definition takes none$"):
         load_model(tmp_path / "falcon", "float32", "cpu", alone_of(Topology(2)), load_format)
 
@@ -219,13 +222,13 @@ def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_computed_ro
     """Decoders of the BART family take no positions. Of one sequence from its beginning they count right."""
     config = getattr(transformers, f"{kind}Config")(**BART)
     directory = tiny_models.save(config, tmp_path / kind)
-    assert load_model(directory, dtype, "cpu").by_row
-    monkeypatch.setattr("baton.engine.loading.library_model._by_row", no_other_way)
+    assert load_model(directory, dtype, "cpu").definition is not None
+    monkeypatch.setattr("baton.engine.loading.model_loading._row_by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, dtype, "cpu")
 
 
-def no_other_way(*_: object) -> Model:
+def no_other_way(*_: object) -> LibraryModel:
     raise UnsupportedModel
 
 
@@ -355,7 +358,7 @@ class Unforeseen(Exception):
         "baton.engine.loading.library_model.AutoConfig.from_pretrained",
         "baton.engine.loading.library_model.refuse_by_configuration",
         "baton.engine.loading.text_model.AutoModelForCausalLM.from_pretrained",
-        "baton.engine.loading.library_model.Model.logits",
+        "baton.engine.loading.library_model.LibraryModel.logits",
     ],
 )
 def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
@@ -380,9 +383,9 @@ def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
 @pytest.mark.parametrize(
     "place",
     [
-        "baton.engine.loading.library_model.Model.logits",
+        "baton.engine.loading.library_model.LibraryModel.logits",
         "baton.engine.loading.runner_selection._answers",
-        "baton.engine.loading.library_model.FusedDecoder",
+        "baton.engine.loading.runner_selection.FusedDecoder",
     ],
 )
 def test_a_device_whose_memory_ends_while_a_model_loads_is_no_fault_of_the_model(

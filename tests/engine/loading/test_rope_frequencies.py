@@ -9,8 +9,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from baton.engine.loading.library_model import load_model
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.loading.model_loading import load_model
+from baton.engine.torch_engine import TorchEngine
 from baton.models.model_facts import ContextTooLong, UnsupportedModel
 from tests.engine import tiny_models
 from tests.engine.engine_worker import ShuffledWorker

@@ -14,7 +14,7 @@ from transformers import conversion_mapping
 from transformers import core_model_loading as library
 
 from baton.engine.loading import weight_mapping
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.weight_files import Files
 from baton.engine.loading.weight_mapping import WALKS, Box, Cut, fetch, sources_of
 from baton.engine.ranks.collectives import LocalRankGroup

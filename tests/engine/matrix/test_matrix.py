@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from baton.engine.execution.attention_span import AttentionSpan
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.torch_engine import TorchEngine
 from tests.engine import tiny_models
 from tests.engine.engine_worker import ShuffledWorker
 from tests.engine.execution.paged_twin import twin
+from tests.engine.executions import is_ours
 from tests.engine.matrix.table import ALL, CHUNK, OWN, TYPES
 from tests.models.trial import OUTPUT_TOKENS, SHORT, beside, differences, generated, prompts
 from tests.oracle import reference_greedy
@@ -25,9 +27,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     @cache
     def load(name: str) -> tuple[Path, TorchEngine]:
         directory = tiny_models.save(TYPES[name].make(), root / name.replace(" ", "-"))
-        engine = load_engine(
-            directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1, batch_memory=2**21
-        )
+        engine = load_engine(directory, dtype="float32", device="cpu", kv_cache_memory=2**24, threads=1)
         return directory, engine
 
     return load
@@ -40,11 +40,11 @@ def told(reach: AttentionSpan | None) -> str:
 @pytest.mark.parametrize("name", TYPES)
 def test_each_layer_is_seen_to_look_as_it_is_released(loaded: Loaded, name: str) -> None:
     entry, (_, engine) = TYPES[name], loaded(name)
-    sights = [engine.model.sights[layer] for layer in engine.layout.layers]
-    assert tuple(told(sight.reach) for sight in sights) == entry.sees
-    assert {sight.cap is not None for sight in sights} == {"cap" in entry.on}
+    sights = [engine.model.attention[layer] for layer in engine.layout.layers]
+    assert tuple(told(sight.span) for sight in sights) == entry.sees
+    assert {sight.softcap is not None for sight in sights} == {"cap" in entry.on}
     assert {sight.sinks is not None for sight in sights} == {"sinks" in entry.on}
-    assert engine.model.taken_apart is (entry.way == OWN)
+    assert is_ours(engine) is (entry.way == OWN)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.model_loading import load_model
 from baton.engine.ranks.collectives import LocalRankGroup
 from baton.topology import Topology
 from tests.engine import tiny_models

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from baton.engine.loading.library_model import load_model
+from baton.engine.loading.engine_loading import load_engine
+from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.weight_files import StoredTensor, weights_in
 from baton.engine.loading.weight_mapping import Box
 from baton.engine.quantization import packed_weights
 from baton.engine.quantization.packed_weights import Mxfp4Experts, ScaledWeight, numbers_of
 from baton.engine.ranks.collectives import LocalRankGroup
-from baton.engine.torch_engine import load_engine
 from baton.models.checkpoint_quantization import quantisation_of
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
@@ -432,7 +432,9 @@ def test_the_memory_that_is_checked_is_what_the_weights_become(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("baton.engine.loading.library_model.shortage", lambda _, needed: asked.append(needed))
+    monkeypatch.setattr(
+        "baton.engine.loading.library_model.memory_shortage", lambda _, needed: asked.append(needed)
+    )
     quantised, _ = write(llama, tmp_path, PACKED)
     load_model(quantised, "float32", "cpu")
     assert asked == [4 * sum(each.numel() for each in load_file(llama / "model.safetensors").values())]

@@ -11,7 +11,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from baton.engine.quantization.gguf_blocks import UNPACKED
-from baton.engine.quantization.quantized_weight import GROUP, NotQuantizable, QuantizedWeight, coded, joined
+from baton.engine.quantization.quantized_weight import (
+    GROUP,
+    NotQuantizable,
+    QuantizedWeight,
+    coded,
+    joined,
+)
 
 DEPTH: Final = 512
 SMALL: Final = 0.01

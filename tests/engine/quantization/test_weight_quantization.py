@@ -18,7 +18,7 @@ from baton.engine.available_memory import Available
 from baton.engine.execution import step_compiler
 from baton.engine.execution.step_compiler import CODES, Build
 from baton.engine.gguf.convert import main
-from baton.engine.loading import library_model
+from baton.engine.loading import model_loading
 from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import QuantizedWeight
 from baton.engine.quantization.weight_quantization import WeightQuantization, code
@@ -129,8 +129,10 @@ def test_memory_that_making_codes_takes_is_judged_before_the_load(
     place = directory(NAME)
     (file,) = place.glob("*.safetensors")
     left = Available(file.stat().st_size * 3 // 4 - 1, 2**60, "on this machine")
-    monkeypatch.setattr(library_model, "shortage", lambda _, needed: left if left.size < needed else None)
-    monkeypatch.setattr(library_model, "_load", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(
+        model_loading, "memory_shortage", lambda _, needed: left if left.size < needed else None
+    )
+    monkeypatch.setattr(model_loading, "load_definition", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(StartupError, match=r"takes at least .* bytes on cpu, and .* are available"):
         load(place, coding=WeightQuantization(Quantize.INT8))
 
@@ -139,9 +141,9 @@ def test_memory_that_making_codes_takes_is_judged_before_the_load(
 def test_codes_that_were_laid_out_for_the_kernel_are_freed(directory: Directory) -> None:
     engine = load(directory(NAME), coding=WeightQuantization(Quantize.INT8))
     gc.collect()
-    assert engine.model.coded
+    assert engine.model.quantized is not None
     assert not [each for each in gc.get_objects() if type(each) is QuantizedWeight]
-    assert not engine.model._codes
+    assert not engine.model.quantized
 
 
 @needs_kernel
@@ -182,7 +184,7 @@ def test_codes_take_a_half_or_a_third_of_the_bytes(directory: Directory) -> None
     taken = {
         how: load(
             directory(NAME), coding=None if how is Quantize.NONE else WeightQuantization(how)
-        ).model.weight_bytes
+        ).execution.weight_bytes
         for how in (Quantize.NONE, Quantize.INT8, Quantize.INT4)
     }
     assert taken[Quantize.INT8] < 0.56 * taken[Quantize.NONE]

@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
+from baton.engine.loading.engine_loading import load_engine
 from baton.engine.ranks.process_group import ProcessRankGroup, join_rank_group
-from baton.engine.torch_engine import TorchEngine, load_engine
+from baton.engine.torch_engine import TorchEngine
 from baton.topology import Topology
 from tests.forks import Forked, fork_answering
 

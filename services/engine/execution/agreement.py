@@ -1,0 +1,13 @@
+"""How far two computations of the same logits may differ."""
+
+from typing import Final
+
+import torch
+
+TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.1}
+"""Largest relative difference, by number format: norm of the difference by norm of the reference."""
+
+
+def relative_difference(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the norm of the difference by the norm of `reference`. NaN if a number is not finite."""
+    return float((result - reference).norm() / reference.norm())

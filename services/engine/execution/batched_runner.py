@@ -1,0 +1,50 @@
+"""Runner that computes a step as one flat batch, call by call, on any device."""
+
+from collections import abc
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+
+from baton.engine.execution.attention_span import AttentionSpan
+from baton.engine.execution.paged_attention import PagedAttention
+from baton.engine.execution.paged_rows import PagedKernel
+from baton.engine.execution.step_plan import AttentionMetadata, make_plan
+from baton.engine.kv_cache import PagedKvCache
+from baton.engine_interface import Row
+from baton.sampling.draft_rows import split_drafts
+
+BatchedModel: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention], torch.Tensor | None
+]
+"""(tokens [1, T], positions [1, T], wanted places [N], attention) -> logits [N, vocabulary], or None on a
+rank without logits."""
+
+
+class BatchedRunner:
+    """Computes all rows of a step together."""
+
+    def __init__(
+        self,
+        model: BatchedModel,
+        cache: PagedKvCache,
+        spans: Mapping[int, AttentionSpan],
+        kernel: PagedKernel | None = None,
+    ) -> None:
+        """`spans`: by layer id, of layers whose tokens do not see everything before them."""
+        self.cache = cache
+        self.kernel = kernel
+        self._model = model
+        self._spans = spans
+        self._device = cache.tensor.device
+
+    def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
+        return self.compute(make_plan(split_drafts(rows), self.cache, self._device, self.kernel))
+
+    def compute(self, plan: AttentionMetadata) -> torch.Tensor | None:
+        """Return the logits that `plan` wants."""
+        attention = PagedAttention(plan, self.cache, self._spans)
+        return self._model(plan.tokens, plan.positions, plan.keep, attention)
+
+    def record(self) -> None:
+        """Do nothing: calls are not recorded."""

@@ -1,0 +1,173 @@
+"""Calls of the model library that read a configuration and load a definition, with errors in one line."""
+
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig
+
+from baton.engine.execution.attention_span import ATTENTION_NAME
+from baton.engine.kv_cache import DTYPES
+from baton.engine.loading.library_report import first_line, load_report
+from baton.engine.loading.single_experts import joining_single_experts
+from baton.engine.loading.text_model import attention_of, let_go
+from baton.engine.loading.weight_files import empty_module
+from baton.engine_interface import RankGroupBroken
+from baton.models.model_facts import CONFIG_FILE, ModelUnreadable, UnsupportedModel, json_object, reading
+from baton.models.model_requirements import ALIASES, canonical
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.logging import Log
+
+log = Log(__name__)
+
+LINE_CHARACTERS: Final = 300
+"""Most characters of a library error in a message."""
+
+
+@contextmanager
+def library_errors_in_a_line(directory: Path) -> Iterator[None]:
+    """Turn errors of the model library into an UnsupportedModel of one line that names the model.
+
+    The place where the library failed is logged at level debug.
+    """
+    try:
+        with reading(directory):
+            yield
+    except (StartupError, RankGroupBroken, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        log.debug("the model library failed", error=in_a_line(error), where=_where(frames))
+        raise UnsupportedModel(
+            f"the model {directory} cannot be served: the transformers library fails with it, in "
+            f"{frames[-1].name}: {in_a_line(error)}"
+        ) from error
+
+
+def read_configuration(directory: Path, name: str) -> Any:
+    """Return the library's configuration of the model, without its quantization.
+
+    Raises ModelUnreadable, or UnsupportedModel for a type that the library does not know.
+    """
+    fields = json_object(directory / CONFIG_FILE, required=True)
+    if not fields.get("model_type"):
+        raise ModelUnreadable(f"{directory / CONFIG_FILE}: no model_type in it, which names its definition")
+    try:
+        if fields.get("model_type") in ALIASES:
+            config = AutoConfig.for_model(**canonical(fields))
+        else:
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+    except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise UnsupportedModel(
+            f"the model {name} cannot be served: the transformers library does not know its configuration: "
+            f"{_all_lines(error)}"
+        ) from error
+    for each in (config, config.get_text_config()):  # the library gets plain numbers
+        vars(each).pop("quantization_config", None)
+    return config
+
+
+def load_definition(
+    directory: Path,
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    maker: Any,
+    pending: Mapping[str, Any] | None = None,
+    *,
+    ours: bool,
+) -> Any:
+    """Load the library's definition with its weights.
+
+    `maker`: class that makes a definition of `config`; with `pending` it is the definition's own class.
+    `pending`: weights, if they are not the plain contents of the files. `ours`: use our attention.
+    Raises UnsupportedModel or ModelUnreadable.
+    """
+    with load_report() as report:
+        try:
+            with joining_single_experts():
+                module, info = maker.from_pretrained(
+                    directory if pending is None else None,
+                    state_dict=pending,
+                    config=config,
+                    dtype=dtype,
+                    attn_implementation=attention_of(config, ours=ours),
+                    trust_remote_code=False,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below
+                )
+        except StartupError:  # raised by pending weights
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
+            raise UnsupportedModel(
+                f"the model {name} ({config.model_type}) cannot be served: {_explanation(error, 'load')}"
+            ) from error
+        except (OSError, RuntimeError, SafetensorError) as error:
+            reason = report.explain(first_line(error))
+            raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {reason}") from error
+    for weight, found, wanted in sorted(info["mismatched_keys"], key=str):
+        raise ModelUnreadable(
+            f"{directory}: the weight {weight} has the shape {list(found)}, not {list(wanted)}"
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelUnreadable(
+            f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} among them"
+        )
+    let_go(name, module)
+    return module
+
+
+def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) -> Any:
+    """Return the definition without memory for its weights. `ours`: use our attention.
+
+    Raises UnsupportedModel.
+    """
+    try:
+        module = empty_module(config, DTYPES[dtype], ours=ours)
+    except (KeyError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise UnsupportedModel(
+            f"the model {name} ({config.model_type}) cannot be served: {_explanation(error, 'make')}"
+        ) from error
+    let_go(name, module)
+    return module
+
+
+def check_logits(name: str, module: Any) -> None:
+    """Raise UnsupportedModel if the definition computes the logits of all positions at once."""
+    if "logits_to_keep" not in inspect.signature(module.forward).parameters:
+        raise UnsupportedModel(
+            f"the model {name} ({module.config.model_type}) cannot be served: its definition computes the "
+            "logits of all positions at once"
+        )
+
+
+def _where(frames: traceback.StackSummary) -> str:
+    return " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames))
+
+
+def _explanation(error: Exception, act: str) -> str:
+    """Return why the library cannot `act`, "load" or "make", a model.
+
+    A definition that takes no attention but its own looks ours up among its own by name.
+    """
+    cannot = f"the transformers library cannot {act} it"
+    if error.args == (ATTENTION_NAME,):
+        return f"{cannot} with an attention of ours: its definition takes none"
+    if isinstance(error, KeyError):
+        return f"{cannot}: its config.json names {first_line(error)}, which the library does not have"
+    return f"{cannot}: {first_line(error)}"
+
+
+def _all_lines(error: Exception) -> str:
+    """Return an error's text in one line. The library names a wrong value behind the first line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"
