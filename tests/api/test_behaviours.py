@@ -8,25 +8,25 @@ from collections import Counter
 import pytest
 
 from tests.api.behaviours import page
-from tests.api.behaviours.asking import MESSAGES, Behaviour, Refused, asked
+from tests.api.behaviours.sending import MESSAGES, Behaviour, Refused, send
 from tests.api.behaviours.table import GROUPS, is_right
 from tests.api.requests.test_bad_input import check
 
-ROWS = [(f"{group}: {row.says}, {row.path}", row) for group, rows in GROUPS.items() for row in rows]
+ROWS = [(f"{group}: {row.claim}, {row.path}", row) for group, rows in GROUPS.items() for row in rows]
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=name.replace("/", " ")) for name, row in ROWS])
 async def test_what_the_peers_assert_is_so_or_refused_by_name(row: Behaviour) -> None:
-    reply, answer = await asked(row)
+    reply, answer = await send(row)
     match row.expected:
         case Refused(param, status) if row.path.startswith(MESSAGES):
             assert answer.status == status, reply.text
             assert set(answer.body) >= {"type", "error"}
             assert param is None or param in answer.body["error"]["message"]
-            assert answer.asked == []
+            assert answer.requests == []
         case Refused(param, status):
             check(reply, status, param)
-            assert answer.asked == []
+            assert answer.requests == []
         case expected:
             assert answer.status == 200, reply.text
             assert expected(answer), reply.text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.api.behaviours.asking import Behaviour, Refused
+from tests.api.behaviours.sending import Behaviour, Refused
 from tests.api.behaviours.table import GROUPS, is_fault, is_right
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "behaviours.md"
@@ -60,19 +60,19 @@ def _counted(name: str, rows: Sequence[Behaviour]) -> str:
     return f"| {name} | {peers[0]} | {peers[1]} | {right} | {len(rows) - right} | 0 |"
 
 
-def _says(row: Behaviour) -> str:
-    return f"{row.says.replace('|', chr(92) + '|')} (`{row.path}`)"
+def _claim(row: Behaviour) -> str:
+    return f"{row.claim.replace('|', chr(92) + '|')} (`{row.path}`)"
 
 
 def _refused(row: Behaviour) -> str:
     assert isinstance(row.expected, Refused)
     named = f"`{row.expected.param}`" if row.expected.param else f"the route, {row.expected.status}"
-    return f"| {_says(row)} | {row.source} | {named} | {row.expected.why} |"
+    return f"| {_claim(row)} | {row.source} | {named} | {row.expected.why} |"
 
 
 def _served(row: Behaviour) -> str:
     if not is_fault(row):
-        return f"| {_says(row)} | {row.source} | as there |"
+        return f"| {_claim(row)} | {row.source} | as there |"
     assert isinstance(row.expected, Refused)
     named = f" `{row.expected.param}`" if row.expected.param else ""
-    return f"| {_says(row)} | {row.source} | {row.expected.status}{named} |"
+    return f"| {_claim(row)} | {row.source} | {row.expected.status}{named} |"

@@ -16,7 +16,7 @@ from baton.api.generation.prompt_echo import prompt_echo_of
 from baton.api.settings import ApiSettings
 from baton.rooms.request import SCORES_MAX, Token
 from tests.api import tiny
-from tests.api.behaviours.asking import served
+from tests.api.behaviours.sending import served
 from tests.api.chat.test_reply_shapes import events
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 from tests.api.scripted import LENGTH, STOP, ScriptedBackend, batch, in_turn, scores_of

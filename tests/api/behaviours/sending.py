@@ -1,8 +1,8 @@
-"""What is a row of the table of behaviours, and how is it asked of the application?"""
+"""One row of the table of behaviours, and how it is sent to the application."""
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,7 +28,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 LIMITS: Final = Limits(context_tokens=2048, prompt_tokens=2048, sequence_tokens=2048)
 DRAWN_MAX: Final = 300
-"""Tokens of an answer that is held to a form."""
+"""Most tokens of constrained output."""
 THINKING: Final = (
     "{% for m in messages %}<|start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
@@ -45,12 +45,12 @@ BASE: Final[Mapping[str, Mapping[str, Any]]] = {
     MESSAGES: {"model": tiny.MODEL, "messages": [USER], "max_tokens": 400},
     "/v1/messages/count_tokens": {"model": tiny.MODEL, "messages": [USER]},
 }
-"""What is asked where a row says nothing else."""
+"""Body of each route, beside which a row has its own fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """By its name: an error that says which field it is."""
+    """An error that names the field. None: it names no field."""
 
     param: str | None
     status: int = 400
@@ -59,19 +59,19 @@ class Refused:
 
 @dataclass
 class Answer:
-    """What came of one request."""
+    """Response to one request, and what reached the backend."""
 
     status: int
     body: Any
     events: list[Any]
     done: bool
     headers: Mapping[str, str]
-    asked: list[Request]
-    """What the backend was asked for."""
+    requests: list[Request]
+    """Requests that reached the backend."""
 
     @property
     def choices(self) -> list[Any]:
-        """Each whole, of a stream, too."""
+        """Whole choices, joined from the events of a stream."""
         if not self.events:
             return list(self.body["choices"])
         whole: dict[int, dict[str, Any]] = {}
@@ -94,9 +94,9 @@ class Answer:
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
-        """The name and the arguments of each, which have to be JSON."""
-        told = [call["function"] for call in self.message.get("tool_calls") or ()]
-        return [(call["name"], json.loads(call["arguments"])) for call in told]
+        """Names and arguments of tool calls. The arguments have to be JSON."""
+        calls = [call["function"] for call in self.message.get("tool_calls") or ()]
+        return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
     @property
     def usage(self) -> Any:
@@ -104,12 +104,12 @@ class Answer:
 
     @property
     def request(self) -> Request:
-        return self.asked[0]
+        return self.requests[0]
 
     @property
     def prompt(self) -> str:
-        """As the model reads it."""
-        return tiny.model().tokenizer.decode(self.asked[0].prompt, skip_special_tokens=False)
+        """Rendered prompt, as the model gets it."""
+        return tiny.model().tokenizer.decode(self.requests[0].prompt, skip_special_tokens=False)
 
     @property
     def types(self) -> list[str]:
@@ -117,7 +117,7 @@ class Answer:
 
 
 def _add(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """A delta to what came before it."""
+    """Add a delta to what came before it."""
     for name, value in piece.items():
         before = whole.get(name)
         if before is None or name in ("index", "role", "id", "type", "finish_reason", "stop_reason"):
@@ -144,16 +144,16 @@ Check = Callable[[Answer], Any]
 class Behaviour:
     """One row."""
 
-    says: str
+    claim: str
     """What has to be so."""
     source: str
-    """Whose test asserts it: `vLLM FILE` or `SGLang FILE`."""
+    """The peer's test that asserts it: `vLLM FILE` or `SGLang FILE`."""
     expected: Check | Refused
     path: str = CHAT
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Beside `BASE`'s; `...` takes one of these away."""
-    said: str | Sequence[Step] = "Hello world"
-    """The model's answer; where it is held to a form, as far as that allows it."""
+    """Fields of the body beside `BASE`'s. `...` removes one of these."""
+    output: str | Sequence[Step] = "Hello world"
+    """Text that the model generates, as far as a grammar of the request allows it."""
     ends: FinishReason = FinishReason.STOP
     model: str = "plain"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -165,10 +165,6 @@ class Behaviour:
     @property
     def peer(self) -> str:
         return self.source.partition(" ")[0]
-
-
-def behaviours(*rows: Iterable[Behaviour] | Behaviour) -> list[Behaviour]:
-    return [each for row in rows for each in ([row] if isinstance(row, Behaviour) else row)]
 
 
 @cache
@@ -187,8 +183,8 @@ def _application(model: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Api
     return create_app(backend, served(model), CollectorRegistry(), ApiSettings(**dict(settings))), backend
 
 
-async def asked(row: Behaviour) -> tuple[httpx.Response, Answer]:
-    """Of an application whose model says what the row says."""
+async def send(row: Behaviour) -> tuple[httpx.Response, Answer]:
+    """Send the row to an application whose model generates the row's output."""
     app, backend = _application(row.model, tuple(row.settings.items()))
     backend.script = _script(row)
     backend.asked = []
@@ -202,8 +198,8 @@ async def asked(row: Behaviour) -> tuple[httpx.Response, Answer]:
         reply = await http.request(row.method, row.path, content=content, headers=headers)
     events, done = _events(reply)
     is_json = reply.headers.get("content-type", "").startswith("application/json")
-    told = reply.json() if is_json else reply.text
-    return reply, Answer(reply.status_code, told, events, done, reply.headers, backend.asked)
+    content_of_reply = reply.json() if is_json else reply.text
+    return reply, Answer(reply.status_code, content_of_reply, events, done, reply.headers, backend.asked)
 
 
 def _events(reply: httpx.Response) -> tuple[list[Any], bool]:
@@ -216,19 +212,19 @@ def _events(reply: httpx.Response) -> tuple[list[Any], bool]:
 def _script(row: Behaviour) -> Callable[[Request], Sequence[Step]]:
     model, chance = served(row.model), random.Random(0)
 
-    def said(request: Request) -> Sequence[Step]:
-        if not isinstance(row.said, str):
-            return row.said
-        return in_turn(*(_answer(row, row.said, request, model, chance) for _ in range(request.choices)))
+    def script(request: Request) -> Sequence[Step]:
+        if not isinstance(row.output, str):
+            return row.output
+        return in_turn(*(_answer(row, row.output, request, model, chance) for _ in range(request.choices)))
 
-    return said
+    return script
 
 
 def _answer(
-    row: Behaviour, said: str, request: Request, model: ServedModel, chance: random.Random
+    row: Behaviour, text: str, request: Request, model: ServedModel, chance: random.Random
 ) -> list[Step]:
     top = request.sampling.top_logprobs
-    output = model.tokenizer.encode(said, add_special_tokens=False)
+    output = model.tokenizer.encode(text, add_special_tokens=False)
     ends = row.ends
     if request.grammar is not None:
         output = _drawn(request, model, output, chance)
@@ -242,7 +238,7 @@ def _answer(
 
 
 def _drawn(request: Request, model: ServedModel, towards: Sequence[int], chance: random.Random) -> list[int]:
-    """Among what the grammar allows, as a worker does it, and towards a text as far as that is allowed."""
+    """Draw tokens that the grammar allows, following a text as far as that is allowed."""
     assert request.grammar is not None
     vocabulary = vocabulary_of(model.tokenizer.codec, model.vocabulary, model.eos_token_ids)
     fold = compiled(request.grammar, vocabulary)
