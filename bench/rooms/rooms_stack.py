@@ -148,7 +148,7 @@ async def _start(stack: AsyncExitStack, patience_s: float) -> _Bench:
     port = server.bind(HOST, 0)
     registry = Registry(model=MODEL, first_room=1, lease_ms=LEASE_MS, kept=1024, failed_kept=1024)
     rooms = RoomController(registry, clock, channels, BootstrapMetrics(CollectorRegistry()), QUEUE, LEASE_MS)
-    stack.callback(rooms.links.close)
+    stack.callback(rooms.streams.close)
     backend = RoomBackend(rooms, CONTEXT, REQUEST_S)
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)

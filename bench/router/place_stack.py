@@ -52,7 +52,7 @@ class Stack:
     def _join(self, workers: Sequence[WorkerFacts]) -> None:
         for facts in workers:
             self.registry.register(facts, 0)
-            self.registry.proven(facts.incarnation)
+            self.registry.mark_proven(facts.incarnation)
             if facts.side is Side.DECODE:
                 self._tell(facts.incarnation, 0)
 
@@ -71,7 +71,7 @@ class Stack:
         entries: list[RoomEntry] = []
         taken_s = seconds_of(work)
         (entry,) = entries
-        self.registry.taken(entry.id, Side)
+        self.registry.mark_delivered(entry.id, Side)
         worker = self.registry.worker(entry.decode.incarnation)
         self._tell(worker.facts.incarnation, len(worker.rooms), entry.id)
         return taken_s
@@ -89,7 +89,7 @@ class Stack:
         def work() -> None:
             registry.renew(Incarnation(1), 0)
             registry.expired(0)
-            registry.unended(0)
+            registry.orphans(0)
             registry.overdue(0)
             registry.unreachable()
             sum(registry.phases.values())

@@ -40,7 +40,7 @@ class AcceptProbe:
         self._heard_ms = clock.now_ms()
         self._deaf = False
 
-    def heard_ms(self) -> int:
+    def accepted_until_ms(self) -> int:
         """Whatever came before then was accepted, on the clock's monotonic reading."""
         return self._clock.now_ms() if self._deaf else self._heard_ms
 

@@ -157,7 +157,7 @@ def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
         "prefill": entry.names.get(Side.PREFILL),
         "decode": entry.decode.name,
         "local": entry.is_local,
-        "same_process": entry.is_kept,
+        "same_process": entry.is_same_process,
         "canary": entry.canary,
         "choices": entry.choices,
         "retry_of": None if entry.retry_of is None else str(entry.retry_of),

@@ -220,7 +220,7 @@ class Admission:
         first = self._line.first()
         if first is None:
             return counts
-        asked = first.waiting.asked
+        asked = first.waiting.request
         try:
             self._registry.place(asked.need, frozenset() if asked.retry is None else asked.retry.avoid)
         except (NoCapacity, NoneReady) as error:
@@ -233,7 +233,7 @@ class Admission:
         """Ids of those that wait in the queue, class by class and the oldest first, each with the line that
         says since when. `had_none`: those alone that had no room before."""
         return (
-            (one.waiting.asked.request_id, one.waiting.queued)
+            (one.waiting.request.request_id, one.waiting.queued)
             for one in self._line
             if one.waiting.queued is not None and not (had_none and one.claim.had_room)
         )
@@ -284,7 +284,7 @@ class Admission:
                     self._line.leave(first)
                 elif (lacks := self._serve(first)) is not None:
                     had_room = first.claim.had_room
-                    self._line.pass_over(first)
+                    self._line.skip(first)
                     self._reserve(first.waiting, lacks)
                     left[had_room] -= 1
                     if self._registry.all_full and not may_be_refused:
@@ -292,25 +292,25 @@ class Admission:
                     if not left[had_room]:
                         if not had_room:
                             break
-                        self._line.pass_over_again()
+                        self._line.skip_retried()
             self._serve_back()
         finally:
-            self._line.look_again()
-            self._registry.reserve_none()
+            self._line.end_scan()
+            self._registry.release_reserved()
 
     def _serve_back(self) -> None:
         """Open rooms for those who fit the worker that retracted theirs, and drains, and that were not looked
         at: whoever is before them may not go there."""
-        for incarnation in self._registry.taking_back():
+        for incarnation in self._registry.accepting_retracted():
             going_back = self._going_back.get(incarnation, {}).values()
-            unseen = (each for each in going_back if not (each.is_aside or each.waiting.opened.done()))
+            unseen = (each for each in going_back if not (each.is_skipped or each.waiting.opened.done()))
             for one in list(islice(unseen, LOOKED_AT_MAX)):
                 self._serve(one)
 
     def _reserve(self, waiting: WaitingRequest, lacks: NoCapacity) -> None:
         """Where it was retracted, and `lacks` not only prefill, leave a decode worker to it for as long as
         this look takes."""
-        need, retry = waiting.asked.need, waiting.asked.retry
+        need, retry = waiting.request.need, waiting.request.retry
         if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
@@ -318,7 +318,7 @@ class Admission:
         """Open its room, or tell it why there will be none. Why it has to wait on, if it has to."""
         waiting = one.waiting
         try:
-            entry = self._open(waiting.asked, self._pair(waiting.asked))
+            entry = self._open(waiting.request, self._pair(waiting.request))
         except NoCapacity as lacks:
             return lacks
         except Refusal as error:
@@ -371,11 +371,11 @@ class Admission:
         """Raises QueueFull, also where the request, which is in the line, would wait too long."""
         line, hoping, claim = self._line, self._hoping.total(), asked.claim
         if asked.retry is None:
-            others = line.up_to(claim.priority) - line.again - 1
+            others = line.count_up_to(claim.priority) - line.retried - 1
             is_full = others >= self._max_queue
         else:
             # One that was retracted is not turned away: there are no more of those than had a room.
-            others = line.again - 1 + hoping
+            others = line.retried - 1 + hoping
             is_full = others >= self._max_queue and asked.retry.is_attempt
         if is_full:
             raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
@@ -412,7 +412,7 @@ class Admission:
                 last.waiting.opened.set_exception(_not_in_time(wait_ms, everybody.all - 1))
 
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
-        opened, may_wait = waiting.opened, waiting.asked.retry is None
+        opened, may_wait = waiting.opened, waiting.request.retry is None
         try:
             async with asyncio.timeout(self._queue_timeout_ms / 1000 if may_wait else None):
                 return await opened
@@ -428,7 +428,7 @@ class Admission:
     async def _worker_news(self, asked: PlacementRequest, lacks: NoSuchWorker, until_s: float | None) -> bool:
         """Wait until a worker may have become ready. False when it is too late for that, or too full."""
         bounded = asked.retry is None or asked.retry.is_attempt
-        if bounded and self._line.again + self._hoping.total() >= self._max_queue:
+        if bounded and self._line.retried + self._hoping.total() >= self._max_queue:
             return False
         hope = asked.claim.priority, lacks.side if isinstance(lacks, NoneReady) else None
         self._hoping[hope] += 1
@@ -447,10 +447,10 @@ class Admission:
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
-        if asked.prompt and self._registry.asks_what_was_sent:
+        if asked.prompt and self._registry.uses_prefix_affinity:
             asked.need, asked.prompt = replace(asked.need, blocks=hash_blocks(asked.prompt, asked.salt)), ()
             if retry is not None and retry.back is not None:
-                self._registry.computed(retry.back, asked.need.blocks)
+                self._registry.record_computed(retry.back, asked.need.blocks)
         try:
             avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)
             return self._registry.place(asked.need, avoid, back)

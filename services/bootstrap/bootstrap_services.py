@@ -262,7 +262,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
             return
         # Who says it is known: a line cannot be put into another's mouth.
         name = entry.worker(sides[0]).name if sides else CALLER
-        self._rooms.registry.taken(room, sides)
+        self._rooms.registry.mark_delivered(room, sides)
         source = f"{name}/{rank}" if rank else name
         self._rooms.timelines.wake(room)  # whoever watches it looks when all of this is written down
         for report in reports:
@@ -275,7 +275,7 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
                 if cause is None:
                     self._rooms.answered(room)
                 elif not REASONS[cause.reason].ends_room:
-                    self._rooms.registry.local(room)
+                    self._rooms.registry.mark_local(room)
                 else:
                     self._rooms.fail(room, cause)
             if report.retired:

@@ -24,10 +24,10 @@ NO_STATUS: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class WorkerCensusRecord:
     """What a worker said of itself with its last renewal."""
 
-    told: Mapping[str, Any]
+    values: Mapping[str, Any]
     at_ms: int
     """On the bootstrap's own monotonic clock."""
     tokens_s: float
@@ -57,20 +57,20 @@ class RefusedRequest:
 
 class History:
     def __init__(self) -> None:
-        self.censuses: dict[Incarnation, Census] = {}
+        self.censuses: dict[Incarnation, WorkerCensusRecord] = {}
         """Of the workers that hold a lease."""
         self.lost: deque[LostWorker] = deque(maxlen=LOST_MAX)
         """The latest last."""
         self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
         """The latest last."""
 
-    def heard(self, worker: Incarnation, told: Mapping[str, Any], now_ms: int) -> None:
+    def record_census(self, worker: Incarnation, told: Mapping[str, Any], now_ms: int) -> None:
         last = self.censuses.get(worker)
         tokens_s = 0.0
         if last is not None and now_ms > last.at_ms:
-            drawn = max(told.get("tokens", 0) - last.told.get("tokens", 0), 0)
+            drawn = max(told.get("tokens", 0) - last.values.get("tokens", 0), 0)
             tokens_s = drawn * 1000 / (now_ms - last.at_ms)
-        self.censuses[worker] = Census(told, now_ms, tokens_s)
+        self.censuses[worker] = WorkerCensusRecord(told, now_ms, tokens_s)
 
     def worker_lost(self, facts: WorkerFacts, why: str, wall_ms: int, rooms: int) -> None:
         self.censuses.pop(facts.incarnation, None)

@@ -70,7 +70,7 @@ def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
         return ComputedBy.PREFILL
     if entry.prefill is not None:
         return ComputedBy.SOONER
-    return ComputedBy.KEPT if entry.is_kept else ComputedBy.ALONE
+    return ComputedBy.KEPT if entry.is_same_process else ComputedBy.ALONE
 
 
 class Loss(Enum):
@@ -282,8 +282,8 @@ class RegistryCollector(Collector):
             ready = [
                 w for w in self._registry.workers() if (w.facts.side, w.state) == (side, WorkerState.READY)
             ]
-            taken = sum(worker.places_taken for worker in ready)
-            free = sum(worker.facts.rooms_max - worker.places_taken for worker in ready)
+            taken = sum(worker.client_rooms for worker in ready)
+            free = sum(worker.facts.rooms_max - worker.client_rooms for worker in ready)
             places.add_metric([side.value, "taken"], taken)
             places.add_metric([side.value, "free"], free)
             left = sum(max(worker.usage.left, 0) for worker in ready)

@@ -64,7 +64,7 @@ class PlacementRequest:
 class WaitingRequest:
     """A request that fits a pair of workers, but not now."""
 
-    asked: PlacementRequest
+    request: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
     """The line of its timeline that says so, once it has to wait."""

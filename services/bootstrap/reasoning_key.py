@@ -13,7 +13,7 @@ BYTES_MIN: Final = 16
 BYTES_MAX: Final = 64 * 2**10
 
 
-def thoughts_key(file: str) -> bytes:
+def read_reasoning_key(file: str) -> bytes:
     """The key in `file`; empty where none is named. Raises StartupError."""
     if not file:
         return b""

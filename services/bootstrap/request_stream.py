@@ -248,7 +248,7 @@ class RequestStream:
                 had = f"{rooms}, {max(left_s, 0.0):.1f} s left"
                 self._rooms.not_retried(failed.id, had)
             raise failure
-        guilt = avoided_sides(cause.reason, strand.room.teller)
+        guilt = avoided_sides(cause.reason, strand.room.reporter)
         strand.avoid |= {failed.worker(side).incarnation for side in guilt.intersection(failed.sides)}
         return cause
 
@@ -257,13 +257,13 @@ class RequestStream:
         failed, left_s = strand.room.entry, self._left_s()
         request = self._request_of(strand)
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
-        fits = all(need.on(worker) <= worker.tokens_max for worker in failed.workers)
+        fits = all(need.positions_on(worker) <= worker.tokens_max for worker in failed.workers)
         pause = self._pause_s(strand, cause)
         left = request.max_tokens - len(request.output)
         margin = margin_tokens(cause.reason, request.prefill_tokens, left, request.choices)
         decode = failed.decode.incarnation
         is_attempt = REASONS[cause.reason].is_attempt
-        goes_back = not is_attempt or (failed.is_back and decode not in strand.avoid)
+        goes_back = not is_attempt or (failed.is_returned and decode not in strand.avoid)
         back = decode if goes_back else None
         retry = Retry(failed.id, cause.reason, strand.avoid, self._bounds.wait_s, pause, fits, margin, back)
         try:
@@ -422,7 +422,7 @@ class RoomBackend:
         """A request that came at `since_ms` gets no room; its client is told so with `status`."""
         clock = self._rooms.clock
         waited_ms = clock.now_ms() - since_ms
-        self._rooms.notebook.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
+        self._rooms.history.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
 
     def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
         """Drive one opened room, and no other when it fails."""

@@ -65,8 +65,8 @@ class RoomController:
         self.credentials = CredentialStore()
         self.registry = registry
         self.clock = clock
-        self.links = WorkerStreams(channels, self.side_retired, self.update_load)
-        self.notebook = History()
+        self.streams = WorkerStreams(channels, self.side_retired, self.update_load)
+        self.history = History()
         self.timelines = Timelines(registry, clock, RoomSpans() if spans is None else spans)
         self.admission = Admission(
             registry, clock, self.timelines, metrics, max_queue, queue_timeout_ms, max_wait_ms
@@ -81,7 +81,7 @@ class RoomController:
     def register(self, facts: WorkerFacts, turn_ms: int = 0) -> None:
         self.registry.register(facts, self.clock.now_ms(), turn_ms)
         log.info("worker registered", worker=facts.name, side=facts.side.value, address=facts.address)
-        self._tell_what_ended(facts)
+        self._resend_ends(facts)
         self.admission.wake()
 
     def renew(
@@ -100,7 +100,7 @@ class RoomController:
             raise
         if load is not None:
             self.registry.update_load(incarnation, load, self.clock.now_ms())
-        self.notebook.heard(incarnation, census, self.clock.now_ms())
+        self.history.record_census(incarnation, census, self.clock.now_ms())
         self._metrics.lease_renewed()
         self.admission.wake()
 
@@ -117,7 +117,7 @@ class RoomController:
 
     def proven(self, incarnation: Incarnation) -> None:
         """A canary hand-over passed: the worker may have rooms, if it has not left meanwhile."""
-        worker = self.registry.proven(incarnation)
+        worker = self.registry.mark_proven(incarnation)
         if worker is not None:
             log.info("worker ready", worker=worker.name)
             self.admission.wake()
@@ -179,28 +179,28 @@ class RoomController:
             log.info("worker left", worker=facts.name)
         else:
             log.warning("worker lost", worker=facts.name, cause=why, rooms=ended)
-        self.notebook.worker_lost(facts, why, self.clock.wall_ms(), ended)
+        self.history.worker_lost(facts, why, self.clock.wall_ms(), ended)
         self._metrics.worker_lost(facts.side, how if proof is None else Loss(proof))
         for entry in rooms:
             cause = Cause(LOST[facts.side], f"{facts.side.value} worker {facts.name}: {why}")
             self.fail(entry.id, cause)
             self.timelines.wake(entry.id)
-        self.links.drop(incarnation)
+        self.streams.drop(incarnation)
         self.admission.wake()
 
-    def _tell_what_ended(self, facts: WorkerFacts) -> None:
+    def _resend_ends(self, facts: WorkerFacts) -> None:
         """A worker that is back after a silence was told of no end meanwhile: rooms that it may never have
         heard of still wait for it (`terminal-reaches-peer`)."""
         for entry in self.registry.open_rooms_of(facts.incarnation):
             if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
-                self._tell_over(entry, entry.cause or ANSWERED)
+                self._send_over(entry, entry.cause or ANSWERED)
 
     # ---- rooms
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
         """Call `on_end` when the room is failed from outside its own streams: at once if it was, between its
         opening and this. Both workers are about to be asked for it."""
-        self.registry.taken(room, self.registry.get(room).sides)
+        self.registry.mark_delivered(room, self.registry.get(room).sides)
         cause = self.registry.get(room).cause
         if cause is None:
             self._on_end[room] = on_end
@@ -222,7 +222,7 @@ class RoomController:
         """The client has all that it asked for, and the workers do not know it: stop them."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
-            self._tell_over(self.registry.get(room), cause)
+            self._send_over(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
         """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
@@ -239,10 +239,10 @@ class RoomController:
         self._failures.log(room, cause)
         self._note_pair(entry, cause)
         self._metrics.room_ended_early(cause, canary=entry.canary)
-        self._tell_over(entry, cause)
+        self._send_over(entry, cause)
         on_end = self._on_end.pop(room, None)
         if on_end is not None:
-            goes_back = entry.is_back and REASONS[cause.reason].is_retried
+            goes_back = entry.is_returned and REASONS[cause.reason].is_retried
             if not entry.canary and (goes_back or not has_failed):
                 self.admission.owe(entry)
             on_end(cause)
@@ -252,7 +252,7 @@ class RoomController:
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
         """One side failed after the room was answered: the other has nothing to wait for any more."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
-            self._tell_over(entry, cause)
+            self._send_over(entry, cause)
 
     def not_retried(self, room: RoomId, why: str) -> None:
         """A room ended early and no other follows it, though its reader wants more: its request has failed,
@@ -273,7 +273,7 @@ class RoomController:
     def side_retired(self, room: RoomId, side: Side) -> None:
         with suppress(UnknownRoom):
             entry = self.registry.get(room)
-            self.links.forget(entry.worker(side).incarnation, room)
+            self.streams.forget(entry.worker(side).incarnation, room)
         self.registry.side_retired(room, side)
         self.timelines.wake(room)
         self.admission.wake()
@@ -290,12 +290,12 @@ class RoomController:
             else:
                 log.warning("a pair of workers does not connect", cause=cause.text, **names)
 
-    def _tell_over(self, entry: RoomEntry, cause: Cause) -> None:
+    def _send_over(self, entry: RoomEntry, cause: Cause) -> None:
         """Tell the workers that may still hold the room, and are there, why it is over."""
         for side in [each for each in Side if each in entry.waiting_for]:
             facts = entry.worker(side)
             if self.registry.holds_lease(facts.incarnation):
-                self.links.to(facts).cancel(entry.id, cause)
+                self.streams.to(facts).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
         """The worker is there, or a room that is not retired has it."""
@@ -315,17 +315,17 @@ class RoomController:
         now_ms = self.clock.now_ms()
         for incarnation in self.registry.expired(now_ms, heard_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
-        for entry in self.registry.unended(now_ms):
+        for entry in self.registry.orphans(now_ms):
             self.fail(entry.id, Cause(Reason.DEADLINE, _why_unended(entry)))
         for entry in self.registry.overdue(now_ms):
             sides = ", ".join(sorted(side.value for side in entry.waiting_for))
             self.timelines.report(entry.id, Moment.FILED, f"not reported retired by {sides}")
             for facts in entry.workers:
-                self.links.forget(facts.incarnation, entry.id)
+                self.streams.forget(facts.incarnation, entry.id)
             self.registry.abandon(entry.id)
             self.timelines.wake(entry.id)
         self.admission.wake()
-        self.links.close_ways(self._is_needed)
+        self.streams.close_unused(self._is_needed)
         self._failures.log_rest()
 
     def end_all(self, cause: Cause) -> None:
@@ -337,7 +337,7 @@ class RoomController:
 
     async def finish(self) -> None:
         """Wait until workers were told what they are to be told, and for the last words of rooms."""
-        while self.links.rooms():  # noqa: ASYNC110 - once, while the process ends
+        while self.streams.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
 
 

@@ -61,7 +61,7 @@ class RoomStream:
         self.cached_tokens = 0
         self.cause: Cause | None = None
         """Why the room failed, once it has."""
-        self.teller: Side | None = None
+        self.reporter: Side | None = None
         """The side that told of it, if one did."""
         self._rooms = rooms
         self.entry = entry
@@ -121,7 +121,7 @@ class RoomStream:
             self._end()
             self._rooms.stop(self.entry.id)
         else:
-            self._rooms.links.to(self.entry.decode).end_choice(self.entry.id, choice)
+            self._rooms.streams.to(self.entry.decode).end_choice(self.entry.id, choice)
 
     async def hang_up(self, why: Hangup) -> None:
         if self._over:
@@ -147,7 +147,7 @@ class RoomStream:
     def _call(self, side: Side) -> None:
         try:
             request = self._opening(side)
-            self._rooms.links.to(self.entry.worker(side)).open(request, self)
+            self._rooms.streams.to(self.entry.worker(side)).open(request, self)
         except Exception as error:
             self._could_not_follow(error)
         else:
@@ -172,7 +172,7 @@ class RoomStream:
             prefill_own_ms=entry.prefill_own_ms,
         )
 
-    def heard(self, side: Side, reply: Any) -> None:
+    def on_reply(self, side: Side, reply: Any) -> None:
         """One side said something of the room."""
         try:
             self._take(side, reply)
@@ -227,7 +227,7 @@ class RoomStream:
             return
         if self._request.scores or self._counted:
             raise Malformed("a room that prefill computes is said to be local")
-        self._rooms.registry.local(self.entry.id)
+        self._rooms.registry.mark_local(self.entry.id)
         if self._streaming:
             self._count(Side.DECODE)
         self._offer_behind()
@@ -250,7 +250,7 @@ class RoomStream:
         else:
             self.fail(cause, side)
 
-    def broken(self, side: Side, error: RemoteError) -> None:
+    def on_broken(self, side: Side, error: RemoteError) -> None:
         """One side refused the room, or cannot be heard any more."""
         self._heard.discard(side)
         self.fail(self._cause_of(side, error), side)
@@ -267,7 +267,7 @@ class RoomStream:
         """Hear nothing more of this side; for the worker the room is over."""
         if side in self._heard:
             cause = self.entry.cause or ANSWERED
-            self._rooms.links.to(self.entry.worker(side)).leave(self.entry.id, cause)
+            self._rooms.streams.to(self.entry.worker(side)).leave(self.entry.id, cause)
             self._ended(side)
 
     def _leave_all(self) -> None:
@@ -338,7 +338,7 @@ class RoomStream:
             return
         if not self._streaming:
             self._streaming = True
-            self._rooms.registry.streaming(self.entry.id)
+            self._rooms.registry.mark_streaming(self.entry.id)
             self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
             if self.entry.is_local:
                 self._count(Side.DECODE)
@@ -359,7 +359,7 @@ class RoomStream:
             if teller is not None:
                 self._rooms.fail_rest(self.entry, cause)
             return
-        self.teller = teller
+        self.reporter = teller
         self._rooms.fail(self.entry.id, cause)
 
     def _failed_outside(self, cause: Cause) -> None:

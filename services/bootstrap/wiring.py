@@ -22,7 +22,7 @@ from baton.bootstrap.canary import Canary
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from baton.bootstrap.reasoning_key import thoughts_key
+from baton.bootstrap.reasoning_key import read_reasoning_key
 from baton.bootstrap.request_stream import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.settings import BootstrapSettings
@@ -65,7 +65,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    doors, signing = open_listeners(settings), thoughts_key(settings.thoughts_key_file)
+    doors, signing = open_listeners(settings), read_reasoning_key(settings.thoughts_key_file)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)
@@ -153,7 +153,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
     )
 
-    work = (hearing.run(), rooms.keep_time(hearing.heard_ms), canary.run())
+    work = (hearing.run(), rooms.keep_time(hearing.accepted_until_ms), canary.run())
     tasks = [asyncio.create_task(each) for each in work]
     stopping = asyncio.create_task(shutdown.wait())
     try:
@@ -170,7 +170,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await rooms.finish()
-        rooms.links.close()
+        rooms.streams.close()
         await channels.close()
         await tracer.stop(STOP_GRACE_S)
 

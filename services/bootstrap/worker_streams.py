@@ -47,10 +47,10 @@ Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 class RoomListener(Protocol):
     """Who follows one room on its workers."""
 
-    def heard(self, side: Side, reply: Any) -> None:
+    def on_reply(self, side: Side, reply: Any) -> None:
         """The worker of that side said something of the room. It says nothing after an outcome."""
 
-    def broken(self, side: Side, error: RemoteError) -> None:
+    def on_broken(self, side: Side, error: RemoteError) -> None:
         """The worker of that side refused the room, or its stream broke: it says nothing more."""
 
 
@@ -99,7 +99,7 @@ class WorkerStreams:
         """Rooms of which it is not known yet that their workers hold nothing of them, counted likewise."""
         return sum(link.over for link in self._links.values())
 
-    def close_ways(self, needed: Callable[[Incarnation], bool]) -> None:
+    def close_unused(self, needed: Callable[[Incarnation], bool]) -> None:
         """Close the channels to processes that are not needed any more."""
         for incarnation in [each for each in self._channels.incarnations() if not needed(each)]:
             closing = asyncio.create_task(self._channels.drop(incarnation))
@@ -151,7 +151,7 @@ class WorkerStream:
         if length > OPEN_BYTES_MAX:
             text = f"the request takes {length} bytes, at most {OPEN_BYTES_MAX} are taken"
             error = RemoteError(grpc.StatusCode.INVALID_ARGUMENT, CommandTooLong.__name__, text)
-            asyncio.get_running_loop().call_soon(self._tell, room, hearer.broken, error)
+            asyncio.get_running_loop().call_soon(self._deliver, room, hearer.on_broken, error)
             return
         self._hearers[room] = hearer
         self._opening.append(request)
@@ -231,7 +231,7 @@ class WorkerStream:
         self._untold = deque(self._over)
         self._news.clear()
         for room, hearer in hearers.items():
-            self._tell(room, hearer.broken, error)
+            self._deliver(room, hearer.on_broken, error)
 
     def _read(self, message: Any) -> None:
         self._pause_s = RETELL_S
@@ -246,16 +246,16 @@ class WorkerStream:
                 continue  # of a room that is over
             if line.HasField("refused"):
                 del self._hearers[room]
-                self._tell(room, hearer.broken, refusal_from_wire(line.refused))
+                self._deliver(room, hearer.on_broken, refusal_from_wire(line.refused))
                 continue
             reply = line.reply
             if reply.HasField("outcome"):
                 del self._hearers[room]
-            self._tell(room, hearer.heard, reply)
+            self._deliver(room, hearer.on_reply, reply)
         if message.HasField("load"):
             self._loaded(load_from_wire(message.load))
 
-    def _tell(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
+    def _deliver(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
         """One room's trouble ends neither the stream nor the other rooms on it."""
         try:
             hear(self._facts.side, what)

@@ -1,6 +1,6 @@
-"""Which of those that wait equally long have waited for it?
+"""Queue of entries that all wait equally long, and are due in the order in which they came.
 
-A look costs what is due, however many wait. Time is an argument, and does not go back.
+A look costs as much as there are due entries, however many wait. Time is an argument, and does not go back.
 """
 
 from collections import OrderedDict
@@ -11,13 +11,14 @@ V = TypeVar("V")
 
 
 class DueQueue(Generic[K, V]):
-    """Without a bound of its own: whoever forgets one tells it."""
+    """Entries by key, with the time since when each waits. It has no bound of its own: the caller removes
+    what it forgets."""
 
     def __init__(self, after_ms: int) -> None:
-        """`after_ms`: how long each waits."""
+        """`after_ms`: how long each entry waits before it is due."""
         self._after_ms = after_ms
         self._since: OrderedDict[K, tuple[int, V]] = OrderedDict()
-        """When each began to wait, the first one first."""
+        """Time since when each entry waits, and its value, the first one first."""
 
     def __len__(self) -> int:
         return len(self._since)
@@ -26,16 +27,16 @@ class DueQueue(Generic[K, V]):
         return key in self._since
 
     def enter(self, key: K, value: V, now_ms: int) -> None:
-        """It waits from now on."""
+        """Let an entry wait from now on. An earlier wait of the same key is replaced."""
         self._since.pop(key, None)
         self._since[key] = (now_ms, value)
 
     def leave(self, key: K) -> None:
-        """It waits no more, if it did."""
+        """Remove an entry, if it is there."""
         self._since.pop(key, None)
 
     def due(self, now_ms: int) -> list[V]:
-        """They stay until they `leave`; who has waited longest comes first."""
+        """Return the values of due entries, the longest wait first. They stay until they `leave`."""
         late: list[V] = []
         for since_ms, value in self._since.values():
             if now_ms < since_ms + self._after_ms:

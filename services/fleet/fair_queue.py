@@ -1,14 +1,14 @@
-"""Who of those that wait is next?
+"""Queue of requests that wait for workers, fair between tenants, and with priority classes.
 
-Those that had a room before come first, the oldest of them first: their clients have waited longest. The
-others come by class, the lowest number first (`priority`, vLLM's). But of the tokens that pass classes below
-by, a sixteenth is theirs: whichever of them had no room for longest gets the next one (`no-starvation`).
+Requests that had a room before come first, the oldest of them first: their clients have waited longest. The
+others are served by class, the lowest number first, as vLLM's `priority`. A sixteenth of the tokens that pass
+the lower classes by is theirs. It goes to the class that was served least recently (`no-starvation`).
 
-Within a class, tenants take turns by deficit round robin over tokens: each gets QUANTUM with every lap, and
-saves until that pays for its oldest request. A tenant that comes joins the next lap, behind all that are in
-it. So two tenants that both wait get equal tokens, but for a request of each, and no number of newcomers
-keeps another from its turn. A tenant with nobody waiting is forgotten, with what it saved. Laps in which
-nobody can pay are not walked: each tenant is ranked by the lap in which it can.
+Within a class, tenants take turns by deficit round robin over tokens. Each tenant gets QUANTUM tokens with
+every lap, and saves them until they pay for its oldest request. A new tenant joins the next lap, behind all
+that are in it. So two tenants that both wait get equal tokens, to within one request each. No number of
+newcomers keeps another tenant from its turn. A tenant without waiting requests is forgotten, with its
+savings. Laps in which no tenant can pay are skipped: each tenant is ranked by the lap in which it can.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -19,36 +19,36 @@ from itertools import count, takewhile
 from typing import Final, Generic, NamedTuple, TypeVar
 
 QUANTUM: Final = 256
-"""Tokens that a tenant gets with a lap."""
+"""Tokens that a tenant gets with each lap."""
 LOWER_PART: Final = 16
-"""One token for the classes below, of so many that pass them by."""
+"""Tokens that pass the lower classes by, for each token that these classes get."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueKey:
-    """What a request's turn follows from."""
+    """Attributes of a request that decide its turn."""
 
     priority: int = 0
-    """Its class: the lowest is served first."""
+    """Priority class. The lowest number is served first."""
     tenant: bytes = b""
-    """In whose share it is served."""
+    """Tenant whose share pays for the request."""
     tokens: int = 1
-    """What it takes of that share, at least 1."""
+    """Tokens that the request takes of that share, at least 1."""
     arrived_ms: int = 0
-    """When the request came, be it for an earlier room."""
+    """Time when the request came, also if it had rooms since, in milliseconds."""
     had_room: bool = False
 
 
 class QueuedWork(NamedTuple):
-    """Requests that are expected to be served before a request, and their work."""
+    """Requests that are expected to be served before a given one, and their work."""
 
     all: int
     in_class: int
-    """Requests of its own class that had no room."""
+    """Number of requests of its own class that had no room."""
     tokens: int
-    """Work of all of them, as of `QueueKey.tokens`."""
+    """Work of all these requests, in tokens (`QueueKey.tokens`)."""
     tokens_in_class: int
 
 
@@ -57,19 +57,19 @@ NOTHING_QUEUED: Final = QueuedWork(0, 0, 0, 0)
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """One that waits."""
+    """A waiting request, with its place in the queue."""
 
     waiting: T
     claim: QueueKey
     number: int
-    """In the order in which they came to the line."""
-    is_in: bool = True
-    is_aside: bool = False
-    """It was passed over in this look."""
+    """Serial number, in the order of arrival at the queue."""
+    is_queued: bool = True
+    is_skipped: bool = False
+    """Whether the current scan has skipped the request."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """The least is the oldest."""
+        """Sort key by age. The least is the oldest."""
         return self.claim.arrived_ms, self.number
 
 
@@ -77,25 +77,26 @@ class QueueEntry(Generic[T]):
 class _TenantQueue(Generic[T]):
     name: bytes
     number: int
-    """Its place in each lap."""
+    """Position in each lap."""
     visited: int
-    """The lap that `saved` is of."""
+    """Lap that `saved` belongs to."""
     saved: int
     waiting: OrderedDict[int, QueueEntry[T]]
-    """By their numbers, the oldest first. Those that are aside are not among them."""
+    """Requests by serial number, the oldest first, without the skipped ones."""
     count: int = 0
-    """With those that are aside."""
+    """Number of requests, with the skipped ones."""
     tokens: int = 0
     rank: tuple[int, int] | None = None
-    """The lap in which it can pay for its oldest, and its place; None without anybody to look at."""
+    """Lap in which the tenant can pay for its oldest request, and its position. None if it has no request to
+    look at."""
 
     def laps(self, tokens: int) -> int:
-        """So many more until so much is saved."""
+        """Return how many more laps it takes until `tokens` are saved."""
         return max(-(-(tokens - self.saved) // QUANTUM), 0)
 
 
 class _ClassQueue(Generic[T]):
-    """Those of one class that had no room."""
+    """Requests of one class that had no room."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -103,10 +104,10 @@ class _ClassQueue(Generic[T]):
         self._lap = 0
         self._tenants: dict[bytes, _TenantQueue[T]] = {}
         self._order: list[tuple[int, int, _TenantQueue[T]]] = []
-        """By their ranks, of which no two are equal."""
+        """Tenants by rank. No two ranks are equal."""
 
     def first(self) -> QueueEntry[T] | None:
-        """Of those that are not aside."""
+        """Return the request whose turn it is, without the skipped ones."""
         return next(iter(self._order[0][2].waiting.values())) if self._order else None
 
     def oldest_first(self) -> list[QueueEntry[T]]:
@@ -114,7 +115,7 @@ class _ClassQueue(Generic[T]):
         return sorted(found, key=lambda each: each.number)
 
     def last(self) -> QueueEntry[T]:
-        """The newest of the tenant with the most."""
+        """Return the newest request of the tenant with the most."""
         most = max(self._tenants.values(), key=lambda tenant: tenant.count)
         return next(reversed(most.waiting.values()))
 
@@ -129,7 +130,7 @@ class _ClassQueue(Generic[T]):
             self._rank(tenant)
 
     def remove(self, one: QueueEntry[T], *, served: bool) -> None:
-        """`served`: its tenant pays for it."""
+        """Remove a request. `served`: whether its tenant pays for it."""
         tenant = self._tenants[one.claim.tenant]
         if served:
             laps = tenant.laps(one.claim.tokens)
@@ -149,15 +150,16 @@ class _ClassQueue(Generic[T]):
         self._rank(tenant)
 
     def put_back(self, one: QueueEntry[T]) -> None:
-        """Before those that came later: whoever was set aside last is put back first."""
+        """Undo a skip. The last one skipped is put back first, so that it stands before those that came
+        later."""
         tenant = self._tenants[one.claim.tenant]
         tenant.waiting[one.number] = one
         tenant.waiting.move_to_end(one.number, last=False)
         self._rank(tenant)
 
     def ahead(self, claim: QueueKey) -> tuple[int, int]:
-        """Return how many requests are before a newcomer, and their tokens: all that its tenant has waiting,
-        and of the others as many as the tokens that its tenant takes meanwhile pay for."""
+        """Return how many requests are before a newcomer, and their tokens. All requests of its own tenant
+        are. Of the others, as many are as the tokens that its tenant takes meanwhile pay for."""
         mine = self._tenants.get(claim.tenant)
         own, own_tokens = (0, 0) if mine is None else (mine.count, mine.tokens)
         others, others_tokens = self.count - own, self.tokens - own_tokens
@@ -183,28 +185,30 @@ class _ClassQueue(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Whoever looks asks for the `first`, and takes it, has it leave, or passes it over: then another one is
-    first until it looks again. What one of these costs does not grow with how many wait, but for searches by
-    halves."""
+    """Waiting requests in the order in which they are served.
+
+    A scan asks for the `first` request and takes, removes or skips it. A skipped request is out of the scan
+    until `end_scan`. A call costs a binary search at most, however many requests wait.
+    """
 
     def __init__(self) -> None:
         self._again: list[tuple[tuple[int, int], QueueEntry[T]]] = []
-        """That had a room before, by age."""
+        """Requests that had a room before, by age."""
         self._again_passed = False
-        """These were passed over in this look, all that are left of them."""
+        """Whether the scan has skipped all of these that are left."""
         self._classes: dict[int, _ClassQueue[T]] = {}
         self._order: list[int] = []
-        """The classes in which somebody waits."""
+        """Classes with waiting requests, in ascending order."""
         self._unserved: OrderedDict[int, None] = OrderedDict()
-        """The same, whichever had no room for longest first."""
+        """The same classes, the one that was served least recently first."""
         self._for_lower = 0
-        """Tokens that passed lower classes by, which had nothing for them yet."""
+        """Tokens that passed lower classes by, and that these have not used yet."""
         self._lower_passed = False
-        """The lower class whose turn it was had nobody who fits, in this look."""
+        """Whether the lower class whose turn it was had no request that fits, in this scan."""
         self._aside: list[QueueEntry[T]] = []
         self._numbers = count()
-        self.again = 0
-        """How many wait that had a room before."""
+        self.retried = 0
+        """Number of waiting requests that had a room before."""
         self._again_tokens = 0
         self._count = 0
 
@@ -212,8 +216,8 @@ class FairQueue(Generic[T]):
         return self._count
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
-        """Those that had a room before, and then class by class; the oldest first. For people: costs more the
-        more there are."""
+        """Yield requests that had a room, then those of each class, the oldest first. For display: the cost
+        grows with the number of requests."""
         yield from (one for _, one in self._again)
         for priority in self._order:
             yield from self._classes[priority].oldest_first()
@@ -222,7 +226,7 @@ class FairQueue(Generic[T]):
         one = QueueEntry(waiting, claim, next(self._numbers))
         self._count += 1
         if claim.had_room:
-            self.again += 1
+            self.retried += 1
             self._again_tokens += claim.tokens
             insort(self._again, (one.age, one), key=lambda each: each[0])
             return one
@@ -235,7 +239,7 @@ class FairQueue(Generic[T]):
         return one
 
     def first(self) -> QueueEntry[T] | None:
-        """Whose turn it is, of those that were not passed over."""
+        """Return the next request of the scan, or None."""
         if self._again and not self._again_passed:
             return self._again[0][1]
         lower = self._lower()
@@ -245,24 +249,25 @@ class FairQueue(Generic[T]):
         return None if highest is None else self._classes[highest].first()
 
     def last(self) -> QueueEntry[T] | None:
-        """Who leaves before all others, if one has to: of the lowest class, and of the tenant that has the
-        most waiting there, the newest. None of those that had a room. Not for use within a look."""
+        """Return the request that is turned away first if one has to be: the newest of the tenant with the
+        most, in the lowest class. Requests that had a room are never chosen. Not for use within a scan."""
         return self._classes[self._order[-1]].last() if self._order else None
 
     def take(self, one: QueueEntry[T]) -> None:
-        """It is served, and its tenant and class have had so much."""
+        """Remove a request that is served. Its tenant and class pay for it."""
         self._remove(one, served=True)
 
     def leave(self, one: QueueEntry[T]) -> bool:
-        """It waits no more, and had nothing. False if it was not in the line any more."""
-        if not one.is_in:
+        """Remove a request that is not served, and pays nothing. Return False if it was not in the queue any
+        more."""
+        if not one.is_queued:
             return False
         self._remove(one, served=False)
         return True
 
-    def pass_over(self, one: QueueEntry[T]) -> None:
-        """It does not fit now. It keeps its turn."""
-        one.is_aside = True
+    def skip(self, one: QueueEntry[T]) -> None:
+        """Skip a request that does not fit now. It keeps its turn."""
+        one.is_skipped = True
         self._aside.append(one)
         if one.claim.had_room:
             self._forget_again(one)
@@ -270,16 +275,16 @@ class FairQueue(Generic[T]):
             self._lower_passed |= one.claim.priority != self._highest()
             self._classes[one.claim.priority].set_aside(one)
 
-    def pass_over_again(self) -> None:
-        """All that had a room before, and are not passed over yet. They keep their turns."""
+    def skip_retried(self) -> None:
+        """Skip all requests that had a room before and are not skipped yet. They keep their turns."""
         self._again_passed = True
 
-    def look_again(self) -> None:
-        """From the beginning: nobody is passed over any more."""
+    def end_scan(self) -> None:
+        """End the scan: all skipped requests are back."""
         self._lower_passed = self._again_passed = False
         for one in reversed(self._aside):
-            one.is_aside = False
-            if not one.is_in:
+            one.is_skipped = False
+            if not one.is_queued:
                 continue
             if one.claim.had_room:
                 insort(self._again, (one.age, one), key=lambda each: each[0])
@@ -287,22 +292,24 @@ class FairQueue(Generic[T]):
                 self._classes[one.claim.priority].put_back(one)
         self._aside.clear()
 
-    def up_to(self, priority: int) -> int:
-        """How many wait that had a room before, or are of this class or of one that is served sooner."""
+    def count_up_to(self, priority: int) -> int:
+        """Return how many requests had a room before, or are of this class or of a lower number."""
         sooner = takewhile(lambda each: each <= priority, self._order)
-        return self.again + sum(self._classes[each].count for each in sooner)
+        return self.retried + sum(self._classes[each].count for each in sooner)
 
     def by_class(self) -> Counter[int]:
-        """How many wait of each class, those included that had a room. Costs more the more those are."""
+        """Return the number of waiting requests by class, with those that had a room. The cost grows with the
+        number of the latter."""
         waiting = Counter(one.claim.priority for _, one in self._again)
         return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 
     def in_class(self, priority: int) -> int:
-        """How many of a class wait that had no room."""
+        """Return how many requests of a class wait that had no room."""
         return self._classes[priority].count if priority in self._classes else 0
 
     def ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return who is before a newcomer, as far as can be said: who comes later may be served sooner."""
+        """Return the requests before a newcomer, as far as they are known: later ones may be served
+        sooner."""
         if claim.had_room:
             older = bisect_right(self._again, claim.arrived_ms, key=lambda each: each[0][0])
             return QueuedWork(older, 0, sum(one.claim.tokens for _, one in self._again[:older]), 0)
@@ -310,10 +317,11 @@ class FairQueue(Generic[T]):
         in_class, tokens = (0, 0) if line is None else line.ahead(claim)
         sooner = takewhile(lambda each: each < claim.priority, self._order)
         before = self._again_tokens + sum(self._classes[each].tokens for each in sooner)
-        return QueuedWork(self.up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
+        return QueuedWork(self.count_up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
 
     def in_all(self) -> QueuedWork:
-        """Return all that wait, as those ahead of whoever is served last, who is counted with them."""
+        """Return all waiting requests, as work before the one that is served last. That one is counted with
+        them."""
         lowest = self._classes[self._order[-1]] if self._order else None
         of_all = self._again_tokens + sum(each.tokens for each in self._classes.values())
         count, tokens = (0, 0) if lowest is None else (lowest.count, lowest.tokens)
@@ -322,11 +330,11 @@ class FairQueue(Generic[T]):
     # ---- inside
 
     def _highest(self) -> int | None:
-        """Of the classes with somebody to look at."""
+        """Return the highest class with a request that is not skipped."""
         return next((each for each in self._order if self._classes[each].first() is not None), None)
 
     def _lower(self) -> QueueEntry[T] | None:
-        """The first of the class below the highest one that had no room for longest."""
+        """Return the first request of the lower class that was served least recently."""
         highest = self._highest()
         if highest is None or self._lower_passed:
             return None
@@ -337,12 +345,12 @@ class FairQueue(Generic[T]):
         return None
 
     def _remove(self, one: QueueEntry[T], *, served: bool) -> None:
-        one.is_in = False
+        one.is_queued = False
         self._count -= 1
         if one.claim.had_room:
-            self.again -= 1
+            self.retried -= 1
             self._again_tokens -= one.claim.tokens
-            if not one.is_aside:
+            if not one.is_skipped:
                 self._forget_again(one)
             return
         priority = one.claim.priority
@@ -357,7 +365,7 @@ class FairQueue(Generic[T]):
             self._for_lower = 0
 
     def _share(self, one: QueueEntry[T]) -> None:
-        """What the classes below may have for what this one has, or has had of it."""
+        """Count what a served request gives to the lower classes, or takes of their part."""
         priority, tokens = one.claim.priority, one.claim.tokens
         if self._order[0] < priority:
             self._for_lower = max(self._for_lower - LOWER_PART * tokens, 0)

@@ -1,7 +1,7 @@
-"""Which pairs of workers do not reach each other, though each may serve with others?
+"""Pairs of workers that do not reach each other, though each may serve with others.
 
-A worker is ready by a hand-over with one partner. That says nothing of its way to another: a pair whose rooms
-fail to connect, one after the other, is broken until a canary has passed through that very pair.
+A worker is ready after a hand-over with one partner, which says nothing of its connection to another. A pair
+whose rooms fail to connect, several in a row, is broken until a canary has passed through that very pair.
 """
 
 from typing import Final, TypeAlias
@@ -10,23 +10,24 @@ from baton.ids import Incarnation
 from baton.rooms.errors import Cause, Reason
 
 BROKEN_AFTER: Final = 3
-"""Rooms of a pair that fail to connect, with none between them that was answered."""
+"""Consecutive rooms of a pair that fail to connect before the pair is broken."""
 
 PairId: TypeAlias = tuple[Incarnation, Incarnation]
-"""Of a prefill and a decode worker."""
+"""Incarnations of a prefill and a decode worker."""
 
 
 class PairHealth:
-    """Bounded by the pairs of workers that there are: those of a worker that leaves are forgotten."""
+    """Broken pairs, and failures of pairs. Bounded by the pairs of registered workers: those of a worker that
+    leaves are forgotten."""
 
     def __init__(self) -> None:
         self._failures: dict[PairId, int] = {}
-        """How many rooms in a row failed to connect, of pairs of which one did."""
+        """Consecutive failures to connect, for pairs with at least one."""
         self._broken: dict[PairId, None] = {}
 
     def ended(self, pair: PairId, cause: Cause | None, *, canary: bool) -> bool:
-        """A room of the pair ended; `cause` is None where it was answered. True when that broke the pair, or
-        mended it."""
+        """Note how a room of the pair ended: `cause` is None if it was answered. Return whether that broke or
+        mended the pair."""
         before = self.is_broken(pair)
         if cause is None and (canary or not before):
             self._failures.pop(pair, None)
@@ -41,14 +42,14 @@ class PairHealth:
         return pair in self._broken
 
     def broken(self) -> list[PairId]:
-        """Longest broken first."""
+        """Return broken pairs, the longest broken first."""
         return list(self._broken)
 
     def broken_count(self) -> int:
         return len(self._broken)
 
     def forget(self, worker: Incarnation) -> None:
-        """It is gone, and no other has its incarnation."""
+        """Forget all pairs of a worker that is gone. No other worker gets its incarnation."""
         for pair in [each for each in self._failures if worker in each]:
             del self._failures[pair]
             self._broken.pop(pair, None)

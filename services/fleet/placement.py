@@ -1,19 +1,19 @@
-"""Which pair of workers gets a request, or which decode worker alone?
+"""Choice of a prefill and a decode worker for a request, or of one decode worker alone.
 
-On each side one that can begin it now, before one where it would wait in a short queue (`placed-by-use`,
-`baton.fleet.worker_usage`). Where nobody has space for it, it waits at the bootstrap until there is more.
+On each side a worker that can begin the request now comes before one where it would wait in a short queue
+(`placed-by-use`, `baton.fleet.worker_usage`). If no worker has space, the request waits at the router.
 
-A process that serves both sides is a worker of each, by its weight there (`Worker.share`). Where both are the
-same process, nothing is to be handed over: its decode side gets the request alone (`kept-at-home`).
+A process that serves both sides is a worker of each, with a weight on each (`Worker.share`). If the two
+chosen workers are one process, nothing needs to be handed over: its decode side gets the request alone
+(`kept-at-home`).
 
-Among these, the one with the smallest share of its cache used once it has the request, or in prefill to be
-computed. That takes less of a worker that was sent the prompt's beginning before. So a conversation stays
-where it is, unless more is used there than that spares, and a short beginning that all prompts share fills
-nobody's queue.
+Among these workers, the one with the smallest used share of its cache is chosen, counted with the request. A
+prefill worker's share is the work that waits there. A worker that was sent the prompt's prefix before needs
+less for it. So a conversation stays where it is, unless that worker is fuller by more than the prefix spares.
 
-Found by looks at few of them, of which none is drawn by chance. Of up to LOOKS_MAX workers of a side it is
-the best one. Of more it may be fuller than the best by a beginning that more than HOLDERS_MAX were sent. And
-where caches are of several sizes, only LOOKS_MAX with the smallest share used are weighed against each other.
+A placement looks at few workers, and draws nothing by chance. Up to LOOKS_MAX workers a side it finds the
+best one. With more, the choice may be fuller than the best by a prefix that more than HOLDERS_MAX workers
+were sent. If caches differ in size, only the LOOKS_MAX workers with the smallest used share are compared.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,71 +34,80 @@ from baton.rooms.phases import Side
 from baton.rooms.worker_facts import WorkerFacts
 
 LOOKS_MAX: Final = 32
-"""Workers that were not sent the prompt's beginning, and that are weighed against each other for it."""
+"""Workers that one placement compares, besides those that were sent the prompt's prefix."""
 
 GROWN_TOKENS: Final = 24
-"""That there is to be space for in each sequence of a worker when one that was retracted comes back to it."""
+"""KV positions that each sequence on a worker is left to grow into, before a retracted room comes back to it.
+"""
 
 Pair: TypeAlias = tuple[Worker | None, Worker]
-"""A prefill and a decode worker, or that alone, which computes the prompt itself."""
+"""A prefill and a decode worker. None in place of prefill: decode computes the prompt itself."""
 Fullness: TypeAlias = tuple[bool, float, int, str]
-"""Whether it would wait there, the share used by then, what the request adds to it, and the worker's name."""
+"""Sort key of a worker: whether the request would wait, the used share with it, the positions it adds, and
+the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a request takes of its two workers, and what they may have of it."""
+    """Resources that a request takes of its workers, and constraints on the choice of them."""
 
     prompt_tokens: int
     """KV positions that prefill computes."""
     tokens: int
-    """KV positions that decode may come to hold of one choice."""
+    """Most KV positions of one choice on decode."""
     blocks: tuple[Block, ...] = ()
-    """Of its prompt, where there is a choice to be made by them."""
+    """Hashes of the prompt's blocks. Empty if the choice does not depend on them."""
     choices: int = 1
-    """Sequences that decode draws behind what prefill computes."""
+    """Number of sequences that decode draws after the prompt."""
     margin: int = 0
-    """KV positions that decode is to have free beside those that the room begins with: one that was retracted
-    asks for them, so that it is not retracted again at once."""
+    """KV positions that have to be free on decode, besides those that the room begins with. A retracted
+    request asks for them, so that it is not retracted again at once."""
     may_be_local: bool = False
-    """Where there is no prefill worker for it, or none but the same process, a decode worker that computes
-    prompts gets it alone."""
+    """Whether a decode worker that computes prompts may get the request alone. It does if no prefill worker
+    is there, or none but its own process."""
     scores: int = 0
-    """Tokens of the prompt that prefill scores beside computing them."""
+    """Number of prompt tokens that prefill scores besides computing them."""
 
-    def on(self, worker: WorkerFacts) -> int:
-        """KV positions that it may come to take of this worker."""
-        return self.prompt_tokens if worker.side is Side.PREFILL else self.on_decode(worker.page_tokens)
+    def positions_on(self, worker: WorkerFacts) -> int:
+        """Return the most KV positions that the request may take of a worker."""
+        return (
+            self.prompt_tokens
+            if worker.side is Side.PREFILL
+            else self.positions_on_decode(worker.page_tokens)
+        )
 
-    def on_decode(self, page_tokens: int) -> int:
-        """KV positions that it may come to take in pages of so many."""
+    def positions_on_decode(self, page_tokens: int) -> int:
+        """Return the most KV positions that it may take on decode, in pages of `page_tokens`."""
         if self.choices == 1:
             return self.tokens
         return positions_of(self.prompt_tokens, self.tokens, self.choices, page_tokens)
 
-    def first_on(self, worker: WorkerFacts) -> int:
-        """KV positions that it begins with."""
-        return self.prompt_tokens if worker.side is Side.PREFILL else self.first_on_decode(worker.page_tokens)
+    def initial_on(self, worker: WorkerFacts) -> int:
+        """Return the KV positions that the request begins with on a worker."""
+        return (
+            self.prompt_tokens if worker.side is Side.PREFILL else self.initial_on_decode(worker.page_tokens)
+        )
 
-    def first_on_decode(self, page_tokens: int) -> int:
-        """In pages of so many: those of the tokens that are known and of a page more, which are granted at
-        once, and a page of each choice, which is left for it to grow into."""
+    def initial_on_decode(self, page_tokens: int) -> int:
+        """Return the KV positions that it begins with on decode, in pages of `page_tokens`. These are the
+        pages of the known tokens and one more, which are granted at once, and a page for each choice to grow
+        into."""
         granted = -(-min(self.prompt_tokens + page_tokens, self.tokens) // page_tokens)
-        return min((granted + self.choices) * page_tokens, self.on_decode(page_tokens))
+        return min((granted + self.choices) * page_tokens, self.positions_on_decode(page_tokens))
 
-    def asked_of(self, worker: Worker) -> int:
-        """KV positions that are to be free for it to begin. What is left for one that was retracted to grow
-        into, all others on the worker grow into, too."""
+    def required_free(self, worker: Worker) -> int:
+        """Return the KV positions that have to be free on a worker before the request begins. What is left
+        for a retracted one to grow into is left for all others on the worker, too."""
         facts = worker.facts
-        first = self.first_on(facts)
+        first = self.initial_on(facts)
         if facts.side is Side.PREFILL or not self.margin:
             return first
         own, least = (
-            min(first + more, self.on(facts)) for more in (self.margin, GROWN_TOKENS * self.choices)
+            min(first + more, self.positions_on(facts)) for more in (self.margin, GROWN_TOKENS * self.choices)
         )
         return max(own, least + GROWN_TOKENS * worker.usage.growing)
 
-    def told(self, side: Side) -> str:
+    def describe(self, side: Side) -> str:
         if side is Side.PREFILL:
             return f"{self.prompt_tokens} tokens"
         return f"{self.tokens} tokens" if self.choices == 1 else f"{self.choices} times {self.tokens} tokens"
@@ -110,15 +119,15 @@ def place(
     avoid: Collection[Incarnation] = (),
     pairs: PairHealth | None = None,
 ) -> Pair:
-    """Of each side's `workers`. Raises NoSuchWorker, which waiting for a place does not mend, before
-    NoCapacity, which it does.
+    """Choose a pair from `workers`, which are given by side.
 
-    `avoid`: those that get the request only if their side has no other that could hold it, be it full now: a
-    worker that fails everything at once always has a free place. `pairs`: broken ones get it only if there is
-    no other that could hold it.
+    `avoid`: incarnations that get the request only if no other worker of their side could hold it, even
+    later. A worker that fails everything at once always has space. `pairs`: broken pairs get it only if no
+    other pair could hold it.
 
-    Where no prefill worker that could hold it is ready, or no pair connects, a decode worker that computes
-    prompts gets it alone, if it may be local.
+    A decode worker that computes prompts gets the request alone, if it may be local and no prefill worker
+    that could hold it is ready, or no pair connects. Raises NoCapacity if waiting helps, and NoSuchWorker if
+    it does not. NoSuchWorker comes first.
     """
     prefill, decode = _choices(workers, need)
     if prefill is None:
@@ -127,28 +136,31 @@ def place(
     if pairs is not None and pairs.broken_count():
         for one, other in (wanted, (prefill, decode)):
             if _has_whole(one, other, pairs):
-                return _kept(_best_pair(one, other, pairs), need)
+                return _merge_same_process(_best_pair(one, other, pairs), need)
         if (alone := _alone(workers, need)) is not None:
             return None, alone.without(avoid).best()
-    return _kept((wanted[0].best(), wanted[1].best()), need)
+    return _merge_same_process((wanted[0].best(), wanted[1].best()), need)
 
 
-def _kept(pair: tuple[Worker, Worker], need: Need) -> Pair:
-    """Of one process that serves both sides its decode side alone, where that may compute the prompt."""
+def _merge_same_process(pair: tuple[Worker, Worker], need: Need) -> Pair:
+    """Return the decode side alone if both workers are one process, and that may compute the prompt."""
     prefill, decode = pair
     is_one = decode.twin is prefill and need.may_be_local and decode.facts.computes
     return (None, decode) if is_one else pair
 
 
-def place_back(
+def place_retracted(
     workers: Mapping[Side, SideWorkers],
     need: Need,
     decode: Worker,
     avoid: Collection[Incarnation] = (),
     pairs: PairHealth | None = None,
 ) -> Pair:
-    """On a decode worker that drains, which retracted the request's room, and a prefill worker that reaches
-    it. Where there is none, on that alone, if it computes the prompt. Raises NoSuchWorker and NoCapacity."""
+    """Place a retracted request back on a draining decode worker.
+
+    A prefill worker that reaches it computes the prompt. Without one, the decode worker does, if it computes
+    prompts. Raises NoSuchWorker and NoCapacity.
+    """
     alone = need.may_be_local and decode.facts.computes
     prefill: _Choice | None = None
     try:
@@ -156,7 +168,7 @@ def place_back(
     except NoSuchWorker:
         if not alone:
             raise
-    if decode.places_left <= 0 or not decode.usage.begins(need.asked_of(decode)):
+    if decode.rooms_left <= 0 or not decode.usage.can_start(need.required_free(decode)):
         raise NoCapacity(f"{decode.facts.name} drains, and has no space to go on now", Side.DECODE)
     if prefill is None or (alone and not prefill.is_ready):
         return None, decode
@@ -168,24 +180,24 @@ def place_back(
         if any(map(is_reached, choice.ready())):
             senders = (sender for _, sender in choice.in_order() if is_reached(sender))
             if (best := next(senders, None)) is not None:
-                return _kept((best, decode), need)
+                return _merge_same_process((best, decode), need)
             raise NoCapacity(f"every prefill worker that reaches {decode.facts.name} is full", Side.PREFILL)
-    return (None, decode) if alone else _kept((prefill.without(avoid).best(), decode), need)
+    return (None, decode) if alone else _merge_same_process((prefill.without(avoid).best(), decode), need)
 
 
-def to_reserve(
+def choose_reserved(
     workers: Mapping[Side, SideWorkers],
     need: Need,
     avoid: Collection[Incarnation],
     pairs: PairHealth,
     before: Worker | None,
 ) -> Worker | None:
-    """The decode worker that is left to a request for which none has space now, so that nobody else takes
-    what comes free there; None where no worker may be. It is ready, could hold the request, and is reserved
-    for nobody.
+    """Choose a decode worker to reserve for a request that fits none now, so that no other request takes what
+    comes free there. None if no worker may be reserved.
 
-    The same one as `before`, if it may be: it gets no other room, so the request begins there at the latest
-    when those on it are over. Else, of LOOKS_MAX, one that connects, with the most left.
+    The worker is ready, could hold the request, and is not reserved yet. It stays the same as `before`, if
+    that is possible: it gets no other room, so the request begins there when those on it are over at the
+    latest. Otherwise it is the one with the most left, of LOOKS_MAX that connect.
     """
     try:
         prefill, decode = _choices(workers, need)
@@ -201,8 +213,8 @@ def to_reserve(
 
 
 def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice | None, _Choice]":
-    """Of each side those that could hold it; of decode alone, where no prefill worker that could is ready and
-    it may be local. Raises NoSuchWorker."""
+    """Return the workers of each side that could hold a request. Prefill is None if none is ready and the
+    request may be local. Raises NoSuchWorker."""
     prefill = lacks = None
     try:
         prefill = _Choice(workers[Side.PREFILL], Side.PREFILL, need)
@@ -220,8 +232,11 @@ def _choices(workers: Mapping[Side, SideWorkers], need: Need) -> "tuple[_Choice 
 def _alone(
     workers: Mapping[Side, SideWorkers], need: Need, lacks: NoSuchWorker | None = None
 ) -> "_Choice | None":
-    """The decode workers that could compute and hold it, if it may be local and there are any. `lacks`: what
-    is said of prefill. Raises NoSuchWorker where one that may be there later is all that could serve it."""
+    """Return the decode workers that could compute and hold a request, if it may be local and there are any.
+
+    `lacks`: why no prefill worker can. Raises NoSuchWorker if a worker that may come later is the only one
+    that could serve it.
+    """
     if not need.may_be_local:
         return None
     decode = workers[Side.DECODE]
@@ -236,29 +251,29 @@ def _alone(
 
 
 def uncached_tokens(worker: Worker, need: Need) -> int:
-    """KV positions that a request begins with on a worker, beyond what that was sent of its prompt: at least
-    one. In prefill that is what it computes. In decode it is spared the transfer alone."""
-    return max(need.first_on(worker.facts) - worker.sent.tokens(need.blocks), 1)
+    """Return the KV positions that a request begins with on a worker, without its cached prefix; at least 1.
+    Prefill computes them. Decode is spared their transfer alone."""
+    return max(need.initial_on(worker.facts) - worker.sent_prefixes.cached_tokens(need.blocks), 1)
 
 
 class _Choice:
-    """The workers of a side that could hold a request, at least one: those that are ready, or, where none is,
-    those that may be again at once."""
+    """Workers of a side that could hold a request, at least one. These are the ready ones, or without any,
+    those that may be ready again at once."""
 
     def __init__(self, workers: SideWorkers, side: Side, need: Need, *, alone: bool = False) -> None:
-        """`alone`: of those that compute prompts. Raises NoSuchWorker."""
+        """`alone`: take decode workers that compute prompts only. Raises NoSuchWorker."""
         self._alone = alone
         self._workers = workers
         self._side = side
         self._need = need
         self._avoid: Collection[Incarnation] = ()
-        self._least = need.prompt_tokens if side is Side.PREFILL else need.on_decode(1)
-        """What it may come to take of a worker, whatever the worker's pages are."""
+        self._least = need.prompt_tokens if side is Side.PREFILL else need.positions_on_decode(1)
+        """Least KV positions that it may take of a worker, whatever the size of its pages."""
         page_tokens = min(workers.page_sizes, default=1)
-        self._first = need.prompt_tokens if side is Side.PREFILL else need.first_on_decode(page_tokens)
-        """The least that it begins with."""
+        self._first = need.prompt_tokens if side is Side.PREFILL else need.initial_on_decode(page_tokens)
+        """Least KV positions that it begins with."""
         self.is_ready = self._is_weighed = False
-        """`_is_weighed`: those whose weight is 0 are left out, since there are others."""
+        """`_is_weighed`: whether workers of weight 0 are left out, since there are others."""
         for worker in self.ready():
             self.is_ready = True
             if worker.weight:
@@ -268,7 +283,8 @@ class _Choice:
             self._refuse()
 
     def without(self, avoid: Collection[Incarnation]) -> "_Choice":
-        """Those that are not to be avoided, if there are any: of weight 0, where no others are left."""
+        """Return the choice without workers to avoid, if any are left. Those of weight 0 count only without
+        others."""
         if not avoid:
             return self
         for is_weighed in (True, False) if self._is_weighed else (False,):
@@ -283,27 +299,27 @@ class _Choice:
         return self._able(self._workers.ready)
 
     def reservable(self, before: Worker | None) -> list[Worker]:
-        """Ready ones that are reserved for nobody: up to LOOKS_MAX, and `before` if it is one."""
+        """Return ready workers that are not reserved: LOOKS_MAX at most, and `before` if it is one."""
         looked = list(islice((worker for worker in self.ready() if not worker.reserved), LOOKS_MAX))
         if before is not None and not before.reserved:
             looked += [before] if before in self._workers.ready and self._can_be(before) else []
         return looked
 
     def best(self) -> Worker:
-        """Of those with space for it the least full one by then. Raises NoCapacity."""
+        """Return the least full worker with space. Raises NoCapacity."""
         found = next(self.in_order(), None)
         if found is not None:
             return found[1]
-        side, told = self._side.value, self._need.told(self._side)
+        side, told = self._side.value, self._need.describe(self._side)
         text = f"every {side} worker is full: none has space for {told} now"
         if not self.is_ready:
             text = f"a stream to every {side} worker broke: waiting for one to renew its lease"
         raise NoCapacity(text, self._side)
 
     def in_order(self) -> Iterator[tuple[Fullness, Worker]]:
-        """Those with space for it, the least full by then first: that a prompt's beginning was sent to it
-        before spares a worker as much. Those where it would wait come last, or not at all: one that was
-        retracted would begin there as soon as what it had fits, without its margin."""
+        """Yield workers with space, the least full first, counted with the request and its cached prefix.
+        Those where it would wait come last. A retracted request does not wait there: it would begin as soon
+        as what it had fits, without its margin."""
         workers = self._workers
         roomiest = workers.roomy.first
         if roomiest is not None and roomiest.usage.left >= self._first:
@@ -322,14 +338,15 @@ class _Choice:
     def _by_share(
         self, ranking: Ranking, fits: Callable[[Worker], bool], *, waits: bool
     ) -> Iterator[tuple[Fullness, Worker]]:
-        """Of a ranking by what is used, those that it fits.
+        """Yield the workers of a ranking that the request fits, the least full first.
 
-        Looks at those that were sent more of the beginning than the others, and then at others for as long as
-        one of these may come next, at LOOKS_MAX at a time. It leaves off after as many that it does not fit.
+        It looks at those that were sent more of the prefix than others. It then looks at further ones while
+        one of them may come next, LOOKS_MAX at a time. It stops after LOOKS_MAX that the request does not
+        fit.
         """
         looked: list[tuple[Fullness, Worker]] = []
         seen: set[Incarnation] = set()
-        for worker in self._workers.sent_before(self._need.blocks):
+        for worker in self._workers.holders_of(self._need.blocks):
             seen.add(worker.facts.incarnation)
             if worker in ranking and self._can_be(worker) and fits(worker):
                 heappush(looked, self._look(worker, waits=waits))
@@ -358,7 +375,7 @@ class _Choice:
         return (waits, worker.share_with(more), more, worker.facts.name), worker
 
     def _begins(self, worker: Worker) -> bool:
-        return worker.usage.begins(self._need.asked_of(worker))
+        return worker.usage.can_start(self._need.required_free(worker))
 
     def _waits(self, worker: Worker) -> bool:
         return not self._begins(worker)
@@ -367,11 +384,11 @@ class _Choice:
         facts = worker.facts
         if self._is_weighed and not worker.weight:
             return False
-        fits = facts.tokens_max >= self._need.on(facts) and facts.incarnation not in self._avoid
+        fits = facts.tokens_max >= self._need.positions_on(facts) and facts.incarnation not in self._avoid
         return fits and (facts.computes or not self._alone)
 
     def _able(self, by_size: Ranking) -> Iterator[Worker]:
-        """Those that can hold it, of workers of which the largest comes first."""
+        """Yield workers that can hold it. `by_size` has the largest first."""
         for worker in by_size:
             if worker.facts.tokens_max < self._least:
                 return
@@ -379,8 +396,9 @@ class _Choice:
                 yield worker
 
     def _refuse(self) -> NoReturn:
-        """No worker that serves can hold it: is that for want of any, or of one that is large enough?"""
-        side, told = self._side.value, self._need.told(self._side)
+        """Raise the error for a request that no serving worker can hold: NoneReady, NoSuchWorker or
+        TooLarge."""
+        side, told = self._side.value, self._need.describe(self._side)
         if self._workers.tokens_max and not any(self._able(self._workers.known)):
             raise TooLarge(f"no {side} worker can hold {told}: the largest holds {self._workers.tokens_max}")
         ready = (each.facts for each in self._workers.ready if each.facts.computes or not self._alone)
@@ -390,12 +408,12 @@ class _Choice:
 
 
 def _has_whole(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> bool:
-    """Some pair of these connects. Looks at no more pairs than are broken, and one."""
+    """Return whether some pair of these connects. Looks at one more pair than are broken at most."""
     return any(not pairs.is_broken(_id(one, other)) for one in prefill.ready() for other in decode.ready())
 
 
 def _best_pair(prefill: _Choice, decode: _Choice, pairs: PairHealth) -> tuple[Worker, Worker]:
-    """Of pairs with free places that connect, the one whose fuller worker is the least full by then."""
+    """Return the connected pair with free space whose fuller worker is the least full."""
     best: tuple[list[Fullness], tuple[Worker, Worker]] | None = None
     for full, one in prefill.in_order():
         if best is not None and full > best[0][0]:

@@ -1,9 +1,9 @@
-"""Which beginnings of prompts has a worker been sent, so that it may hold their KV still?
+"""Prompt prefixes that each worker was sent, as a guess of what its prefix cache holds.
 
-A guess that costs little: the bootstrap sees prompts, not caches. A prompt is cut into blocks; each is known
-by a hash of itself and of all before it, so that two prompts share the hashes of what they share from the
-start, and two of different salts none (`same-root-only`). A worker is remembered with as many blocks as its
-cache could hold, the oldest forgotten first.
+The router sees prompts, not caches. A prompt is cut into blocks. Each block is known by a hash of itself and
+of all tokens before it. Two prompts share the hashes of their common prefix, and prompts with different salts
+share none (`same-root-only`). A worker is remembered with as many blocks as its cache could hold, and the
+oldest are forgotten first.
 """
 
 from array import array
@@ -21,7 +21,7 @@ Block = bytes
 
 
 def hash_blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
-    """Of each whole block of a prompt, from its start on."""
+    """Return the hash of each whole block of a prompt, in order."""
     found: list[Block] = []
     before = salt.to_bytes(SALT_BYTES, "big")
     for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -32,14 +32,14 @@ def hash_blocks(prompt: Sequence[int], salt: int = 0) -> tuple[Block, ...]:
 
 
 class SentPrefixes:
-    """What one incarnation of a worker was sent."""
+    """Prefix blocks that one incarnation of a worker was sent."""
 
     def __init__(self, tokens_max: int) -> None:
-        """`tokens_max`: what its cache holds."""
+        """`tokens_max`: KV positions that its cache holds."""
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
         self._awaited: dict[Block, int] = {}
-        """Those that no room has computed yet, and in how many rooms they are to be."""
+        """Blocks that no room has computed yet, each with the number of rooms that are to compute it."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -48,8 +48,10 @@ class SentPrefixes:
         return iter(self._blocks)
 
     def add(self, prompt: Sequence[Block]) -> tuple[list[Block], list[Block]]:
-        """Last blocks first, so that a beginning is not forgotten before what follows it. Which of them are
-        new, and which blocks are forgotten for them."""
+        """Add a prompt's blocks. Return the blocks that are new, and those that were forgotten to make space.
+
+        The last blocks are added first, so that a prefix is not forgotten before what follows it.
+        """
         new: list[Block] = []
         for block in reversed(prompt):
             if block in self._blocks:
@@ -61,20 +63,22 @@ class SentPrefixes:
         return new, forgotten
 
     def expect(self, prompt: Sequence[Block], new: Sequence[Block]) -> list[Block]:
-        """A room is to compute a prompt, of which these are new. Those of it that none has computed yet."""
+        """Note that a room is to compute a prompt, of which the blocks `new` are new. Return those that no
+        room has computed yet."""
         first = set(new)
         awaited = [block for block in prompt if block in first or block in self._awaited]
         for block in awaited:
             self._awaited[block] = self._awaited.get(block, 0) + 1
         return awaited
 
-    def computed(self, awaited: Sequence[Block]) -> None:
-        """A room has computed what was awaited of it."""
+    def mark_computed(self, awaited: Sequence[Block]) -> None:
+        """Note that a room has computed the blocks that it was expected to."""
         for block in awaited:
             self._awaited.pop(block, None)
 
-    def given_up(self, awaited: Sequence[Block]) -> list[Block]:
-        """A room does not compute what was awaited of it. Those that no other computes either."""
+    def abandon(self, awaited: Sequence[Block]) -> list[Block]:
+        """Note that a room will not compute the blocks that it was expected to. Return those that no other
+        room will compute."""
         left = []
         for block in awaited:
             rooms = self._awaited.pop(block, 0)
@@ -85,14 +89,14 @@ class SentPrefixes:
         return left
 
     def drop(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those of them that are remembered, which are forgotten."""
+        """Forget blocks. Return those that were remembered."""
         known = [block for block in blocks if block in self._blocks]
         for block in known:
             del self._blocks[block]
         return known
 
-    def tokens(self, prompt: Sequence[Block]) -> int:
-        """How many leading tokens of a prompt are among it."""
+    def cached_tokens(self, prompt: Sequence[Block]) -> int:
+        """Return how many leading tokens of a prompt the worker was sent."""
         known = 0
         for block in prompt:
             if block not in self._blocks:

@@ -1,8 +1,9 @@
-"""Estimated waits of a queue, by the tokens that were computed while something waited.
+"""Throughput of the queue for workers, in tokens computed while requests waited, and waits that follow from
+it.
 
-Requests differ by orders of magnitude, so work is counted in tokens, and as it is done: a stack whose first
-answers are long has a pace before any of them ends. Only time in which something waited counts, since an idle
-stack is not slow. Too short a time, or too little work done in it, gives no estimate.
+Requests differ by orders of magnitude, so work is counted in tokens, as it is done. A stack whose first
+answers are long has a throughput before any of them ends. Only time in which something waited counts, since
+an idle stack is not slow. A short time or little work gives no estimate.
 """
 
 from collections import OrderedDict, deque
@@ -13,31 +14,32 @@ from typing import Final
 from baton.fleet.fair_queue import NOTHING_QUEUED, QueuedWork
 
 WINDOW_MS: Final = 60_000
-"""Of time in which something waited, counted together: what was before that says nothing any more."""
+"""Time in which something waited, counted together. Older measurements are dropped."""
 BUSY_MS_MIN: Final = 2_000
 DONE_MIN: Final = 4
-"""Less than this is no measurement."""
+"""Least number of events for a measurement."""
 SPAN_MS: Final = 250
-"""What is done within so long is kept as one."""
+"""Length of one span of the measurement."""
 CLASSES_MAX: Final = 32
-"""Of those that waited last the pace is known."""
+"""Classes with a known share, those that waited last."""
 SHARE_TIMES_MAX: Final = 128
-"""Requests of which a class's share is known, the older ones weighing less."""
+"""Requests that a class's share is computed from. Older ones weigh less."""
 SHARE_MIN: Final = 1 / 64
 SPREAD_MS: Final = 60_000
-"""Those who are turned away are told to come back one by one, over so long at most: some never come."""
+"""Longest time over which rejected requests are told to return one by one. Some never return."""
 
 
 class BusyThroughput:
-    """Of one queue. Bounded: WINDOW_MS / SPAN_MS spans. Time is an argument, and does not go back."""
+    """Work done per time in which something waited. Bounded: WINDOW_MS / SPAN_MS spans. Time is an argument,
+    and does not go back."""
 
     def __init__(self) -> None:
         self._spans: deque[list[int]] = deque()
-        """[milliseconds busy, units done, times something was done] each; the last one is added to."""
+        """[milliseconds busy, units done, number of times] of each span. The last one is added to."""
         self._sums = [0, 0, 0]
-        """Of all spans."""
+        """Sums over all spans."""
         self.units_min = 1
-        """Less work done than this is no measurement."""
+        """Least work for a measurement, in units."""
         self._busy_since_ms: int | None = None
 
     def look(self, now_ms: int, *, waits: bool) -> None:
@@ -47,12 +49,12 @@ class BusyThroughput:
         self._busy_since_ms = now_ms if waits else None
 
     def done(self, units: int = 1) -> None:
-        """So much was served, or given back. It counts while something waits."""
+        """Count units of work. They count only while something waits."""
         if self._busy_since_ms is not None:
             self._add(0, units, 1)
 
     def wait_ms(self, units: int) -> int | None:
-        """How long it takes until so much was done; None without a measurement."""
+        """Return how long `units` of work take, in milliseconds. None without a measurement."""
         busy_ms, units_done, times = self._sums
         if busy_ms < BUSY_MS_MIN or times < DONE_MIN or units_done < max(self.units_min, 1):
             return None
@@ -79,7 +81,7 @@ class _ClassShare:
     of_tokens: int = 0
     times: int = 0
     return_ms: int = 0
-    """When the last of it that was turned away is to come back."""
+    """Time when the last rejected request of the class is to return."""
 
     def served(self, tokens: int, *, is_own: bool) -> None:
         if not self.waits:
@@ -91,21 +93,21 @@ class _ClassShare:
             self.tokens, self.of_tokens, self.times = self.tokens // 2, self.of_tokens // 2, self.times // 2
 
     def share(self) -> float:
-        """Return the share, and 1 while it is not known."""
+        """Return the share, or 1 while it is unknown."""
         return max(self.tokens / self.of_tokens, SHARE_MIN) if self.times >= DONE_MIN else 1.0
 
 
 class QueueThroughput:
-    """Pace of a line of several classes. A class gets its share of it: those above it go on coming. Bounded:
-    CLASSES_MAX."""
+    """Throughput of a queue with classes. A class gets its share of it, since requests of higher classes keep
+    coming. Bounded: CLASSES_MAX."""
 
     def __init__(self) -> None:
         self._all = BusyThroughput()
         self._classes: OrderedDict[int, _ClassShare] = OrderedDict()
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
-        """Note how many wait from now on, in all and of each class. To be called whenever that changes, and
-        regularly."""
+        """Note how many requests wait from now on, in all and by class. To be called whenever that changes,
+        and regularly."""
         self._all.look(now_ms, waits=waiting > 0)
         for priority, known in self._classes.items():
             known.waits = in_class(priority) > 0
@@ -115,8 +117,8 @@ class QueueThroughput:
         self._of(priority).waits = True
 
     def progressed(self, tokens: int, tokens_min: int) -> None:
-        """Count tokens of work that was done on rooms, of any class. `tokens_min`: less work done than this
-        is no measurement from now on."""
+        """Count tokens of work done on rooms of any class. `tokens_min`: least work for a measurement from
+        now on."""
         self._all.units_min = tokens_min
         if tokens:
             self._all.done(tokens)
@@ -139,10 +141,10 @@ class QueueThroughput:
     def come_back_ms(
         self, now_ms: int, ahead: QueuedWork, priority: int, tokens: int, may_wait_ms: int
     ) -> int | None:
-        """Return for how long a request that is turned away is to stay away, until it finds a place.
+        """Return how long a rejected request is to stay away to find space on its return, in milliseconds.
 
-        It would wait no longer than it may by then, and those that were turned away before it have had
-        their places. None without a measurement.
+        By then its wait is as short as it has to be, and requests that were rejected before it have been
+        served. None without a measurement.
         """
         one_ms = self.wait_ms(NOTHING_QUEUED, priority, tokens)
         wait_ms = self.wait_ms(ahead, priority, tokens)

@@ -1,11 +1,11 @@
-"""A room ended early. May its request go on in a new room, and which worker is it better off without?
+"""Rules for continuing a request in a new room after its room ended early.
 
-Only a worker's failure is retried (`reasons.py`): the client, or whoever acts for it, does not change its
-mind because a worker dies. No load feeds itself (`failure-adds-no-load`): one room follows another, and each
-after a longer pause.
+Only a failure of a worker is retried (`baton.rooms.reasons`): a client does not change its mind because a
+worker dies. No load feeds itself (`failure-adds-no-load`): one room follows another, each after a longer
+pause.
 
-A room that was retracted has not failed (`retracted-is-no-failure`): another follows it as often as that
-happens, at once, and on whichever workers have space for what it had and for a margin.
+A retracted room has not failed (`retracted-is-no-failure`). Another follows it at once, as often as that
+happens, on workers with space for what it had and for a margin.
 """
 
 from dataclasses import dataclass
@@ -17,33 +17,35 @@ from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS, Fault
 
 LEFT_S_MIN: Final = 0.5
-"""A request with less time left than this is not worth another room."""
+"""Least time left for which another room is worth opening, in seconds."""
 
 
 PAUSE_S: Final = 0.02
-"""Before the room that follows a lost worker's: another one may be ready. Four times as long for each further
-room, and for each other reason."""
+"""Pause before the room that follows a lost worker's, in seconds, since another worker may be ready. It is
+four times as long for each further room, and for each other reason."""
 PAUSE_S_MAX: Final = 5.0
 MARGIN_TOKENS: Final = 64
-"""Tokens that each choice of a retracted room is to have space for at least, when it goes on."""
+"""Least tokens that each choice of a retracted room needs space for when it goes on."""
 MARGIN_SHARE: Final = 0.25
-"""The same as a share of what is computed again for it, so that it gets further than that costs."""
+"""Least space when it goes on, as a share of the tokens that are computed again. So it gets further than that
+costs."""
 RETRIED: Final = frozenset(reason for reason, facts in REASONS.items() if facts.is_retried)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBounds:
-    """How far one request is carried."""
+    """Bounds on the rooms of one request."""
 
     rooms_max: int = 6
-    """Rooms in a row that one request may have without getting any further."""
+    """Most consecutive rooms of one request without progress."""
     wait_s: float | None = None
-    """How long a request whose room failed waits for a worker of a side that has none ready: a restarted one
-    may be on its way. None: as long as the request may take."""
+    """Time for which a request whose room failed waits for a worker of a side that has none ready, in
+    seconds. One may be restarting. None: as long as the request may take."""
 
 
 def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
-    """The sides whose workers the next room avoids. `teller`: who told of the failure, if one of them did."""
+    """Return the sides whose workers the next room avoids. `teller`: side that reported the failure, if one
+    did."""
     match REASONS[reason].fault:
         case Fault.PREFILL:
             return frozenset({Side.PREFILL})
@@ -58,9 +60,12 @@ def avoided_sides(reason: Reason, teller: Side | None) -> frozenset[Side]:
 
 
 def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
-    """How long a request that had `rooms` rooms, the last of which failed, waits before it asks for the next:
-    from half of what its rooms say to one and a half, so that those which failed together do not come back
-    together. The same for the same request, whenever and wherever it is asked."""
+    """Return how long a request waits before it asks for its next room, in seconds. `rooms`: number of rooms
+    it had, the last of which failed.
+
+    The pause is spread from half to one and a half of its length, so that requests that failed together do
+    not return together. It is a function of its arguments.
+    """
     if not REASONS[reason].is_attempt:
         return 0.0
     steps = rooms - 1 if REASONS[reason].fault in (Fault.PREFILL, Fault.DECODE) else rooms
@@ -69,23 +74,26 @@ def pause_s(reason: Reason, rooms: int, seed: int, request_id: str) -> float:
 
 
 def made_progress(tokens: int) -> bool:
-    """A room brought its request further: both its workers did, since the first token is prefill's alone. A
-    request that breaks its workers as soon as they compute it does not get further, and so has an end."""
+    """Return whether a room of `tokens` output tokens advanced its request. The first token is prefill's
+    alone, so a second one proves that both workers served it. A request that breaks its workers makes no
+    progress, and so has an end."""
     return tokens > 1
 
 
 def may_retry(reason: Reason, rooms: int, left_s: float, bounds: RetryBounds) -> bool:
-    """Whether a request that had `rooms` rooms since it last went on, all of which failed, gets another."""
+    """Return whether a request gets another room. `rooms`: consecutive rooms that failed without progress."""
     if not REASONS[reason].is_attempt:
         return left_s > 0
     return reason in RETRIED and rooms < bounds.rooms_max and left_s >= LEFT_S_MIN
 
 
 def margin_tokens(reason: Reason, had: int, left: int, choices: int) -> int:
-    """KV positions that decode is to have free, beside those that the next room begins with, before it is
-    opened. `had`: KV positions of the last one's output and prompt; `left`: tokens that each of its `choices`
-    may yet draw. Without it a room that is retracted would come back into the first pages that are free, only
-    to be retracted again, or to drive out others."""
+    """Return the KV positions that have to be free on decode besides those that the next room begins with.
+
+    `had`: KV positions of the last room's prompt and output. `left`: tokens that each of its `choices` may
+    yet draw. Without a margin, a retracted room would take the first free pages, and be retracted again or
+    drive out others.
+    """
     if REASONS[reason].is_attempt:
         return 0
     return min(max(MARGIN_TOKENS, int(had * MARGIN_SHARE)), left) * choices

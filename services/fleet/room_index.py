@@ -1,7 +1,7 @@
-"""Which rooms are known, newest first: all of them, those of one request, those that failed its client?
+"""Index of known rooms, newest first: all rooms, those of one request, and those that failed.
 
-Kept up to date with each room that comes, ends or is forgotten: a look at the newest few costs what they are,
-however many are kept.
+It is updated with each room that comes, ends or is forgotten. So a look at the newest few costs no more than
+those, however many rooms are kept.
 """
 
 import re
@@ -13,29 +13,30 @@ from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 
 PROMPT: Final = re.compile(r"-[0-9]+$", re.ASCII)
-"""What the prompts of one HTTP request have behind its id."""
+"""Suffix of the request ids that the prompts of one HTTP request have."""
 
 
 def is_of(room_request: str, request_id: str) -> bool:
-    """A room's request is the HTTP request of this id, or a prompt of it."""
+    """Return whether a room's request is the HTTP request of this id, or a prompt of it."""
     return room_request == request_id or PROMPT.sub("", room_request) == request_id
 
 
 Table = dict[RoomId, RoomEntry]
-"""Room ids are given out in rising order, so the order of entry is that of age."""
+"""Rooms in the order of their age: ids are issued in ascending order."""
 
 
 class RoomIndex:
-    """Pure and without a bound of its own: whoever forgets a room tells it."""
+    """Rooms by request and by outcome. Pure, and without a bound of its own: the caller removes what it
+    forgets."""
 
     def __init__(self) -> None:
         self._clients: Table = {}
-        """All but canaries."""
+        """All rooms but canaries."""
         self._failed: Table = {}
-        """Of those the ones that failed, and that no other went on for; in the order in which they did."""
+        """Clients' rooms that failed and were not continued, in the order of their failure."""
         self._named: dict[str, Table] = {}
         self._prompts: dict[str, Table] = {}
-        """By the id of the HTTP request that they are numbered prompts of."""
+        """Rooms of numbered prompts, by the id of their HTTP request."""
         self._after: dict[RoomId, list[RoomEntry]] = {}
 
     def opened(self, entry: RoomEntry) -> None:
@@ -67,20 +68,20 @@ class RoomIndex:
         return reversed(self._clients.values())
 
     def failures(self) -> Iterator[RoomEntry]:
-        """The one that failed last comes first."""
+        """Yield failed rooms, the last failure first."""
         return reversed(self._failed.values())
 
     def named(self, request_id: str) -> Iterator[RoomEntry]:
-        """Those of exactly this request id."""
+        """Yield rooms of exactly this request id."""
         return reversed(self._named.get(request_id, {}).values())
 
     def of_request(self, request_id: str) -> Iterator[RoomEntry]:
-        """Those of this request id, and of its prompts, `ID-0`, `ID-1`, …"""
+        """Yield rooms of this request id and of its prompts, `ID-0`, `ID-1`, …"""
         prompts = reversed(self._prompts.get(request_id, {}).values())
         return merge(self.named(request_id), prompts, key=lambda entry: entry.id, reverse=True)
 
     def after(self, room: RoomId) -> Sequence[RoomEntry]:
-        """The rooms that go on for this one, oldest first: several, where choices of it do that differ."""
+        """Return the rooms that continue this one, oldest first. There are several if its choices differ."""
         return self._after.get(room, ())
 
     def _tables(self, entry: RoomEntry) -> Iterator[tuple[dict[str, Table], str]]:

@@ -1,7 +1,7 @@
-"""Expected work of requests that run, in tokens, and how much of it was done.
+"""Expected work of running requests, in tokens, and how much of it is done.
 
 A request's work is its prompt and the tokens that it is expected to draw. The prompt counts as done with the
-first token. What is left of it counts as done when the request ends, since its place is free then.
+first token. What is left of the work counts as done when the request ends, since its space is free then.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ from typing import Final
 from baton.ids import RoomId
 
 OUTPUT_TOKENS: Final = 256
-"""Expected output of a request that may draw more, before any ended: that of chats in published traces."""
+"""Expected output of a request that may draw more, before any ended. It is that of chats in published traces.
+"""
 MEMORY: Final = 16
-"""One more output of this kind changes what is expected by this part of the difference."""
+"""Weight of a new output in the expectation: the expectation moves by 1/MEMORY of the difference."""
 
 
 @dataclass(slots=True)
@@ -28,18 +29,18 @@ class _Left:
 
 @dataclass(slots=True)
 class RunningWork:
-    """Bounded by the open rooms: each is `ended` once."""
+    """Work of open rooms. Bounded by these: each is `ended` once."""
 
     _rooms: dict[RoomId, _Left] = field(default_factory=dict)
     _expected: float = float(OUTPUT_TOKENS)
     _prompts: int = 0
-    """Prompts that are being computed."""
+    """Number of prompts that are being computed."""
     _prompt_tokens: int = 0
-    """Their tokens."""
+    """Total tokens of these prompts."""
 
     @property
     def running_prompt_tokens(self) -> int:
-        """The mean length of the prompts that are being computed, 0 without any."""
+        """Mean length of the prompts that are being computed; 0 without any."""
         return self._prompt_tokens // max(self._prompts, 1)
 
     def output_tokens(self, longest: int, choices: int) -> int:

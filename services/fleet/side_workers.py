@@ -1,8 +1,9 @@
-"""Which workers of a side get rooms, how much is on each, and which were sent a prompt's beginning?
+"""Workers of one side in the orders that placement needs: by free space, by size, and by the prefixes they
+were sent.
 
-Kept in order, so that whoever asks need not look at all. Whoever changes a worker's state or load says so
-(`changed`, `loaded`). A load changes several times between two looks at who has space: those that did are put
-in their places by the next look.
+They are kept sorted, so that a placement need not look at all of them. The caller says when a worker's state
+or load changes (`changed`, `loaded`). A load changes several times between two looks at free space, so such
+workers are sorted anew by the next look.
 """
 
 from bisect import bisect_left, insort
@@ -17,15 +18,16 @@ from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation
 
 HOLDERS_MAX: Final = 32
-"""A beginning that more workers of a side were sent distinguishes none of them."""
+"""Most holders of a prefix that distinguishes workers. A prefix that more workers of a side were sent is
+ignored."""
 
 Rank = tuple[float, ...]
 _worker_of: Final = itemgetter(2)
 
 
 class Ranking:
-    """Workers by a rank that changes, the least first; those of one rank by their names. A change costs a
-    search by halves, and what is no change costs nothing."""
+    """Workers sorted by a changing rank, the least first, then by name. A change costs a binary search. An
+    update without a change costs nothing."""
 
     def __init__(self) -> None:
         self._order: list[tuple[Rank, str, Worker]] = []
@@ -46,12 +48,12 @@ class Ranking:
 
     @property
     def tokens_max(self) -> int:
-        """KV positions that a request may take of the first; 0 without any."""
+        """Most KV positions of a request on the first worker; 0 without workers."""
         first = self.first
         return 0 if first is None else first.facts.tokens_max
 
     def put(self, worker: Worker, rank: Rank | None) -> None:
-        """None: it is not among them."""
+        """Set the rank of a worker. None removes it."""
         incarnation = worker.facts.incarnation
         before = self._entries.get(incarnation)
         if rank == (None if before is None else before[0]):
@@ -64,60 +66,60 @@ class Ranking:
 
 
 class SideWorkers:
-    """Of one side, all that hold a lease."""
+    """Workers of one side that hold a lease."""
 
     def __init__(self) -> None:
         self.known, self.ready, self.serving = Ranking(), Ranking(), Ranking()
-        """Each with the largest cache first."""
+        """All workers, ready ones, and those that serve, each with the largest cache first."""
         self.computing = Ranking()
-        """Of all of them, those that compute prompts, whatever their side: the largest cache first."""
+        """Workers that compute prompts, in any state, the largest cache first."""
         self._open, self._roomy, self._short = Ranking(), Ranking(), Ranking()
         self._moved: dict[Incarnation, Worker] = {}
-        """Those whose places in these three are to be found anew."""
+        """Workers whose position in these three has to be updated."""
         self.joining: dict[Incarnation, Worker] = {}
         self.draining: dict[Incarnation, Worker] = {}
         self.changes = 0
-        """How often somebody came or left, or changed its state."""
+        """Number of times that a worker came, left, or changed its state."""
         self.page_sizes: Counter[int] = Counter()
-        """Workers by how many tokens a page of theirs holds."""
+        """Number of workers by tokens per page."""
         self._sent: dict[Block, tuple[Worker, ...]] = {}
 
     @property
     def open(self) -> Ranking:
-        """Those where a client's room may begin now: the one with the smallest share of its cache used first,
-        and of equals the largest."""
+        """Workers where a client's room may begin now: the smallest used share first, then the largest
+        cache."""
         self._settle()
         return self._open
 
     @property
     def roomy(self) -> Ranking:
-        """The same, the one with the most left first."""
+        """The same workers, the one with the most free space first."""
         self._settle()
         return self._roomy
 
     @property
     def short(self) -> Ranking:
-        """Those that one more may wait on, in the order of `open`."""
+        """Workers that one more room may wait on, in the order of `open`."""
         self._settle()
         return self._short
 
     @property
     def has_space(self) -> bool:
-        """For some client's request."""
+        """Whether some client's request fits now."""
         return bool(len(self.open) or len(self.short))
 
     def with_space(self) -> Iterator[Worker]:
-        """For some client's request; some of them twice."""
+        """Yield workers with space for some client's request, some of them twice."""
         return chain(self.open, self.short)
 
     @property
     def tokens_max(self) -> int:
-        """KV positions that a request may take, of the largest; 0 without any."""
+        """Most KV positions of a request on the largest worker; 0 without workers."""
         return self.known.tokens_max
 
     @property
     def tokens_max_now(self) -> int:
-        """The same of those that serve, or of all where none does."""
+        """Most KV positions of a request on the largest worker that serves, or of all if none does."""
         return self.serving.tokens_max or self.known.tokens_max
 
     def enter(self, worker: Worker) -> None:
@@ -138,10 +140,10 @@ class SideWorkers:
         for by_state in (self.joining, self.draining):
             by_state.pop(incarnation, None)
         self.changes += 1
-        self._forget(worker, worker.sent)
+        self._forget(worker, worker.sent_prefixes)
 
     def changed(self, worker: Worker) -> None:
-        """Its state."""
+        """Note that the state of a worker changed."""
         size = _size(worker)
         self.ready.put(worker, size if worker.state is WorkerState.READY else None)
         self.serving.put(worker, size if worker.is_serving else None)
@@ -154,26 +156,26 @@ class SideWorkers:
         self.loaded(worker)
 
     def loaded(self, worker: Worker) -> None:
-        """Its rooms, or what is used of it."""
+        """Note that the rooms or the usage of a worker changed."""
         self._moved[worker.facts.incarnation] = worker
 
-    def sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
-        """It gets this beginning of a prompt. Returns the blocks that it was not sent before."""
-        new, forgotten = worker.sent.add(prompt)
+    def record_sent(self, worker: Worker, prompt: Sequence[Block]) -> Sequence[Block]:
+        """Note that a worker is sent the prefix blocks of a prompt. Return the blocks that are new to it."""
+        new, forgotten = worker.sent_prefixes.add(prompt)
         for block in new:
             self._sent[block] = (*self._sent.get(block, ()), worker)
         self._forget(worker, forgotten)
         return new
 
-    def not_kept(self, worker: Worker, blocks: Sequence[Block]) -> None:
-        """It does not hold these, although it was sent them."""
-        self._forget(worker, worker.sent.drop(blocks))
+    def forget_sent(self, worker: Worker, blocks: Sequence[Block]) -> None:
+        """Note that a worker does not hold blocks that it was sent."""
+        self._forget(worker, worker.sent_prefixes.drop(blocks))
 
-    def sent_before(self, prompt: Sequence[Block]) -> Sequence[Worker]:
-        """Workers that were sent more of its beginning than others, at most HOLDERS_MAX.
+    def holders_of(self, prompt: Sequence[Block]) -> Sequence[Worker]:
+        """Return the workers that were sent more of a prompt's prefix than others, at most HOLDERS_MAX.
 
-        Who was sent a block was sent all before it, and forgets it before them: those of a block are among
-        those of the one before.
+        A worker that was sent a block was sent all blocks before it, and forgets it before them. So the
+        holders of a block are among the holders of the one before.
         """
         for block in prompt:
             found = self._sent.get(block, ())
@@ -183,10 +185,10 @@ class SideWorkers:
 
     def _settle(self) -> None:
         for worker in self._moved.values():
-            usage, has_place = worker.usage, worker.has_place
+            usage, has_place = worker.usage, worker.has_free_room
             left = usage.left
-            begins = has_place and left > 0 and usage.has_row
-            waits = has_place and usage.may_wait
+            begins = has_place and left > 0 and usage.has_batch_space
+            waits = has_place and usage.accepts_waiting
             by_share = (worker.share, -worker.facts.tokens_max) if begins or waits else None
             self._open.put(worker, by_share if begins else None)
             self._roomy.put(worker, (-left,) if begins else None)

@@ -1,7 +1,7 @@
-"""Expected waits of requests that have no room yet, and the bounds by which they are turned away.
+"""Expected waits of requests in the queue, and the bounds by which they are rejected.
 
-The work before a request is set against the work that was done lately while requests waited
-(`QueueThroughput`). Both are counted in tokens (`RunningWork`).
+The work before a request is divided by the throughput of late, while requests waited (`QueueThroughput`).
+Both are counted in tokens (`RunningWork`).
 """
 
 from collections.abc import Callable
@@ -14,19 +14,20 @@ from baton.fleet.running_work import MEMORY, OUTPUT_TOKENS, RunningWork
 from baton.ids import RoomId
 
 SURE: Final = 1.5
-"""A request is taken into the line if its expected wait, times this, is over before the line's own time-out.
-Whoever is turned away at once can ask elsewhere. Whoever is turned away after a minute has lost it."""
+"""Safety factor. A request is queued if its expected wait, times this, is over before the queue's time-out. A
+client that is rejected at once can go elsewhere; one that is rejected after a minute has lost it."""
 
 
 class WaitEstimator:
-    """Of one line. Time is an argument."""
+    """Wait estimates of one queue. Time is an argument."""
 
     def __init__(self, queue_timeout_ms: int, max_wait_ms: int | None) -> None:
-        """`queue_timeout_ms`: ends every wait. `max_wait_ms`: longest expected wait of a newcomer, if set."""
+        """`queue_timeout_ms`: time-out of every wait. `max_wait_ms`: longest expected wait of a newcomer, if
+        set."""
         sure_ms = round(queue_timeout_ms / SURE)
         self._newcomer_ms = sure_ms if max_wait_ms is None else min(sure_ms, max_wait_ms)
         self._last_ms = queue_timeout_ms if max_wait_ms is None else min(queue_timeout_ms, 2 * max_wait_ms)
-        """Longest expected wait of the last in the line, before it is turned away."""
+        """Longest expected wait of the last request in the queue, before it is rejected."""
         self._work = RunningWork()
         self._pace = QueueThroughput()
         self._usual_cost = 0.0
@@ -38,31 +39,31 @@ class WaitEstimator:
         self._pace.look(now_ms, waiting, in_class)
 
     def enters(self, claim: QueueKey) -> None:
-        """A request waits from now on."""
+        """Note that a request waits from now on."""
         self._pace.waits(claim.priority)
 
     def leaves(self, claim: QueueKey) -> None:
-        """A request that waited gets a room."""
+        """Note that a request that waited gets a room."""
         self._pace.served(None if claim.had_room else claim.priority, claim.tokens)
 
     def opened(self, room: RoomId, need: Need) -> None:
-        """A request got this room."""
+        """Note that a request got this room."""
         cost = self.cost(need)
         self._usual_cost += (cost - self._usual_cost) / (MEMORY if self._usual_cost else 1)
         self._work.opened(room, _prompt(need), _longest(need), need.choices)
         self._count(0)
 
     def progressed(self, room: RoomId, tokens: int) -> None:
-        """Output tokens of a room came, and its prompt was computed before the first of them."""
+        """Note that output tokens of a room came. Its prompt was computed before the first of them."""
         self._count(self._work.progressed(room, tokens))
 
     def ended(self, room: RoomId, *, is_over: bool) -> None:
-        """A room ended. `is_over`: its request goes on in no other room."""
+        """Note that a room ended. `is_over`: no other room continues its request."""
         self._count(self._work.ended(room, is_over=is_over))
 
     def _count(self, tokens: int) -> None:
-        """Count work done. A prompt counts once it is whole: until as much as one was done, a few tokens of
-        other answers would be taken for all that the stack computes."""
+        """Count work done. No estimate is given until as much work was done as a mean prompt takes: otherwise
+        a few tokens of other answers would pass for all that the stack computes."""
         self._pace.progressed(tokens, self._work.running_prompt_tokens)
 
     # ---- estimates
@@ -79,25 +80,26 @@ class WaitEstimator:
         return wait_ms if wait_ms is not None and wait_ms > self._newcomer_ms else None
 
     def too_late_ms(self, everybody: QueuedWork, last: QueueKey) -> int | None:
-        """Return the expected wait of the last in the line if it is longer than it may be.
+        """Return the expected wait of the last request in the queue if it is longer than it may be.
 
-        `everybody`: all that wait, the last one among them. The line gets longer than newcomers may wait
-        before there is a pace, and when the pace falls.
+        `everybody`: all waiting requests, the last one among them. The queue gets longer than newcomers may
+        wait before there is a throughput, and when it falls.
         """
         wait_ms = self._pace.wait_ms(everybody, last.priority, 0)
         return wait_ms if wait_ms is not None and wait_ms > self._last_ms else None
 
     def come_back_ms(self, now_ms: int, ahead: QueuedWork, claim: QueueKey) -> int | None:
-        """See `QueueThroughput.come_back_ms`, for a request that is turned away now."""
+        """Return how long a request that is rejected now is to stay away. See
+        `QueueThroughput.come_back_ms`."""
         return self._pace.come_back_ms(now_ms, ahead, claim.priority, claim.tokens, self._newcomer_ms)
 
     def usual_cost(self) -> int:
-        """Return the expected work of a request of which nothing is known: what those before it had."""
+        """Return the expected work of an unknown request: the mean of those before it."""
         return round(self._usual_cost) or self._work.output_tokens(OUTPUT_TOKENS, 1)
 
 
 def _prompt(need: Need) -> int:
-    """Return the work of the prompt in tokens. A token with scores is computed, and scored."""
+    """Return the work of the prompt in tokens. A scored token is computed and scored, so it counts twice."""
     return need.prompt_tokens + need.scores
 
 

@@ -13,11 +13,11 @@ from baton.rooms.worker_facts import WEIGHT_TOTAL, WorkerFacts
 
 class WorkerState(StrEnum):
     JOINING = "joining"
-    """Registered; no canary hand-over has passed through it yet."""
+    """Registered, but no canary hand-over has passed through it yet."""
     READY = "ready"
     DRAINING = "draining"
     SUSPECT = "suspect"
-    """A call to it broke; it gets no rooms until it renews its lease."""
+    """A call to it broke. It gets no rooms until it renews its lease."""
 
 
 @dataclass(slots=True)
@@ -26,53 +26,54 @@ class Worker:
     lease_until_ms: int
     state: WorkerState = WorkerState.JOINING
     proven: bool = False
-    """A canary hand-over has passed through it."""
+    """Whether a canary hand-over has passed through it."""
     dismissed: bool = False
-    """It drains, and was told that nothing comes any more."""
+    """Whether it drains, and was told that no room comes any more."""
     reserved: bool = False
-    """For one request, while the others that wait are looked at."""
+    """Whether it is reserved for one request, while the other waiting ones are looked at."""
     rooms: set[RoomId] = field(default_factory=set)
     canaries: set[RoomId] = field(default_factory=set)
-    """Those of them that no client asked for."""
+    """Rooms of canaries among `rooms`."""
     joined_ms: int = 0
-    """When it registered first."""
+    """Time of its first registration."""
     usage: WorkerUsage = field(init=False)
-    """Of its cache."""
+    """Usage of its KV cache."""
     queue: PrefillQueue = field(default_factory=PrefillQueue)
-    """Of a prefill worker: what it has yet to compute."""
-    sent: SentPrefixes = field(init=False)
-    """Beginnings of prompts that it may hold."""
+    """Prompt tokens that wait there, for a prefill worker."""
+    sent_prefixes: SentPrefixes = field(init=False)
+    """Prompt prefixes that it may hold."""
     twin: "Worker | None" = field(default=None, init=False, repr=False, compare=False)
-    """The other side of its process, while that holds a lease too."""
+    """The worker of the other side of its process, while that holds a lease too."""
     weight: int = field(default=WEIGHT_TOTAL, init=False)
-    """How much of its process's time it is meant to have; with 0 it gets no room while another of its side
-    serves."""
+    """Share of its process's time that it is meant to have, of 100. With 0 it gets no room while another
+    worker of its side serves."""
 
     def __post_init__(self) -> None:
         facts, other = self.facts, self.facts.other_side
         if other is not None:
             self.weigh(other.prefill_weight)
-        self.sent = SentPrefixes(facts.tokens_max if facts.keeps_prefixes else 0)
+        self.sent_prefixes = SentPrefixes(facts.tokens_max if facts.keeps_prefixes else 0)
         self.usage = WorkerUsage(facts.tokens_max, facts.group_page_tokens or (facts.page_tokens,))
 
     @property
     def is_serving(self) -> bool:
-        """It gets rooms, or may again as soon as it renews its lease."""
+        """Whether it gets rooms, or may again as soon as it renews its lease."""
         return self.state is WorkerState.READY or (self.state is WorkerState.SUSPECT and self.proven)
 
     @property
-    def places_taken(self) -> int:
-        """Rooms of clients that it holds."""
+    def client_rooms(self) -> int:
+        """Number of clients' rooms that it holds."""
         return len(self.rooms) - len(self.canaries)
 
     @property
-    def takes_back(self) -> bool:
-        """It drains, and serves what it has started: a request whose room it retracted is that, too."""
+    def accepts_retracted(self) -> bool:
+        """Whether it drains and still serves what it has started, including requests whose rooms it
+        retracted."""
         return self.state is WorkerState.DRAINING and not self.dismissed
 
     @property
-    def places_left(self) -> int:
-        return self.facts.rooms_max - self.places_taken
+    def rooms_left(self) -> int:
+        return self.facts.rooms_max - self.client_rooms
 
     @property
     def tokens(self) -> int:
@@ -81,19 +82,19 @@ class Worker:
 
     @property
     def tokens_ahead(self) -> int:
-        """What a room that is placed on it now stands behind. Of a prefill worker that says so: tokens that
-        are to be computed. A room that is computed, and whose pages decode does not take yet, delays nobody
-        there. Of any other, its `tokens`."""
+        """Work before a room that is placed on it now, in tokens. For a prefill worker that reports its load,
+        it is the tokens to compute. A computed room whose pages decode does not take yet delays none there.
+        For any other worker, it is `tokens`."""
         return self.tokens if self.queue.load is None else self.queue.tokens
 
     @property
     def share(self) -> float:
-        """The same, of what its cache holds. One whose process serves both sides stands behind what the other
-        side has, too, and all of that counts as often as its `weight` goes into the whole."""
+        """`tokens_ahead` as a share of its cache. If its process serves both sides, the other side's share is
+        added. The sum is divided by the part of the time that its `weight` gives it."""
         return self.share_with(0)
 
     def share_with(self, tokens: int) -> float:
-        """The same, with so many more of them."""
+        """Return `share` with `tokens` more."""
         share = self._own_share(tokens)
         if self.twin is not None:
             share += self.twin._own_share(0)
@@ -103,17 +104,17 @@ class Worker:
         return (self.tokens_ahead + more) / max(self.facts.tokens_max, 1)
 
     def weigh(self, prefill: int) -> None:
-        """So many of 100 parts of its process's time are meant for prefill."""
+        """Set the part of its process's time that is meant for prefill, of 100."""
         self.weight = prefill if self.facts.side is Side.PREFILL else WEIGHT_TOTAL - prefill
 
     @property
     def prefill_weight(self) -> int | None:
-        """The weight by which its process was chosen last; None where that serves one side alone."""
+        """Weight of prefill that its process has now; None if it serves one side only."""
         if self.facts.other_side is None:
             return None
         return self.weight if self.facts.side is Side.PREFILL else WEIGHT_TOTAL - self.weight
 
     @property
-    def has_place(self) -> bool:
-        """For one more client's room, now, if it has the space."""
-        return self.state is WorkerState.READY and not self.reserved and self.places_left > 0
+    def has_free_room(self) -> bool:
+        """Whether one more client's room may be placed on it, if it has the space."""
+        return self.state is WorkerState.READY and not self.reserved and self.rooms_left > 0

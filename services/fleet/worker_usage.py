@@ -1,14 +1,13 @@
-"""How much of a worker is used: as it said last, and by what was placed on it since (`placed-by-use`)?
+"""Usage of a worker's KV cache: its last report, and the rooms placed since (`placed-by-use`).
 
-A worker says so with each renewal of its lease, and whenever a room on it ends: prefill in tokens that are to
-be computed (`baton.fleet.prefill_queue`), decode in pages, of which this is. What it says counts
-all rooms that it has entered; what was placed since is counted here, by what it begins with. A worker that
-says nothing is one on which everything was placed since: it is counted by its open rooms.
+A worker reports with each renewal of its lease, and whenever a room on it ends. Prefill reports tokens to
+compute (`baton.fleet.prefill_queue`), decode reports pages, which this module counts. A report covers all
+rooms that the worker has entered. Rooms placed since are counted here, by the positions they begin with.
+Without a report, all open rooms are counted so.
 
-What was said may be old, by two renewals at most. Meanwhile rooms on the worker grow, of which nothing is
-known here. In the worst case a room is placed that does not fit any more. That is harmless: the worker grants
-it pages when there are some, and nobody that runs makes space for it. So it waits there as one of a short
-queue, and the worker's next word, in which it is one that waits, keeps others from being placed behind it.
+A report may be as old as two renewals, and rooms on the worker grow meanwhile. In the worst case a room is
+placed that does not fit any more. That is harmless: it waits on the worker for pages, and no running room
+makes space for it. The next report shows it waiting, which keeps others from being placed behind it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,42 +20,44 @@ from baton.rooms.worker_load import WorkerLoad
 
 WAITING_MIN: Final = 2
 WAITING_SHARE: Final = 8
-"""Of the sequences that run. A room that a worker cannot begin yet is sent to it while fewer wait there: it
-gets its pages, or joins the batch, in the very turn in which another ends. Where more than these end at one
-time, the worker says so at once, and the next are placed: it does not idle."""
+"""Rooms that may wait on a worker are 1/WAITING_SHARE of its running sequences. They get their pages, or join
+the batch, in the very turn in which another room ends. If more rooms end at one time, the worker reports that
+at once, and the next ones are placed. So it does not idle."""
 
 
 @dataclass(slots=True)
 class UnreportedRooms:
-    """Rooms that a worker had not entered when it said something of itself last, each with what it is counted
-    by. Each is looked at twice at most, however many words come."""
+    """Rooms that a worker had not entered at its last report, each with its count. Each is looked at twice at
+    most, however many reports come."""
 
     tokens: int = 0
-    """What all these are counted by."""
+    """Sum of the counts of all these rooms."""
     _since: dict[RoomId, int] = field(default_factory=dict)
-    """In the order of their ids."""
+    """Rooms in the order of their ids."""
     _late: dict[RoomId, int] = field(default_factory=dict)
-    """Those whose opener may not have brought them, although later ones were entered."""
+    """Rooms that may not have been delivered yet, although later ones were entered."""
 
     def __len__(self) -> int:
         return len(self._since) + len(self._late)
 
-    def place(self, room: RoomId, tokens: int) -> None:
-        """The worker is about to get a room that was issued now."""
+    def add(self, room: RoomId, tokens: int) -> None:
+        """Add a room that was just issued. `tokens`: its count."""
         self._since[room] = tokens
         self.tokens += tokens
 
-    def brought(self, room: RoomId) -> int:
-        """The room's opener brought it. What is counted less by that: later ones had been entered."""
+    def delivered(self, room: RoomId) -> int:
+        """Note that a room's opener delivered it. Return the count that falls away because the worker had
+        entered later rooms."""
         return self._count_out(self._late, room)
 
-    def gone(self, room: RoomId) -> int:
-        """The worker holds nothing of the room. What is counted less by that: what it leaves is its own to
-        say, if it had entered the room."""
+    def release(self, room: RoomId) -> int:
+        """Remove a room that the worker no longer holds. Return the count that falls away. If the worker had
+        entered it, its next report says what it leaves."""
         return self._count_out(self._since, room) + self._count_out(self._late, room)
 
     def entered(self, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> None:
-        """The worker says that it has this room, and so all before it that were brought."""
+        """Remove the rooms that a report covers: those up to the room id `entered`, if `is_brought` says that
+        they were delivered."""
         for room in list(takewhile(lambda room: room <= entered, self._since)):
             tokens = self._since.pop(room)
             if is_brought(room):
@@ -72,79 +73,83 @@ class UnreportedRooms:
 
 @dataclass(slots=True)
 class WorkerUsage:
-    """Of one worker."""
+    """Free and used KV positions of one worker."""
 
     tokens_max: int
-    """KV positions that its whole cache holds."""
+    """KV positions of its whole cache."""
     page_tokens: Sequence[int]
-    """Of each group; those of one where nothing was said."""
+    """Tokens per page, by KV group. Pages of one token, in one group, if the worker did not say."""
     load: WorkerLoad | None = None
-    """What it said last."""
+    """Last report of the worker."""
     _free: int = field(init=False)
-    """KV positions that could be granted beyond what is asked for, by that; negative where more is asked."""
-    since: UnreportedRooms = field(default_factory=UnreportedRooms)
-    """Rooms, by the KV positions that they begin with."""
+    """KV positions that could be granted beyond what is asked for, at the last report. Negative if more is
+    asked."""
+    unreported: UnreportedRooms = field(default_factory=UnreportedRooms)
+    """Rooms placed since then, by the KV positions that they begin with."""
 
     def __post_init__(self) -> None:
         self._free = self.tokens_max
 
     def fits(self, load: WorkerLoad) -> bool:
-        """It is of as many groups."""
+        """Return whether a report has the right number of KV groups."""
         return len(load.free) == len(load.asked) == len(self.page_tokens)
 
     @property
     def left(self) -> int:
-        """KV positions that another room could begin with; negative where those that wait ask for more."""
-        return self._free - self.since.tokens
+        """KV positions that another room could begin with. Negative if waiting rooms ask for more."""
+        return self._free - self.unreported.tokens
 
     @property
     def tokens(self) -> int:
-        """KV positions that are used, kept for those that run, or asked for."""
+        """KV positions that are used, reserved for running rooms, or asked for."""
         return self.tokens_max - self.left
 
     @property
     def growing(self) -> int:
-        """Sequences that take more of it as they are drawn, once all rooms that are on it run."""
+        """Sequences that will take more KV as they are drawn, once all rooms that are placed run."""
         load = self.load
-        return len(self.since) if load is None else load.running + load.waiting + len(self.since)
+        return len(self.unreported) if load is None else load.running + load.waiting + len(self.unreported)
 
     @property
     def waiting(self) -> int:
-        """Rooms that it may be unable to begin: those of which it said so, and all that were placed since."""
+        """Rooms that may be unable to begin: those reported as waiting, and all placed since."""
         load = self.load
         if load is None:
-            return len(self.since)
+            return len(self.unreported)
         beyond = max(load.running - load.running_max, 0) * bool(load.running_max)
-        return load.waiting + beyond + len(self.since)
+        return load.waiting + beyond + len(self.unreported)
 
     @property
-    def may_wait(self) -> bool:
-        """One more room that it cannot begin yet is sent to it all the same. One that says nothing is asked
-        for as many as it may hold."""
+    def accepts_waiting(self) -> bool:
+        """Whether one more room that cannot begin yet may be placed here. Without a report, as many as the
+        worker may hold."""
         load = self.load
         return load is None or self.waiting < max(WAITING_MIN, load.running // WAITING_SHARE)
 
     @property
-    def has_row(self) -> bool:
-        """A step would continue one more sequence, once all rooms that are on it run."""
+    def has_batch_space(self) -> bool:
+        """Whether the batch has space for one more sequence, once all rooms that are placed run."""
         load = self.load
         if load is None or not load.running_max:
             return True
         return self.growing < load.running_max
 
-    def begins(self, tokens: int) -> bool:
-        """A room that begins with so many KV positions could begin now."""
-        return self.left >= tokens and self.has_row
+    def can_start(self, tokens: int) -> bool:
+        """Return whether a room of `tokens` initial KV positions could begin now."""
+        return self.left >= tokens and self.has_batch_space
 
-    def hear(self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> bool:
-        """What it says. Whether there is more space than was thought. One that is older than what it said
-        before is not listened to. `entered`: the highest of the rooms issued here that it has; `is_brought`:
-        by its opener, as far as is known."""
+    def update(self, load: WorkerLoad, entered: RoomId, is_brought: Callable[[RoomId], bool]) -> bool:
+        """Take a report of the worker. Return whether it has more space than was assumed. A report older than
+        the last one is ignored.
+
+        `entered`: highest room id of those issued here that it has entered. `is_brought`: whether a room was
+        delivered.
+        """
         if self.load is not None and load.number <= self.load.number:
             return False
-        before = self.left, self.may_wait, self.has_row
+        before = self.left, self.accepts_waiting, self.has_batch_space
         pages = zip(load.free, load.asked, self.page_tokens, strict=True)
         self.load, self._free = load, min((free - asked) * size for free, asked, size in pages)
-        self.since.entered(entered, is_brought)
-        now = self.left, self.may_wait, self.has_row
+        self.unreported.entered(entered, is_brought)
+        now = self.left, self.accepts_waiting, self.has_batch_space
         return any(more > less for more, less in zip(now, before, strict=True))

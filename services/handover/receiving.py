@@ -363,7 +363,7 @@ class Receiving(HandOverSide[R, ReceiverRequest]):
 
     def _claim(self, room: R, why: str) -> bool:
         """Whether it becomes local, also where this rank alone has seen it end: all ranks answer alike."""
-        if not room.claim():
+        if not room.claim_local():
             return False
         self._report(room, Moment.LOCAL, why)
         return True

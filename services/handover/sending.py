@@ -246,7 +246,7 @@ class Sending(HandOverSide[S, SenderRequest]):
                 raise PeerFault(f"room {room}: the registry named another receiver")
             if held.grant is not None and held.grant.generation != generation:
                 raise PeerFault(f"room {room}: generation {generation} was not granted")
-        self.roster.give_up(room, receiver, GIVEN_UP, now_ms)
+        self.roster.cancel_by_peer(room, receiver, GIVEN_UP, now_ms)
 
     def depart(self, receiver: Incarnation) -> None:
         """A decode process is known to be gone: nothing can land in it any more."""

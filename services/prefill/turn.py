@@ -83,7 +83,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         computing = PrefillStepping(sending, ports, metrics, chunk_tokens, scored_tokens, neighbour)
         super().__init__(sending, ports, metrics, computing)
         self.receivers = Receivers()
-        self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.places)
+        self.early = EarlyGrants(EARLY_PER_PLACE * self.roster.size)
         self.sending = sending
         self.routes = routes
         self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)

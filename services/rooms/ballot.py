@@ -1,13 +1,14 @@
-"""What does one rank bring to a turn's agreement, and what do all ranks take from it?
+"""Ballot of one rank in a turn, and the verdict that all ranks take from it.
 
-A ballot is a fixed-shape vector of 64-bit integers, agreed element by element by MIN. A value that
-must be equal on all ranks is sent with its complement: the minimum of both is the value and its
-complement only if every rank sent the same. A wish that one rank's hold must block is sent as 0/1.
-An ABORT carries its reason, so that ranks which saw nothing learn why in the same collective.
+A ballot is a vector of 64-bit integers of fixed shape, agreed element by element by MIN. A value that must be
+equal on all ranks is sent with its complement. The minimum of both is the value and its complement only if
+every rank sent the same. A wish that one rank can block is sent as 0 or 1. An ABORT carries its reason, so
+that ranks which saw nothing learn it in the same collective.
 
-    [turn, ~turn, roster digest, ~digest, may compute, may leave, connects, vote of place 0, of place 1, …]
+[turn, ~turn, roster digest, ~digest, may compute, may leave, connects, vote of room 0, of room 1, …]
 
-    a vote: 2 ADVANCE, 1 STAY, 0 ABORT for no known reason, -1 - i ABORT for the i-th `Reason`
+A vote is 2 for ADVANCE, 1 for STAY, 0 for ABORT without a known reason, and -1 - i for ABORT for the i-th
+`Reason`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from baton.rooms.phases import Vote
 
 HEADER: Final = 7
 PLACES_MAX: Final = (1 << 16) - HEADER
-"""Of a roster whose ballot every group takes."""
+"""Most rooms of a roster whose ballot every rank group takes."""
 _REASONS: Final = tuple(Reason)
 _VOTES: Final = tuple(Vote)
 
@@ -29,16 +30,16 @@ class Ballot:
     turn: int
     digest: int
     may_compute: bool
-    """This rank's engine is free to start a step."""
+    """Whether this rank's engine is free to start a step."""
     may_leave: bool
-    """This rank is draining and holds nothing."""
+    """Whether this rank is draining and holds nothing."""
     votes: Sequence[Vote]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    """Of its ABORTs, by place."""
+    """Reasons of its ABORT votes, by room index."""
     connects: int = 0
-    """How many of the turn's connections, from the first on, this rank could make."""
+    """Number of the turn's connections, from the first on, that this rank could make."""
     _words: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
-    """As encoded, once they were asked for."""
+    """Encoded form, once it was needed."""
 
     def encode(self) -> Sequence[int]:
         words = self._words
@@ -51,7 +52,7 @@ class Ballot:
         return words
 
     def verdict(self) -> "Verdict":
-        """That of a group in which no other rank wishes for less."""
+        """Return the verdict of a group in which no other rank wishes for less."""
         reasons = dict(self._given()) if self.reasons else {}
         return Verdict(self.may_compute, self.may_leave, tuple(self.votes), reasons, self.connects)
 
@@ -61,17 +62,18 @@ class Ballot:
 
 class Verdict(NamedTuple):
     compute: bool
-    """Every rank's engine is free: all start the step that their equal tables name."""
+    """Whether every rank's engine is free. Then all start the step that their equal tables name."""
     leave: bool
     votes: tuple[Vote, ...]
     reasons: Mapping[int, Reason]
-    """Of the ABORTs, by place. Where ranks gave several, the one listed last in `Reason`."""
+    """Reasons of the ABORTs, by room index. If ranks gave several, the one listed last in `Reason`."""
     connects: int = 0
-    """How many of the turn's connections, from the first on, every rank could make."""
+    """Number of the turn's connections, from the first on, that every rank could make."""
 
 
 def read_verdict(mine: Ballot, agreed: Sequence[int]) -> Verdict:
-    """Decode the minimum over all ranks. Raises RostersDiverged when ranks disagree on turn or rooms."""
+    """Decode the minimum over all ranks. Raises RostersDiverged if ranks disagree on the turn or on their
+    rooms."""
     if len(agreed) != HEADER + len(mine.votes):
         raise RostersDiverged(f"turn {mine.turn}: {len(agreed)} words agreed, {len(mine.votes)} places here")
     turn, turn_complement, digest, digest_complement, compute, leave, connects = agreed[:HEADER]

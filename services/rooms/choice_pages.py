@@ -1,9 +1,9 @@
-"""Which pages does each of a room's choices read, which are its own, and how many is that?
+"""Page counts of a room with several choices: shared pages, and each choice's own.
 
-All choices read the whole blocks of what they begin with, and none writes there (`shared-is-read-only`): a
-block is the fewest positions of which every group of the layout has whole pages. The last token that is known
-has to be computed once more by each further choice, since its draw needs the logits: the pages that this one
-is in, and all behind it, are each choice's own (`choices-apart`).
+All choices read the whole blocks of their common beginning, and none writes there (`shared-is-read-only`). A
+block is the fewest positions for which every KV group has whole pages. Each further choice computes the last
+known token once more, since its draw needs the logits. So the page of that token, and all pages after it, are
+each choice's own (`choices-apart`).
 """
 
 from dataclasses import dataclass, field
@@ -14,25 +14,25 @@ from baton.ids import PageCounts
 
 @dataclass(slots=True)
 class ChoicePages:
-    """Of one room, by numbers that all ranks share. What follows from them is computed once."""
+    """Page counts of one room, computed once from numbers that all ranks share."""
 
     known_tokens: int
-    """That every choice begins with, at least 1."""
+    """Tokens that every choice begins with, at least 1."""
     tokens_max: int
-    """Most tokens of one choice whose KV is kept, at least `known_tokens`."""
+    """Most tokens of one choice whose KV is stored, at least `known_tokens`."""
     choices: int
     page_tokens: tuple[int, ...]
-    """Of each group."""
+    """Tokens per page, by KV group."""
     shared_tokens: int = field(init=False)
-    """Leading tokens whose pages all choices read."""
+    """Leading tokens whose pages all choices share."""
     shared: PageCounts = field(init=False)
-    """Those pages."""
+    """Shared pages, by KV group."""
     needed: PageCounts = field(init=False)
-    """Of all choices together, once each is as long as it may get."""
+    """Pages of all choices together at their full length, by KV group."""
     first: PageCounts = field(init=False)
-    """What a grant takes: those of what is known, and of a block more (`memory-as-used`)."""
+    """Pages of a grant, by KV group: those of the known tokens and one more block (`memory-as-used`)."""
     block: PageCounts = field(init=False)
-    """Pages of one block: no row of a step takes more of its own."""
+    """Pages of one block, by KV group. No row of a step takes more of its own."""
 
     def __post_init__(self) -> None:
         block = lcm(*self.page_tokens)
@@ -46,32 +46,32 @@ class ChoicePages:
 
     @property
     def each(self) -> PageCounts:
-        """Pages of one choice, the shared ones included."""
+        """Pages of one choice with the shared ones, by KV group."""
         return self.pages_for(self.tokens_max)
 
     @property
     def begun(self) -> list[int]:
-        """Of each choice: leading positions that pages are there for once the room was granted."""
+        """Leading positions that have pages once the room is granted, by choice."""
         return [self.positions(self.first), *[self.shared_tokens] * (self.choices - 1)]
 
     def positions(self, pages: PageCounts) -> int:
-        """Leading positions that so many pages of each group are there for."""
+        """Return the leading positions that `pages` of each group hold."""
         return min([count * size for count, size in zip(pages, self.page_tokens, strict=True)])
 
     def pages_for(self, tokens: int) -> PageCounts:
-        """Of one choice, for so many tokens."""
+        """Return the pages of `tokens` tokens of one choice, by KV group."""
         return tuple([-(-tokens // size) for size in self.page_tokens])
 
 
 def positions_of(known_tokens: int, tokens_max: int, choices: int, block_tokens: int) -> int:
-    """Positions of a cache that the choices of a room take, in whole blocks."""
+    """Return the positions of a cache that all choices of a room take, in whole blocks."""
     (blocks,) = ChoicePages(known_tokens, tokens_max, choices, (block_tokens,)).needed
     return blocks * block_tokens
 
 
 def longest_of(known_tokens: int, choices: int, tokens: int, block_tokens: int) -> int:
-    """Most positions of each of `choices` in a cache of `tokens` positions; fewer than `known_tokens` where
-    it does not hold them."""
+    """Return the most positions of each of `choices` in a cache of `tokens` positions. Fewer than
+    `known_tokens` if it does not hold them."""
     shared = (known_tokens - 1) // block_tokens
     blocks = tokens // block_tokens + (choices - 1) * shared
     return blocks // choices * block_tokens

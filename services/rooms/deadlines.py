@@ -1,10 +1,9 @@
-"""How long may a room stay in a phase?
+"""Deadlines of the phases of a room.
 
 Every phase has one (`deadline-everywhere`), which starts when the phase is entered. A phase that waits for
-capacity (`Room.WAITS`) lasts as long as its request may, where the room's opener told how long that is:
-waiting is not lack of progress (`waiting-has-no-deadline`). Its own bound here is for rooms whose opener did
-not. That a peer is gone is told by its lease or its stream. A deadline changes a vote, never a phase, and
-never frees a page.
+capacity (`Room.WAITS`) lasts as long as its request may, if the room's opener gave that time: waiting is not
+lack of progress (`waiting-has-no-deadline`). Its own deadline is for rooms without that time. The loss of a
+peer shows by its lease or its stream. A deadline changes a vote, never a phase, and frees no page.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +16,16 @@ from baton.rooms.phases import Phase
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Milliseconds allowed per phase."""
+    """Time allowed in each phase, in milliseconds."""
 
     bootstrapping_ms: int
     waiting_ms: int
     transferring_ms: int
     success_ms: int
-    """Sender: until retired. Receiver: for the whole of decoding, where its request's time is not known."""
+    """For a sender: until it is retired. For a receiver: all of decoding, if its request's time is
+    unknown."""
     fence_ms: int
-    """How long a proof is sought by asking before the memory is taken back (`quarantine.py`)."""
+    """Time in which a proof is sought by asking, before the memory is revoked (`baton.rooms.quarantine`)."""
 
     def for_phase(self, phase: Phase) -> int:
         return _FIELDS[phase](self)
@@ -38,4 +38,4 @@ _FIELDS: Final[Mapping[Phase, Callable[[Deadlines], int]]] = {
     Phase.SUCCESS: attrgetter("success_ms"),
     **dict.fromkeys((Phase.FAILED, Phase.RETIRED), attrgetter("fence_ms")),
 }
-"""Asked for each room in each turn: a look, and not one comparison for each phase."""
+"""Deadline by phase. It is read for each room in each turn, so it is a table and not a match."""

@@ -1,11 +1,11 @@
-"""How many drafts does a step check for each of its sequences?
+"""Number of drafted tokens that a step checks for each of its sequences.
 
-A drafted token costs its position in the step, and brings a token where it is taken. How likely that is, the
-sequence's earlier drafts say, or its grammar, which leaves no other token. So the most promising drafts are
-checked first, as long as one brings more tokens for its time than the step has without it. A sequence whose
-drafts are not taken soon gets none. One is tried now and then, ever less often, since texts change.
+A drafted token costs its position in the step, and yields a token if it is accepted. Its chance is estimated
+from the sequence's earlier drafts. Drafts that the grammar forces are certain. The most promising drafts are
+checked first, as long as one yields more tokens for its time than the step does without it. A sequence whose
+drafts are rejected soon gets none. One is tried from time to time, ever less often, since texts change.
 
-Everything is a function of outputs and of numbers that all ranks of a worker share: all choose alike
+All of it is a function of outputs and of numbers that all ranks share, so all ranks choose alike
 (`drafts-agreed`).
 """
 
@@ -15,33 +15,33 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 DRAFTS_MAX: Final = 16
-"""Of one sequence in a step."""
+"""Most drafted tokens of one sequence in a step."""
 POSITIONS_MAX: Final = 64
-"""Drafted ones of a step."""
+"""Most drafted tokens of a step."""
 WORTH: Final = 1.2
-"""How much more than it costs a draft has to promise: chances and costs are estimates."""
+"""Gain that a draft has to promise, as a multiple of its cost: chances and costs are estimates."""
 KEPT: Final = 0.85
-"""What a step leaves of the weight of those before it."""
+"""Decay of the weight of earlier steps, per step."""
 DOUBT: Final = 0.25
-"""Of a draft taken and of one that was not, that count whatever was seen."""
+"""Prior weight of an accepted draft, and of a rejected one."""
 PAUSE_MIN: Final = 16
 PAUSE_MAX: Final = 256
-"""Steps without a draft, before one is tried: at first, and after many that were not taken."""
+"""Steps without a draft before one is tried: the first time, and after many rejections."""
 
 
 class DraftSource(Enum):
-    """Whence drafts come."""
+    """Source of drafted tokens."""
 
     GRAMMAR = "grammar"
-    """It leaves no other token."""
+    """The grammar allows no other token."""
     NGRAM = "ngram"
-    """They came behind the same tokens before."""
+    """The tokens followed the same n-gram earlier in the sequence."""
     MODEL = "model"
-    """A smaller model drew them."""
+    """A draft model drew them."""
 
 
 class Acceptance:
-    """How the drafts of one sequence fared."""
+    """Acceptance of one sequence's drafts."""
 
     __slots__ = ("_idle", "_missed", "_pause", "_taken")
 
@@ -53,16 +53,16 @@ class Acceptance:
 
     @property
     def chance(self) -> float:
-        """That a draft is taken, where all before it were."""
+        """Chance that a draft is accepted, if all before it were."""
         return (self._taken + DOUBT) / (self._taken + self._missed + 2 * DOUBT)
 
     @property
     def due(self) -> bool:
-        """It was given none for so long that one is tried."""
+        """Whether it had no draft for so long that one is tried."""
         return self._idle >= self._pause
 
     def note(self, drafted: int, taken: int) -> None:
-        """A step checked so many of its drafts, and took the first `taken`."""
+        """Note a step that checked `drafted` drafts and accepted the first `taken`."""
         if not drafted:
             self._idle += 1
             return
@@ -74,23 +74,25 @@ class Acceptance:
 
 
 class Drafts(NamedTuple):
-    """Of one sequence, for its next step."""
+    """Drafts of one sequence for its next step."""
 
     acceptance: Acceptance
     available: int
-    """Tokens that are drafted."""
+    """Number of drafted tokens."""
     certain: int = 0
-    """How many of them are known to be taken, from the first one on."""
+    """Number of leading drafts that are known to be accepted."""
 
     def chance(self, place: int) -> float:
-        """That draft `place`, from 0 on, is taken, where all before it were."""
+        """Return the chance that draft number `place`, from 0 on, is accepted if all before it were."""
         return 1.0 if place < self.certain else self.acceptance.chance
 
 
 def allocate_drafts(drafts: Sequence[Drafts], rows: int, positions: int, per_mille: int) -> list[int]:
-    """How many of each one's drafts are checked. `rows`: of the step, each of which draws a token whatever is
-    drafted. `positions`: that it computes for them. `per_mille`: what one more takes, of the time of a
-    step of none."""
+    """Return how many drafts are checked, by sequence.
+
+    `rows`: rows of the step, each of which draws a token in any case. `positions`: positions that it computes
+    for them. `per_mille`: cost of one more position, in thousandths of the time of an empty step.
+    """
     cost = per_mille / 1000
     counts = [0] * len(drafts)
     tokens, time = float(rows), 1 + cost * positions

@@ -1,7 +1,7 @@
-"""What can go wrong in a room, and whose fault is it?
+"""Errors of the pure core, by whose fault they are.
 
-Three kinds, never mixed: `LocalBug` stops the process, `PeerFault` ends at most one room, `Refusal`
-is an answer to a caller who asked for something that cannot be given.
+There are three kinds. A `LocalBug` stops the process, a `PeerFault` ends at most one room, and a `Refusal`
+answers a caller whose request cannot be granted.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from baton.rooms.phases import Side
 
 
 class Reason(Enum):
-    """Why a room failed. A closed set: it is a metric label, a wire value and a timeline word."""
+    """Reason that a room ended for. A closed set: it is a metric label, a wire value and a word of
+    timelines."""
 
     RETRACTED = "retracted"
-    """Not a failure: its pages are needed, and its request goes on in another room. It stands first: of the
-    reasons that ranks give, the one listed last is agreed, and whatever else ended the room is more."""
+    """Not a failure: the room's pages are needed, and its request goes on in another room. It stands first,
+    since of the reasons that ranks give the one listed last is agreed."""
     LOCAL = "local"
-    """Not a failure, and said by prefill workers alone: decode computes the prompt itself, and the room goes
-    on there."""
+    """Not a failure, and reported by prefill workers only: decode computes the prompt itself, and the room
+    goes on there."""
     ANSWERED = "answered"
     """Not a failure: the client has all that it asked for, and the rest is not needed."""
     CLIENT_GONE = "client_gone"
@@ -31,22 +32,22 @@ class Reason(Enum):
     TRANSFER_FAILED = "transfer_failed"
     RECORD_CORRUPT = "record_corrupt"
     PAGES_CORRUPT = "pages_corrupt"
-    """What landed is not what the prefill worker computed."""
+    """The pages that landed differ from what prefill computed."""
     RECEIVER_CLOSED = "receiver_closed"
     MEMORY_REVOKED = "memory_revoked"
-    """The decode worker took its exposed memory back, because some other sender did not answer."""
+    """The decode worker took its exposed memory back, because another sender did not answer."""
     ENGINE_FAILED = "engine_failed"
     GRAMMAR_FAILED = "grammar_failed"
-    """A worker cannot hold the answer to the request's grammar, or not any further."""
+    """A worker could not constrain the output by the request's grammar, or could not go on doing so."""
     GROUP_BROKEN = "group_broken"
-    """A rank of the worker died, did not answer in time, or no longer agreed with the others."""
+    """A rank of the worker died, did not answer in time, or disagreed with the others."""
     DRAINING = "draining"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The first thing that ended a room, in words that its client can act on."""
+    """First cause of a room's end, with a text for its client."""
 
     reason: Reason
     text: str
@@ -57,7 +58,7 @@ class RoomError(Exception):
 
 
 class LocalBug(RoomError):
-    """This process broke its own rules. It must stop rather than guess."""
+    """This process broke its own rules. It has to stop rather than guess."""
 
 
 class IllegalMove(LocalBug):
@@ -69,19 +70,19 @@ class RostersDiverged(LocalBug):
 
 
 class PeerFault(RoomError):
-    """A peer sent something that does not fit. Ends at most the room it names."""
+    """A peer sent something that does not fit. It ends at most the room that it names."""
 
 
 class StaleGeneration(PeerFault):
-    """Something addressed to an earlier tenant of the same slot."""
+    """A message was addressed to an earlier tenancy of the same slot."""
 
 
 class Refusal(RoomError):
-    """A request of a caller that cannot be granted; the text is for the caller."""
+    """A caller's request cannot be granted. The text is for the caller."""
 
 
 class UnknownRoom(Refusal):
-    """No such room here: never opened, or retired. One meaning everywhere (`unknown-has-one-meaning`)."""
+    """The room is not known here: it was never opened, or is retired (`unknown-has-one-meaning`)."""
 
 
 class RoomExists(Refusal):
@@ -89,11 +90,11 @@ class RoomExists(Refusal):
 
 
 class RosterFull(Refusal):
-    """Every place of the roster is taken."""
+    """The roster has no free entry."""
 
 
 class NotGone(Refusal):
-    """A worker was reported gone, and it answers."""
+    """A worker was reported gone, but it answers."""
 
 
 class UnknownWorker(Refusal):
@@ -101,12 +102,12 @@ class UnknownWorker(Refusal):
 
 
 class DeclaredGone(UnknownWorker):
-    """This very incarnation was declared gone, and others may have reused memory on it: if it lives it
-    ends."""
+    """This very incarnation was declared gone, and others may have reused its memory. If it lives, it has to
+    end."""
 
 
 class TurnStalled(Refusal):
-    """The turns of the worker do not go on: no room of it would."""
+    """The worker's turns do not go on, so none of its rooms would."""
 
 
 class NotConnected(Refusal):
@@ -114,7 +115,7 @@ class NotConnected(Refusal):
 
 
 class WorkerRefused(Refusal):
-    """A registration that does not fit the stack; names the differing field."""
+    """A registration does not fit the stack. `field` names the difference."""
 
     def __init__(self, field: str, want: str, got: str) -> None:
         super().__init__(f"{field} differs: this stack has {want}, the worker has {got}")
@@ -126,20 +127,20 @@ class NameInUse(Refusal):
 
 
 class NoCapacity(Refusal):
-    """Workers of the role exist, but none has space now. Waiting can help."""
+    """Workers of the side exist, but none has space now. Waiting can help."""
 
     def __init__(self, text: str, side: Side | None = None) -> None:
-        """`side`: the one that has none, where it is one alone."""
+        """`side`: the side without space, if it is one only."""
         super().__init__(text)
         self.side = side
 
 
 class NoSuchWorker(Refusal):
-    """No worker of the role is ready. The text names the role."""
+    """No worker of the side is ready. The text names the side."""
 
 
 class NoneReady(NoSuchWorker):
-    """No worker of the role is ready, however little is asked of it."""
+    """No worker of the side is ready, however small the request is."""
 
     def __init__(self, side: Side) -> None:
         super().__init__(f"no {side.value} worker is ready")
@@ -147,4 +148,4 @@ class NoneReady(NoSuchWorker):
 
 
 class TooLarge(NoSuchWorker):
-    """No worker of the role, in whatever state, can ever hold so many tokens."""
+    """No worker of the side, in whatever state, can ever hold so many tokens."""

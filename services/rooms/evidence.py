@@ -1,4 +1,4 @@
-"""What can one rank see about one room? Facts, only ever added, never taken back."""
+"""Facts that one rank can observe about one room. They are only added, never taken back."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,39 +8,39 @@ from baton.rooms.errors import Cause
 
 
 class Proof(Enum):
-    """Why no write to a room's memory can still land (`proof-not-time`). A timer is not among them."""
+    """Proof that no write to a room's memory can still land (`proof-not-time`). A timer is none."""
 
     UNEXPOSED = "unexposed"
-    """No peer was ever told where this memory is."""
+    """No peer was ever told where the memory is."""
     DONE = "done"
-    """Every sender rank's transfers of the room were DONE: the seal says so."""
+    """The transfers of the room were DONE on every sender rank, as the seal says."""
     QUIET = "quiet"
-    """Every sender rank acknowledged the close: its handles have ended and it posts no more."""
+    """Every sender rank acknowledged the close: its transfers have ended, and it posts no more."""
     DEAD = "dead"
     """The sender's process is known to be gone."""
     REVOKED = "revoked"
-    """The memory was taken away from the writer: its mapping was torn down and made anew elsewhere."""
+    """The memory was taken from the writer: its mapping was torn down and made anew elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Receiver: the sender's worker knows our memory and our layouts map onto each other."""
+    """The sender's worker knows the receiver's memory, and both layouts map onto each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Sender: the receiver reserved memory for us and told us where."""
+    """The receiver reserved memory for this sender and told it where."""
 
     generation: Generation
     pages: PageTables
     slot: int
     prefix_tokens: int = 0
-    """Leading prompt tokens the receiver already holds; their pages are not sent."""
+    """Leading prompt tokens that the receiver already holds. Their pages are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Receiver: so many of the room's pages of each group are visible here, in total."""
+    """The given total of the room's pages of each group is visible in this rank of the receiver."""
 
     generation: Generation
     pages: PageCounts
@@ -48,41 +48,41 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Sender: all that this rank has to send was computed, and its writes are DONE."""
+    """This rank of the sender has computed all that it sends, and its writes are DONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Receiver: our record is in the slot. Sender: the seal's write is DONE."""
+    """On the receiver: its record is in the slot. On the sender: the write of the seal is DONE."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Receiver of a local room: its prompt is computed here, and its first token drawn."""
+    """The prompt of a local room is computed on the receiver, and its first token is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """This rank can hold the room's draws to its request's grammar."""
+    """This rank has compiled the request's grammar, and can constrain draws by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something ended the room. The first cause is kept."""
+    """Something ended the room. The first cause stays."""
 
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The work is done: the sequence has ended (receiver) or everything was reported (sender)."""
+    """The work is done: the sequence has ended (receiver), or all was reported (sender)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """No write of this room can still land or be in flight, and this is why."""
+    """No write of this room can still land or be in flight, and the proof says why."""
 
     proof: Proof
 

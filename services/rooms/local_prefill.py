@@ -1,11 +1,11 @@
-"""Does a decode worker compute a room's prompt itself, or is it prefill's?
+"""Choice of a room's prefill: by its decode worker itself, or by a prefill worker.
 
-Whoever has it sooner does (`mine-or-granted`). Here the prompt is computed in parts, beside the sequences
-that run, and each part may hold these up for so long at most; there it waits for those before it. What is
-cached here is not computed. So short rests of long conversations are computed here, and long prompts as
-well, while prefill workers have more to do than this one.
+The one that is expected to finish sooner does it (`mine-or-granted`). Decode computes a prompt in parts
+within steps of running sequences, and each part may delay these for a bounded time. At a prefill worker the
+prompt waits for those before it. Tokens cached on decode are not computed. So short rests of long
+conversations are computed on decode, and long prompts too, while prefill workers are busier.
 
-The leader decides, by its own clock; all ranks hear it as a command. Pure.
+The leader decides by its own clock, and all ranks get the decision as a command. Pure.
 """
 
 from collections.abc import Sequence
@@ -16,48 +16,51 @@ from typing import Final, NamedTuple
 from baton.rooms.step_cost import OUTLIER, StepCost
 
 WEIGHT: Final = 0.2
-"""Of the last step, in what is known of steps."""
+"""Weight of the last step in running means of step times."""
 TRIED_TOKENS: Final = 64
-"""Of a prompt, in a step, where nothing is known of how long that takes."""
+"""Prompt tokens in a step while nothing is known of how long they take."""
 KNOWN_STEPS: Final = 1000
-"""After as many others what was known of a kind of steps is forgotten."""
+"""Steps of other kinds after which the measurement of one kind is dropped."""
 TRIED_STEPS: Final = 2
-"""How many times as long such a step is believed to take, until one was tried."""
+"""Assumed duration of a step with prompt tokens, in plain steps, until one was measured."""
 
 
 @dataclass(slots=True)
 class PromptTiming:
-    """How long do parts of prompts take in this worker's steps?"""
+    """Measured duration of prompt parts in this worker's steps."""
 
     gap_ms: float
-    """For how long a part may hold up the sequences that run; 0: nothing is computed here but what no prefill
-    worker is there for."""
+    """Longest time that a part may delay running sequences, in milliseconds. With 0, decode computes only
+    prompts without a prefill worker."""
     alone_tokens: int
-    """Of prompts, in a step that holds nobody up."""
+    """Prompt tokens in a step that delays no sequence."""
     least_tokens: int
-    """Of prompts, in any step that has some."""
+    """Least prompt tokens in any step that has some."""
     _steps: StepCost = field(default_factory=StepCost, init=False)
-    """Without parts of prompts, by how many sequences they continue."""
+    """Cost of steps without prompt tokens, by their sequences."""
     _slower: float = field(default=1.0, init=False)
-    """Times what a step takes by these, the last ones took: KV grows longer."""
+    """Duration of the last steps, as a multiple of what `_steps` predicts. It grows with the length of the
+    KV."""
     token_ms: float | None = field(default=None, init=False)
-    """By which a part lengthens a step that continues sequences, for each of its tokens, once one did."""
+    """Milliseconds that each prompt token adds to a step with sequences, once measured."""
     part_ms: float | None = field(default=None, init=False)
-    """By which it does beyond what its tokens take alone: the KV before it is laid out anew for each part."""
+    """Milliseconds that a part adds beyond its tokens, since the KV before it is laid out anew for each
+    part."""
     alone_ms: float | None = field(default=None, init=False)
-    """That a prompt's token takes in a step that continues none, once it did."""
+    """Milliseconds of a prompt token in a step without sequences, once measured."""
 
     _beside_ago: int = field(default=0, init=False)
-    """Steps since one had sequences and a part of a prompt."""
+    """Steps since the last one with both sequences and prompt tokens."""
     _alone_ago: int = field(default=0, init=False)
-    """Steps since one had a part of a prompt alone."""
+    """Steps since the last one with prompt tokens only."""
 
     def step_ms(self, sequences: int) -> float:
-        """Of a step without a part of a prompt; 0 until one was measured."""
+        """Return the duration of a step without prompt tokens, in milliseconds; 0 until one was measured."""
         return self._slower * self._steps.ms(max(sequences, 1))
 
     def stepped(self, prompt_tokens: int, sequences: int, ms: float) -> None:
-        """A step ended that continued so many sequences, and computed so many tokens of prompts beside."""
+        """Record a finished step: `sequences` decoded rows, `prompt_tokens` prefilled in the same step, and
+        its duration in milliseconds."""
         self._beside_ago += 1
         self._alone_ago += 1
         ms = min(ms, OUTLIER * (self._expected_ms(prompt_tokens, sequences) or ms))
@@ -82,8 +85,8 @@ class PromptTiming:
             self.alone_ms = None
 
     def _expected_ms(self, prompt_tokens: int, sequences: int) -> float:
-        """Duration of such a step by those before it; 0 where nothing is known of it. A step that takes far
-        longer was held up by something else: its process or another rank was stopped (`stall-is-no-work`)."""
+        """Return the predicted duration of such a step, in milliseconds; 0 if unknown. A far longer step was
+        delayed by something else, such as a stopped process (`stall-is-no-work`)."""
         if not prompt_tokens:
             return self.step_ms(sequences)
         if not sequences:
@@ -96,8 +99,8 @@ class PromptTiming:
 
     @property
     def _part_and_token_ms(self) -> tuple[float, float] | None:
-        """By which a part lengthens a step that continues sequences, and each of its tokens does; None where
-        nothing is known of it. Until a part was measured it is believed to take all that it may by itself."""
+        """Milliseconds that a part adds to a step with sequences, and that each of its tokens adds. None if
+        unknown. Until a part was measured, it is assumed to take all the time that it may."""
         if self.alone_ms is None:
             return None if self.token_ms is None else (0.0, self.token_ms)
         believed_ms = min(self.gap_ms, self.alone_tokens * self.alone_ms)
@@ -105,7 +108,7 @@ class PromptTiming:
 
     @property
     def beside_tokens(self) -> int:
-        """Of prompts, in a step that holds others up."""
+        """Prompt tokens in a step that delays sequences."""
         known = self._part_and_token_ms
         if known is None:
             return max(min(TRIED_TOKENS, self.alone_tokens), self.least_tokens)
@@ -115,15 +118,15 @@ class PromptTiming:
         return max(min(int((self.gap_ms - part_ms) / token_ms), self.alone_tokens), self.least_tokens)
 
     def tokens_within(self, ms: float) -> int:
-        """Of prompts, in a step that continues none and takes about so many milliseconds, or is as short as
-        one beside others."""
+        """Return the prompt tokens of a step without sequences that takes about `ms` milliseconds, or is as
+        short as one with sequences."""
         each_ms = self.token_ms if self.alone_ms is None else self.alone_ms
         fits = int(ms / each_ms) if each_ms else 0
         return max(min(fits, self.alone_tokens), self.beside_tokens)
 
     def prompt_ms(self, tokens: int, sequences: int, beside_steps: int) -> float | None:
-        """How long so many tokens of prompts take; None where nothing is known of it. `sequences`: that run
-        beside. `beside_steps`: for how many more steps, at most."""
+        """Return the time to prefill `tokens` prompt tokens, in milliseconds. None if unknown. `sequences`:
+        rows decoded in the same steps. `beside_steps`: most further steps that they run for."""
         steps = ceil(tokens / self.beside_tokens)
         known, step_ms = self._part_and_token_ms, self.step_ms(sequences)
         if known is None:
@@ -133,30 +136,31 @@ class PromptTiming:
 
 
 class JoiningRoom(NamedTuple):
-    """A room that is handed over, and runs beside what is computed here from then on."""
+    """A room that is handed over meanwhile, and decodes in the same steps from then on."""
 
     left_ms: float
-    """Until then."""
+    """Time until then, in milliseconds."""
     sequences: int
     steps: int
-    """For how many steps it runs, at most."""
+    """Most steps that it runs for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentDecode:
-    """What runs beside a prompt that is computed here."""
+    """Sequences that decode while a prompt is computed here."""
 
     sequences: int
-    """Now, or when prompts are computed that come before it."""
+    """Running sequences, now or when earlier prompts are computed."""
     steps: int
-    """For how many more steps they run, at most."""
+    """Most further steps that they run for."""
     joins: Sequence[JoiningRoom]
-    """The next ones first."""
+    """Rooms that join, the next one first."""
     sequences_max: int
-    """Most that a step continues."""
+    """Most sequences of a step."""
 
     def prompt_ms(self, pace: PromptTiming, tokens: int, until_ms: float) -> float | None:
-        """See `PromptTiming.prompt_ms`. It looks no further than `until_ms`."""
+        """Return the time to prefill a prompt among these sequences. See `PromptTiming.prompt_ms`. It looks
+        no further than `until_ms`."""
         sequences, joining = self.sequences, 0
         here_ms = pace.prompt_ms(tokens, sequences, self.steps)
         for each in self.joins:
@@ -169,14 +173,14 @@ class ConcurrentDecode:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrefill:
-    """Why a room is computed here."""
+    """Reason for computing a room's prompt on decode."""
 
     missing_tokens: int
     known_tokens: int
     here_ms: float | None
-    """Until it has its first token here; None where nothing is known of how long that takes."""
+    """Time until its first token on decode, in milliseconds. None if unknown."""
     prefill_ms: float
-    """Until it has its first token there."""
+    """Time until its first token on prefill, in milliseconds."""
 
     def __str__(self) -> str:
         missing = f"{self.missing_tokens:,} of {self.known_tokens:,} tokens are missing here"
@@ -187,9 +191,11 @@ class LocalPrefill:
 def choose_local_prefill(
     pace: PromptTiming, missing: int, known: int, ahead: int, prefill_ms: float, beside: ConcurrentDecode
 ) -> LocalPrefill | None:
-    """Of a room of `known` tokens; None: it is prefill's. `missing`: of these, in this worker's pages.
-    `ahead`: tokens of other prompts that are to be computed here before it. `prefill_ms`: until prefill has
-    computed it, from now on. Where no step was made yet, one is tried."""
+    """Return why decode computes the prompt of a room with `known` tokens, or None if prefill does.
+
+    `missing`: tokens without cached pages here. `ahead`: tokens of other prompts to compute here first.
+    `prefill_ms`: expected time of prefill. One step is tried if none was measured yet.
+    """
     if not pace.gap_ms or prefill_ms <= 0:
         return None
     here_ms = beside.prompt_ms(pace, ahead + missing, prefill_ms)

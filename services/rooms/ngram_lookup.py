@@ -1,11 +1,11 @@
-"""What came the last time behind the tokens that a sequence ends with?
+"""Drafts from the sequence itself: the tokens that followed its last n-gram earlier.
 
-Texts repeat themselves: an edit repeats the code, a summary its source, a list its items. So what followed
-the longest earlier occurrence of a sequence's end is a draft of what comes next. It follows from the tokens
-alone: whoever knows them drafts the same (`drafts-agreed`).
+Texts repeat themselves: an edit repeats the code, a summary its source, a list its items. The tokens after
+the longest earlier occurrence of a sequence's end are a draft of the next ones. It depends on the tokens
+alone, so all ranks draft the same (`drafts-agreed`).
 
-The index is that of LZ77: of each pair of tokens where it ended last, and of each place where its pair ended
-before. A token is entered in constant time and takes 12 bytes; a look-up compares CHAIN_MAX places at most.
+The index is that of LZ77: the last end of each pair of tokens, and for each position the previous end of its
+pair. A token is entered in constant time and takes 12 bytes. A look-up compares CHAIN_MAX positions at most.
 """
 
 from array import array
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 LEAST: Final = 2
-"""Tokens of an occurrence: what follows a single one is anything."""
+"""Least tokens of an occurrence. What follows a single token is arbitrary."""
 LONGEST: Final = 8
-"""Tokens of an occurrence that are compared, where nobody says how many."""
+"""Most tokens of an occurrence that are compared, by default."""
 CHAIN_MAX: Final = 16
-"""Earlier occurrences of the last pair that are looked at, the last one first."""
+"""Earlier occurrences of the last pair that are compared, the last one first."""
 _BUCKETS_MIN: Final = 2**8
 _BUCKETS_MAX: Final = 2**16
 _FACTOR: Final = 1_000_003
@@ -25,26 +25,28 @@ _NOWHERE: Final = 0
 
 
 class NgramLookup:
-    """Of one sequence. Places are counts of tokens: a pair is at the place where it ends."""
+    """N-gram index of one sequence. Positions are token counts, and a pair is at the position where it
+    ends."""
 
     def __init__(self, tokens_max: int, longest: int = LONGEST) -> None:
-        """`tokens_max`: that are entered, about. `longest`: tokens of an occurrence that are compared."""
+        """`tokens_max`: expected number of tokens. `longest`: most tokens of an occurrence that are
+        compared."""
         buckets = _BUCKETS_MIN
         while buckets < min(tokens_max, _BUCKETS_MAX):
             buckets *= 2
         self._longest = longest
         self._tokens = array("I")
         self._last = array("I", [_NOWHERE]) * buckets
-        """Of the pairs of each bucket, where one ended last."""
+        """Last end of a pair, by bucket."""
         self._before = array("I", [_NOWHERE])
-        """Of each place, where a pair of its bucket ended before it."""
+        """Previous end of a pair of the same bucket, by position."""
 
     def __len__(self) -> int:
-        """Tokens entered."""
+        """Return the number of tokens entered."""
         return len(self._tokens)
 
     def enter(self, tokens: Sequence[int]) -> None:
-        """They come behind those that were entered."""
+        """Append tokens."""
         known, last, before = self._tokens, self._last, self._before
         place, mask = len(known), len(last) - 1
         earlier = known[-1] if known else 0
@@ -57,8 +59,8 @@ class NgramLookup:
         known.extend(tokens)
 
     def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens that may come next: those that followed the longest earlier occurrence of the
-        end, of equals the last one. Where they reach the end they go on with themselves."""
+        """Return up to `most` tokens that may come next: those after the longest earlier occurrence of the
+        end, or of equals the last one. A draft that reaches the end repeats itself."""
         place = self._occurrence()
         if place == _NOWHERE:
             return []
@@ -69,7 +71,7 @@ class NgramLookup:
         return drafted
 
     def _occurrence(self) -> int:
-        """Where the longest one ends."""
+        """Return the end of the longest earlier occurrence."""
         end = len(self._tokens)
         best, most = _NOWHERE, LEAST - 1
         place = self._before[end]
@@ -83,7 +85,7 @@ class NgramLookup:
         return best
 
     def _common(self, place: int, end: int) -> int:
-        """Tokens that are the same before both, as far as they are compared."""
+        """Return how many tokens before both positions are equal, as far as they are compared."""
         known = self._tokens
         for length in range(min(place, self._longest)):
             if known[place - 1 - length] != known[end - 1 - length]:

@@ -1,10 +1,10 @@
-"""Which choices of the next step get the pages that they lack, and which rooms make space for them?
+"""Distribution of free pages to choices that need more for their next row, and retraction of rooms to make
+space.
 
-Whoever came first is served first. What is about to be given back anyway is waited for. Where that is not
-enough, running rooms are retracted, the one that came last before the others, and never the one that came
-first: while rooms run, one of them goes on (`oldest-goes-on`). Rooms that no other could go on for make space
-after all others. The numbers are the same on all ranks, so each decides alone, and all decide the same
-(`growth-is-agreed`).
+The oldest room is served first. Pages that are about to come back are waited for. If they are not enough,
+running rooms are retracted, the youngest first, and never the oldest: while rooms run, one of them goes on
+(`oldest-goes-on`). Rooms that no other room could continue are retracted last. The numbers are equal on all
+ranks, so each rank decides alone and all decide the same (`growth-is-agreed`).
 """
 
 from collections.abc import Collection, Sequence
@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeAlias
 from baton.ids import PageCounts, RoomId
 
 Age: TypeAlias = tuple[int, RoomId]
-"""(when the request came, the room): the least is the oldest."""
+"""(arrival of the request, room id). The least is the oldest."""
 
 
 class Want(NamedTuple):
-    """What one choice lacks for its next row."""
+    """Pages that one choice lacks for its next row."""
 
     age: Age
     pages: PageCounts
@@ -27,29 +27,30 @@ class Want(NamedTuple):
 class RunningRoom(NamedTuple):
     age: Age
     pages: PageCounts
-    """That could be taken again once the room gave everything back."""
+    """Pages that come back, by KV group, once the room gave everything back."""
     stays: bool = False
-    """No other room could go on behind what it has: it makes space only where all others have."""
+    """Whether no other room could continue what it has. Then it is retracted only after all others."""
 
 
 class Growth(NamedTuple):
     grown: Sequence[int]
-    """Places among the wants of those that get what they lack."""
+    """Indices of the wants that are served."""
     retracted: Sequence[RoomId]
-    """In the order in which they were chosen."""
+    """Rooms to retract, in the order of the choice."""
     lacks: bool
-    """What is about to be given back does not do, and nobody is left to be retracted: the rest is held by
-    rooms that do not run yet, or kept from everybody."""
+    """Whether pages still lack, with all that comes back and no room left to retract. The rest belongs to
+    rooms that do not run yet, or is reserved."""
 
 
 def suffice(free: PageCounts, wants: Sequence[Want]) -> bool:
-    """Whether there are pages for all: most often there are."""
+    """Return whether there are pages for all wants, as there are most often."""
     wanted = zip(*(want.pages for want in wants), strict=True)
     return all(sum(counts) <= count for counts, count in zip(wanted, free, strict=True))
 
 
 def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
-    """Whether a draft may have so many: they leave what those that run may need next (`drafts-make-way`)."""
+    """Return whether a draft may have `pages`: they leave what running rooms may need next
+    (`drafts-make-way`)."""
     needed = map(add, pages, margin) if margin else pages
     return all(map(le, needed, free))
 
@@ -57,8 +58,11 @@ def spared(pages: PageCounts, free: PageCounts, margin: PageCounts) -> bool:
 def growth(
     wants: Sequence[Want], running: Sequence[RunningRoom], free: PageCounts, coming: PageCounts
 ) -> Growth:
-    """`running`: all rooms that may be retracted, and the oldest one. `free`: pages that could be taken now;
-    `coming`: those that are about to be given back, whatever is decided here."""
+    """Return which wants are served and which rooms are retracted.
+
+    `running`: rooms that may be retracted, and the oldest one. `free`: pages that are free now. `coming`:
+    pages that are about to come back in any case.
+    """
     retracted: list[RoomId] = []
     grown, short = _served(wants, free, retracted)
     if any(short):
@@ -77,8 +81,8 @@ def growth(
 def _served(
     wants: Sequence[Want], free: PageCounts, gone: Collection[RoomId]
 ) -> tuple[list[int], PageCounts]:
-    """Who gets pages of those that are `free`, and how many the others lack beyond these. The first that does
-    not fit stops those that came after it, so that it is not overtaken for ever."""
+    """Return the indices of the wants that `free` pages serve, and the pages that the others lack. The first
+    want that does not fit stops younger ones, so that it is not overtaken for ever."""
     grown: list[int] = []
     blocked = False
     needed: PageCounts = (0,) * len(free)

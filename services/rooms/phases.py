@@ -1,7 +1,43 @@
-"""Which phases does a room go through on one rank, and which moves exist?
+"""Phases of a room on one rank, and the moves between them. Theory of operation.
 
-The phases keep the field's names. Both sides share them and their table; what a move asks of the
-world differs by side. A rank never moves by itself: it votes, and the minimum over ranks decides.
+Seven state machines take part in a hand-over. This module has the first, once as a table for each side.
+
+    machine    where                            states
+    room       one rank: `Room.phase`           BOOTSTRAPPING, WAITING_FOR_INPUT, TRANSFERRING or COMPUTING,
+                                                SEALING, SUCCESS, FAILED, RETIRED
+    page       one rank: `PagePool`             free, reserved, exposed, committed, quarantined, cached
+    holding    one room on one rank:            held, exposed, committed, quarantined, given back
+               `Holdings`
+    exposure   one receiver rank: `Exposure`    current, revoked; each has an id of its own
+    route      one sender rank, for each        unknown, connected, broken
+               exposure: `Route`
+    lease      the router: `Worker.state`       joining, ready, suspect, draining, gone
+    request    the router: `RequestStream`      queued, in a room, paused or retrying, answered, failed
+
+A rank never moves a room by itself. It adds evidence to the room and votes. The minimum over all ranks is the
+verdict, and every rank makes the same move in the same turn (`apply-verdict`). The move's effect tells the
+rank what to do to the other machines:
+
+    move of the room                  coupled moves
+    receiver: -> TRANSFERRING (GRANT) The pages become reserved, then exposed. The holding is exposed with the
+                                      generation of its slot. When every rank has exposed, the grant leaves.
+    sender: -> WAITING_FOR_INPUT      The grant has come on a connected route.
+    sender: -> TRANSFERRING (COMPUTE) Its own pages become reserved. Windows of them are written on the route.
+    sender: -> SEALING (SEAL)         The writes of every rank are done. The elected rank writes the seal.
+    receiver: -> SUCCESS (ADMIT)      Pages and seal are there on every rank. Pages and holding become
+                                      committed.
+    any: -> FAILED (FENCE)            Exposed pages and the holding become quarantined. Others wait.
+    any: -> RETIRED (RELEASE)         The holding is given back. Pages become free, or cached.
+
+Three moves of other machines act on rooms, and all of them arrive as evidence or as a cause:
+
+* A route that breaks, or an exposure that is revoked, fails the rooms on it. A revoked exposure is also the
+  proof that no write can land (`Proof.REVOKED`), so it ends their quarantine.
+* A lease that ends fails the rooms of its worker at the router, which cancels them at the other worker. If
+  the process is known to be gone, that is a proof, too (`Proof.DEAD`). Silence is none (`proof-not-time`).
+* A room that ends early ends no request. `REASONS` says whether the request gets another room.
+
+The names of the phases are SGLang's.
 """
 
 from collections.abc import Mapping
@@ -18,25 +54,25 @@ class Side(Enum):
 class Phase(Enum):
     __hash__ = object.__hash__
     BOOTSTRAPPING = "bootstrapping"
-    """Sender: no destination yet. Receiver: not yet connected to the sender."""
+    """Sender: it has no destination yet. Receiver: it is not connected to the sender yet."""
     WAITING_FOR_INPUT = "waiting_for_input"
-    """Sender: destination known, waiting for pages to compute into. Receiver: waiting for pages."""
+    """Sender: it has a destination, and waits for pages to compute into. Receiver: it waits for pages."""
     TRANSFERRING = "transferring"
-    """Sender: computing and pushing. Receiver: destination exposed, not yet ready on every rank."""
+    """Sender: it computes and pushes. Receiver: its memory is exposed, and not ready on every rank."""
     COMPUTING = "computing"
-    """Receiver of a local room: it computes the prompt itself; nothing is exposed."""
+    """Receiver of a local room: it computes the prompt itself, and exposes nothing."""
     SEALING = "sealing"
     """Sender: every rank's pages are written; the elected rank writes the record and the seal."""
     SUCCESS = "success"
-    """Sender: sealed. Receiver: admitted to the batch."""
+    """Sender: the record is sealed. Receiver: the room has joined the batch."""
     FAILED = "failed"
-    """A cause is known; what the room held is not yet proven safe to re-use."""
+    """A cause is known. It is not proven yet that the room's memory is safe to reuse."""
     RETIRED = "retired"
-    """Everything was given back; the room is gone from the roster."""
+    """Everything was given back. The room has left the roster."""
 
 
 class Vote(IntEnum):
-    """One rank's wish. The verdict is the minimum over ranks, so one ABORT aborts all."""
+    """Vote of one rank. The verdict is the minimum over ranks, so one ABORT aborts all."""
 
     ABORT = 0
     STAY = 1
@@ -44,38 +80,38 @@ class Vote(IntEnum):
 
 
 class Effect(Enum):
-    """What a move of either side asks of the world."""
+    """Effect of a move of either side on the world."""
 
     QUEUE = "queue"
     """Wait for capacity; nothing is held yet."""
     STOP = "stop"
     """A room in SUCCESS is to end early, on every rank: take it out of the batch."""
     FENCE = "fence"
-    """Stop, quarantine what a peer may still write to, and seek the proof that it no longer will."""
+    """Stop, quarantine what a peer may still write to, and seek the proof that it no longer can."""
     RELEASE = "release"
     """Give back everything the room held."""
 
 
 class SenderEffect(Enum):
-    """What the sender's own moves ask beside those."""
+    """Effects of the sender's own moves."""
 
     COMPUTE = "compute"
     """Reserve pages and start computing."""
     SEAL = "seal"
-    """All pages of all ranks are written; the elected rank may say so."""
+    """All pages of all ranks are written. The elected rank may write the seal."""
     REPORT = "report"
-    """The record is sealed; tell whoever asked."""
+    """The record is sealed. Report that to the caller."""
 
 
 class ReceiverEffect(Enum):
-    """What the receiver's own moves ask beside those."""
+    """Effects of the receiver's own moves."""
 
     GRANT = "grant"
-    """Reserve pages and a zeroed slot, expose them, send the destination."""
+    """Reserve pages and a zeroed slot, expose them, and send the destination."""
     COMPUTE = "compute"
-    """Reserve pages and start computing: a local room's."""
+    """Reserve pages and start to compute the prompt of a local room."""
     ADMIT = "admit"
-    """The pages are ours for good; join the batch."""
+    """The pages are this room's for good. Join the batch."""
 
 
 AnyEffect: TypeAlias = Effect | SenderEffect | ReceiverEffect
@@ -113,7 +149,7 @@ LOCAL_MOVES: Final[Mapping[tuple[Phase, Vote], tuple[Phase, Effect | ReceiverEff
     (Phase.COMPUTING, Vote.ABORT): (Phase.FAILED, Effect.FENCE),
     **{way: move for way, move in _ENDINGS.items() if way[0] is not Phase.TRANSFERRING},
 }
-"""A receiver's that computes the prompt itself."""
+"""Moves of a receiver that computes the prompt itself."""
 
 GATED: Final = frozenset({Phase.TRANSFERRING, Phase.COMPUTING, Phase.SEALING})
-"""Phases that a rank which is not ready cannot be voted out of but by ABORT (`gate-before-agree`)."""
+"""Phases that only an ABORT ends while a rank is not ready (`gate-before-agree`)."""

@@ -1,6 +1,6 @@
-"""How is a number of things told in words?"""
+"""Counts with their nouns, for texts."""
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 page`, `2 pages`."""
+    """Return `1 page`, `2 pages`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

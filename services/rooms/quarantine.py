@@ -1,8 +1,8 @@
-"""When has memory been in quarantine long enough to be taken back from its writers?
+"""Rule for taking quarantined memory back from its writers.
 
-Only asking ends a quarantine cheaply: a sender that lives answers its close within a window of writes. One
-that neither answers nor is known to be dead would keep the pages for ever. Time is not the proof; it starts
-the step that makes one (`proof-not-time`).
+A live sender answers its close within a window of writes, which ends the quarantine cheaply. One that neither
+answers nor is known to be dead would hold the pages for ever. Time is not the proof: it starts the step that
+makes one (`proof-not-time`).
 """
 
 from collections.abc import Iterable
@@ -15,24 +15,26 @@ from baton.rooms.receiver import Receiver
 
 SHARE: Final = 0.5
 HURRY: Final = 10
-"""How many times sooner it is done when the quarantine has passed SHARE of all pages, or the oldest room that
-runs has lacked pages for as long, and nobody was left to make space for it."""
+"""Divisor of the waiting time under pressure: the quarantine holds more than SHARE of all pages, or the
+oldest running room has lacked pages for that time with no room left to retract."""
 
 
 def in_quarantine(room: Receiver) -> bool:
-    """Its memory was exposed, it failed, and nothing proves here yet that no write can land."""
+    """Return whether a failed room's memory was exposed, and nothing proves yet that no write can land."""
     return room.phase is Phase.FAILED and room.generation is not None and room.proof is None
 
 
 def revocation_due(
     rooms: Iterable[Receiver], now_ms: int, pages: PageCounts, *, lacks_since_ms: int | None = None
 ) -> bool:
-    """Whether a proof is overdue: after `fence_ms`, or sooner under pressure. `pages`: of each group's
-    pool. `lacks_since_ms`: since when somebody who runs has waited for pages, if anybody does: for a moment
-    it may be for those of rooms that are about to begin.
+    """Return whether a proof is overdue: after `fence_ms`, or sooner under pressure.
 
-    Proofs are the same on every rank, but for a seal: where this rank has read one, another may have read
-    none, so that its room stays (`room-ends`)."""
+    `pages`: size of each group's pool. `lacks_since_ms`: time since when a running room lacks pages. For a
+    moment it may lack those of rooms that are about to begin.
+
+    Proofs are equal on all ranks, except for a seal: if this rank has read one and another has not, the room
+    stays (`room-ends`).
+    """
     failed = [room for room in rooms if room.phase is Phase.FAILED]
     quarantined = [room for room in failed if in_quarantine(room) or _lingers(room)]
     if not quarantined:
@@ -46,5 +48,5 @@ def revocation_due(
 
 
 def _lingers(room: Receiver) -> bool:
-    """It failed, and is held by what another rank lacks."""
+    """Return whether a room failed and is held only by what another rank lacks."""
     return room.phase is Phase.FAILED and room.proof is Proof.DONE

@@ -1,20 +1,21 @@
-"""In which queue does a room stand on its worker, in the field's words?"""
+"""Queues in which a room may stand on its worker, by SGLang's names."""
 
 from enum import StrEnum
 
 
 class RoomQueue(StrEnum):
-    """In the order in which a request passes through them. Metrics and the pages for people say so."""
+    """Queue of a room, in the order in which a request passes through them. Metrics and pages show these
+    names."""
 
     BOOTSTRAP = "bootstrap"
-    """Prefill: its destination is not known on every rank."""
+    """Prefill: the destination is not known on every rank."""
     PREALLOC = "prealloc"
-    """Decode: it has no pages."""
+    """Decode: the room has no pages."""
     TRANSFER = "transfer"
-    """Decode: its pages are granted, and have not landed on every rank."""
+    """Decode: pages are granted, and have not landed on every rank."""
     WAITING = "waiting"
-    """Prefill: it is not computed to its end. Decode: a sequence of it does not fit the batch."""
+    """Prefill: the prompt is not computed to its end. Decode: a sequence does not fit the batch."""
     INFLIGHT = "inflight"
-    """Prefill: it is computed, and not all of it is written."""
+    """Prefill: the prompt is computed, and not all of it is written."""
     RUNNING = "running"
-    """Decode: a sequence of it is continued."""
+    """Decode: a sequence runs."""

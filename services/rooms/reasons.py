@@ -1,4 +1,4 @@
-"""What follows from the reason that a room ended for? One table, which all who decide by a reason read."""
+"""Consequences of the reason that a room ended for, in one table for all decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,45 +10,46 @@ from baton.rooms.phases import Side
 
 
 class Fault(Enum):
-    """Whose doing it was. Of a worker's, the request goes on in another room, and that avoids the worker."""
+    """Party at fault for the end of a room. If it is a worker, the request goes on in another room, which
+    avoids that worker."""
 
     CALLER = "caller"
-    """Whoever asked for the room ended it: no worker is doubted for it."""
+    """The opener of the room ended it. No worker is avoided."""
     REQUEST = "request"
-    """Every worker would fail at what it asks for."""
+    """Every worker would fail at this request."""
     NOBODY = "nobody"
-    """It was no failure: the request goes on, and no worker is doubted for it."""
+    """It was no failure. The request goes on, and no worker is avoided."""
     BOOTSTRAP = "bootstrap"
-    """It is not there to open another room."""
+    """The router is gone, so it cannot open another room."""
     PREFILL = "prefill"
     DECODE = "decode"
     EITHER = "either"
     """It lay between the two workers."""
     TELLER = "teller"
-    """The worker that said so."""
+    """The worker that reported it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonFacts:
     fault: Fault
     meaning: str
-    """For people: what the reason says, and where to look."""
+    """Meaning of the reason and where to look, for operators."""
     is_failure: bool = True
-    """Rooms of it are filed as failed, are errors among spans, and warnings in the bootstrap's log."""
+    """Whether rooms of it are filed as failed, are errors in traces, and warnings in the router's log."""
     is_counted: bool = True
-    """In `baton_rooms_failed_total`, which also shows how many clients hang up."""
+    """Whether it counts in `baton_rooms_failed_total`, which also shows how many clients hang up."""
     ends_room: bool = True
-    """False: one worker's part of it ends, and the room goes on with the other alone."""
+    """Whether the room ends. If not, one worker's part of it ends, and the room goes on with the other."""
 
     @property
     def is_retried(self) -> bool:
-        """Another room may serve the request."""
+        """Whether another room may serve the request."""
         return self.ends_room and self.fault not in (Fault.CALLER, Fault.REQUEST, Fault.BOOTSTRAP)
 
     @property
     def is_attempt(self) -> bool:
-        """A room that ended for it counts as one of those that its request may have, and the next one comes
-        after a pause (`retracted-is-no-failure`)."""
+        """Whether the room counts as an attempt, so that the next one comes after a pause
+        (`retracted-is-no-failure`)."""
         return self.fault is not Fault.NOBODY
 
 

@@ -1,4 +1,4 @@
-"""The decode side of one room on one rank: may its request join the batch yet?
+"""Decode side of a room on one rank, and its gate to the batch.
 
     BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SUCCESS ---> RETIRED
        connecting         no pages yet           exposed         admitted       |
@@ -25,47 +25,47 @@ from baton.rooms.plurals import counted
 from baton.rooms.room import NOT_COMPILED, Room
 
 UNDECIDED: Final = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
-"""Phases in which nothing was granted: the room may still become a local one."""
+"""Phases without a grant. The room may still become a local one."""
 
 
 @dataclass(slots=True, eq=False)
 class Receiver(Room):
-    """See `Room`. `generation` is the tenancy of the slot it was granted, None before that."""
+    """Decode side of a room. `generation`: tenancy of its granted slot, None before the grant."""
 
     SIDE: ClassVar[Side] = Side.DECODE
     MOVES: ClassVar[Moves] = RECEIVER_MOVES
     WAITS: ClassVar[frozenset[Phase]] = frozenset(
         {Phase.WAITING_FOR_INPUT, Phase.TRANSFERRING, Phase.SUCCESS}
     )
-    """For pages, for the sender's queue, for a place in the batch."""
+    """Phases that wait for pages, for the sender's queue, or for space in the batch."""
 
     pages_expected: PageCounts = ()
-    """Pages of each group that the sender writes: the prompt's, from its grant on less those that are held
-    already. May be 0."""
+    """Pages of each group that the sender writes: those of the prompt, and after the grant without those
+    already held. May be 0."""
     connected: bool = False
     generation: Generation | None = None
     pages_landed: PageCounts = ()
     sealed: bool = False
     local: bool = False
-    """This worker computes the prompt itself, as all ranks agreed before the room was granted
+    """Whether this worker computes the prompt itself, as all ranks agreed before the room was granted
     (`mine-or-granted`)."""
-    whole: bool = False
-    """Of a local room: the prompt is computed, and the first token drawn."""
+    is_computed: bool = False
+    """Whether the prompt of a local room is computed, and the first token drawn."""
 
     @property
     def moves(self) -> Moves:
         return LOCAL_MOVES if self.local else RECEIVER_MOVES
 
-    def claim(self) -> bool:
-        """It is computed here, from now on; False where it is granted or over, or was claimed before."""
+    def claim_local(self) -> bool:
+        """Make the room local. Return False if it is granted, over, or local already."""
         if self.local or self.phase not in UNDECIDED:
             return False
         self.local = True
         return True
 
     def expose(self, generation: Generation, held: PageCounts) -> None:
-        """The room's memory is about to be named to the sender, as this generation. Once. `held`: leading
-        pages of each group that hold what the sender would write."""
+        """Note that the room's memory is about to be named to the sender, with this generation. Called once.
+        `held`: leading pages of each group whose content is already here."""
         if self.generation is not None or self.phase is not Phase.TRANSFERRING or self.local:
             raise LocalBug(f"room {self.id}: exposed twice, or while {self.phase.value}")
         if any(map(gt, held, self.pages_expected)):
@@ -92,7 +92,7 @@ class Receiver(Room):
             case Computed():
                 if not self.local:
                     raise LocalBug(f"room {self.id}: computed here, though it is its sender's to compute")
-                self.whole = True
+                self.is_computed = True
             case _:
                 raise PeerFault(f"room {self.id}: {type(evidence).__name__} is not for a receiver")
 
@@ -107,15 +107,16 @@ class Receiver(Room):
             case Phase.WAITING_FOR_INPUT:
                 return self.compiled or not self.local
             case Phase.COMPUTING:
-                return self.whole
+                return self.is_computed
             case _:
                 return self.sealed and self.pages_landed == self.pages_expected and self.compiled
 
     def _contradiction(self) -> Cause | None:
-        """A seal comes after every page, so one over too few pages is not worth waiting (`no-truncation`).
+        """Return a cause if the seal came before all pages. The seal comes after every page, so waiting would
+        not help (`no-truncation`).
 
-        Landed is noted before Sealed when both are read off one record. Who seals too early may write
-        more, too: that seal is no proof.
+        `Landed` is noted before `Sealed` if both are read from one record. A sender that seals too early may
+        write more, so such a seal is no proof.
         """
         if not self.sealed or self.pages_landed == self.pages_expected:
             return None
@@ -128,7 +129,7 @@ class Receiver(Room):
     def _unwritten(self) -> bool:
         return self.sealed or self.local
 
-    def _wanting(self) -> str:
+    def _missing(self) -> str:
         match self.phase:
             case Phase.BOOTSTRAPPING:
                 return "not connected to the prefill worker"

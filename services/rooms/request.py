@@ -1,7 +1,7 @@
-"""What does one request ask for, and when has it been answered?
+"""One inference request, and the rule for when it is answered.
 
-The request is self-contained: the bootstrap resolves every default (limits, seed, end-of-sequence
-ids) at intake, so that any worker, and any later attempt on another pair, computes the same tokens.
+A request is self-contained. The router resolves every default (limits, seed, end-of-sequence ids) at intake.
+So any worker, and any later attempt on another pair, computes the same tokens.
 """
 
 from collections.abc import Sequence
@@ -12,48 +12,48 @@ from typing import Final, NamedTuple
 from baton.rooms.trace import TraceContext
 
 LOGPROBS_MAX: Final = 2**18
-"""Most alternatives told of one token: all of any vocabulary that is known. What a metadata record cannot
-hold of the first token's, prefill alone tells (`record-fits`)."""
+"""Most alternatives per token: all of any known vocabulary. If the first token has more than a metadata
+record holds, prefill reports them (`record-fits`)."""
 LOGPROB_TOKEN_IDS_MAX: Final = 128
-"""Of a caller's own, whose log-probabilities are told beside each drawn token's: vLLM's."""
+"""Most token ids of a caller whose log-probabilities are reported with each drawn token, as in vLLM."""
 SCORES_MAX: Final = 2**17
-"""Most log-probabilities that are told of one prompt: of its tokens, and of their alternatives."""
+"""Most log-probabilities reported of one prompt: of its tokens and their alternatives."""
 
 STOP_TOKEN_IDS_MAX: Final = 64
-"""Of a caller's own."""
+"""Most stop token ids of a request."""
 EOS_TOKEN_IDS_MAX: Final = 1024
-"""Of a model's: some name every reserved token. It is sent with each request, and all of a vocabulary would
-leave nothing to draw."""
+"""Most end-of-sequence ids of a model. Some models name every reserved token. The ids are sent with each
+request, and a whole vocabulary would leave no token to draw."""
 LOGIT_BIAS_MAX: Final = 1024
 CHOICES_MAX: Final = 128
-"""Of one request: as many as OpenAI takes."""
+"""Most choices of one request, as in OpenAI's API."""
 GRAMMAR_BYTES_MAX: Final = 128 * 2**10
-"""Of a grammar's text: it is sent with each room."""
+"""Most bytes of a grammar's text, which is sent with each room."""
 SALT_BYTES: Final = 16
-"""Of a salt: enough that nobody finds another text with the same one."""
+"""Bytes of a salt: enough that no other text is found with the same one."""
 
 
 class FinishReason(Enum):
-    """Why a sequence ended, in OpenAI's words."""
+    """Reason that a sequence ended for, as in OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class GrammarKind(Enum):
-    """In which language a grammar is written."""
+    """Language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
-    """Of llguidance, which may hold the other two: a tool's call is one, and so is a schema that begins
-    behind something else."""
+    """llguidance's Lark dialect. It may embed the other two: tool calls are such grammars, and schemas that
+    begin after other text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output is held to, by its source: whoever draws compiles it. What it allows at a position
-    follows from it and from the output before alone (`mask-is-fold`)."""
+    """Constraint on the output, by its source. Each worker that draws compiles it. What it allows at a
+    position depends on the grammar and on the output before alone (`mask-is-fold`)."""
 
     kind: GrammarKind
     text: str
@@ -62,14 +62,14 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. Defaults are OpenAI's; `temperature=0` is greedy."""
+    """Sampling parameters. Defaults are OpenAI's, and `temperature=0` is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Drop tokens less likely than this share of the likeliest one."""
+    """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: float = 1.0
     """Over prompt and output tokens, multiplicative (transformers' definition)."""
     presence_penalty: float = 0.0
@@ -79,12 +79,13 @@ class Sampling:
     """64 bits, resolved at intake. The draw at output position i depends on (seed, i) alone."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
-    """None: no logprobs; 0: the chosen token's only; n: the n likeliest beside it."""
+    """Number of alternatives to report besides the chosen token. 0: only the chosen token's log-probability.
+    None: no log-probabilities."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Of these the log-probability is told, too, behind the likeliest, where any is told."""
+    """Token ids whose log-probabilities are reported after the likeliest, if any are reported."""
 
     def tops(self, vocabulary: int) -> int | None:
-        """How many alternatives are told of each token; None where no log-probability is."""
+        """Return how many alternatives are reported per token. None if no log-probability is."""
         if self.top_logprobs is None:
             return None
         return min(self.top_logprobs, vocabulary) + len(self.logprob_token_ids)
@@ -92,7 +93,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to continue, or several that begin alike. Immutable; every field is resolved."""
+    """One sequence to continue, or several with a common beginning. Immutable, with every field resolved."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -105,50 +106,49 @@ class Request:
     ignore_eos: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     output: tuple[int, ...] = ()
-    """Drawn by an earlier room of the same request, which failed: this one goes on behind them. They count
-    as output in every respect (penalties, seeds, limits, positions), and do not answer the request."""
+    """Tokens drawn by earlier rooms of the request. They count as output in every respect (penalties, seeds,
+    limits, positions), but do not answer the request."""
     trace: TraceContext | None = None
-    """What the spans of whoever serves it are children of."""
+    """Parent span of the workers' spans."""
     grammar: Grammar | None = None
-    """All of the output is held to it, but for the token that ends it. It wins: `min_tokens` and `ignore_eos`
-    put the end off only as long as it allows anything else."""
+    """Constraint on all of the output but the token that ends it. It takes precedence: `min_tokens` and
+    `ignore_eos` delay the end only while it allows any other token."""
     further_seeds: tuple[int, ...] = ()
-    """Of the choices beside the first, each 64 bits: all go on behind the same prompt and output, and each
-    ends by itself. Fewer than CHOICES_MAX."""
+    """Seeds of the further choices, 64 bits each. All choices share prompt and output, and each ends by
+    itself. Fewer than CHOICES_MAX."""
     salt: int = 0
-    """A number of SALT_BYTES: its tokens' KV is shared with requests of the same salt alone
-    (`same-root-only`). What it stands for is not to be read from it. 0: none."""
+    """Salt of SALT_BYTES bytes as a number. KV is shared only between requests of the same salt
+    (`same-root-only`). Its meaning cannot be read from it. 0: none."""
     prompt_logprobs: int | None = None
-    """The prompt's tokens are scored: prefill tells how likely each was after those before it, and so many of
-    the likeliest in its place. It takes no prefix from its cache for that. None: they are not."""
+    """Number of alternatives to report per prompt token, with its own log-probability. Prefill takes no
+    prefix from its cache then. None: the prompt is not scored."""
     priority: int = 0
-    """Of those that wait, the lowest is served first, and of equals whoever came first."""
+    """Priority class. The lowest is served first, and within a class the first that came."""
     arrived_ms: int = 0
-    """When it came, by the bootstrap's wall clock: the same in each of its rooms, so that a retracted request
-    does not become the youngest (`oldest-goes-on`)."""
+    """Arrival by the router's wall clock, equal in all rooms of the request, so that a retracted request does
+    not become the youngest (`oldest-goes-on`)."""
     carried_tokens_max: int = 0
-    """Most tokens, prompt and output, behind which another room may go on: what prefill workers hold, and
-    decode workers that compute prompts. A room with more is retracted only where no other is left. 0: any
-    number."""
+    """Most tokens, prompt and output, that another room may go on from: what prefill workers hold, and decode
+    workers that compute prompts. A longer room is retracted only if no other is left. 0: any number."""
     speculates: bool = True
-    """Drafts of what comes next may be checked, where its worker does that. What is drawn is the same."""
+    """Whether drafted tokens may be checked, if its worker does so. The output is the same."""
     tenant: bytes = b""
-    """In whose share it is served while it waits. What it stands for is not to be read from it, and no worker
-    is told."""
+    """Tenant whose share pays for it while it waits. Its meaning cannot be read from it, and workers do not
+    get it."""
 
     @property
     def names(self) -> dict[str, str]:
-        """What it is known by, for people."""
+        """Ids of the request, for logs."""
         names = {"request_id": self.request_id}
         return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
 
     @property
     def choices(self) -> int:
-        """How many sequences go on behind prompt and output."""
+        """Number of sequences that continue prompt and output."""
         return 1 + len(self.further_seeds)
 
     def choice(self, place: int) -> "Request":
-        """Choice `place`, from 0 on, as a request of its own: what it draws is what that would
+        """Return choice number `place`, from 0 on, as a request of its own, which draws the same tokens
         (`own-draws`)."""
         if place == 0 and not self.further_seeds:
             return self
@@ -157,33 +157,33 @@ class Request:
 
     @property
     def scores(self) -> int:
-        """How many of the prompt's tokens are scored: all but the first, or none."""
+        """Number of prompt tokens that are scored: all but the first, or none."""
         return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All that it goes on behind, whose KV a sender answers for."""
+        """Prompt and output so far, whose KV the sender provides."""
         return self.prompt + self.output
 
     @property
     def prefill_tokens(self) -> int:
-        """How many tokens the prefill worker computes: the prompt, and what was drawn by an earlier room."""
+        """Number of tokens that prefill computes: the prompt, and the output of earlier rooms."""
         return len(self.prompt) + len(self.output)
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
-        """The ids whose appearance ends the sequence."""
+        """Token ids that end the sequence."""
         if self.ignore_eos and self.grammar is None:
             return self.stop_token_ids
         return self.eos_token_ids + self.stop_token_ids
 
     @property
     def tokens_max(self) -> int:
-        """Most KV positions one choice can ever occupy (the last token's KV is never needed)."""
+        """Most KV positions of one choice. The last token's KV is never needed."""
         return len(self.prompt) + self.max_tokens - 1
 
     def finish_reason(self, output: Sequence[int]) -> FinishReason | None:
-        """Whether `output`, all tokens drawn so far, answers the request, judged by its last token."""
+        """Return why `output`, all tokens so far, answers the request, or None. Its last token decides."""
         may_end = len(output) >= self.min_tokens or self.grammar is not None
         if may_end and output and output[-1] in self.ending_token_ids:
             return FinishReason.STOP
@@ -191,23 +191,24 @@ class Request:
 
 
 class Score(NamedTuple):
-    """How likely the model found one token of a prompt, after those before it."""
+    """Log-probability of one prompt token, given those before it."""
 
     logprob: float
-    """Natural log, of the raw model distribution."""
+    """Natural log of the model's own probability."""
     rank: int
-    """How many tokens were as likely at least, itself included."""
+    """Number of tokens that were at least as likely, itself included."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the likeliest in its place, from above; as many as `Request.prompt_logprobs`."""
+    """(token id, logprob) of the likeliest tokens at its position, likeliest first; as many as
+    `Request.prompt_logprobs`."""
 
 
 class Token(NamedTuple):
-    """One drawn token and, if asked for, how likely it and its likeliest alternatives were. A tuple: each
+    """One drawn token, with its log-probability and those of alternatives if asked for. A tuple, since each
     token of each answer is one."""
 
     id: int
     logprob: float | None = None
-    """Natural log, of the raw model distribution (before penalties, bias and temperature)."""
+    """Natural log of the model's own probability, before penalties, bias and temperature."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob), likeliest first; as many as `Sampling.top_logprobs` asked for. Behind them those
-    of `Sampling.logprob_token_ids`, in their order."""
+    """(token id, logprob) of alternatives, likeliest first; as many as `Sampling.top_logprobs`. Those of
+    `Sampling.logprob_token_ids` follow in their order."""

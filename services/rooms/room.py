@@ -1,7 +1,7 @@
-"""One room on one rank: what was seen, what is wished, where it stands.
+"""One room on one rank: its phase, what was observed, and what the rank votes for.
 
-The two sides differ in which evidence they accept and when they are ready; the moves, the deadlines,
-the causes and the way out are the same, so they are here once.
+The two sides differ in which evidence they accept and when they are ready. Moves, deadlines, causes and the
+way out are the same, so they are here once.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from baton.rooms.evidence import Compiled, Evidence, Failed, Fenced, Finished, P
 from baton.rooms.phases import GATED, AnyEffect, Moves, Phase, Side, Vote
 
 NOT_COMPILED: Final = "the grammar of its answer is not compiled"
-"""What such a room waits for, for people."""
+"""Text for a room that waits for its grammar."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,39 +35,40 @@ class Room(ABC):
     SIDE: ClassVar[Side]
     MOVES: ClassVar[Moves]
     WAITS: ClassVar[frozenset[Phase]]
-    """Phases that may last because capacity is awaited, here or at the peer."""
+    """Phases that may last because the room waits for capacity, here or at the peer."""
 
     id: RoomId
     request_id: str
     peer: Incarnation
-    """The worker on the other side, by incarnation: a restarted one is another peer."""
-    place: int
-    """Index in the roster's fixed table: what votes are keyed by."""
+    """Incarnation of the worker on the other side. A restarted worker is another peer."""
+    index: int
+    """Index in the roster's fixed table, by which votes are keyed."""
     pages_needed: PageCounts
-    """Pages of each group to reserve before the transfer starts."""
+    """Pages to reserve before the transfer starts, by KV group."""
     deadlines: Deadlines
     entered_ms: int
     ends_ms: int | None = None
-    """When its request's own time is over; None where its opener did not say."""
+    """Time when the request's own time is over. None if its opener did not say."""
     progress_ms: int = 0
-    """When the phase's work was last seen to go on (see `progressed`)."""
+    """Time of the phase's last progress (see `progressed`)."""
     phase: Phase = Phase.BOOTSTRAPPING
     cause: Cause | None = None
     finished: bool = False
     proof: Proof | None = None
     stopping: bool = False
-    """SUCCESS: all ranks agreed that it ends early. Like the phase it changes in `settle` alone."""
+    """Whether all ranks agreed that a room in SUCCESS ends early. Like the phase, it changes in `settle`
+    only."""
     busy: bool = False
-    """A step that is running now reads or writes the room's pages: they stay until it has ended."""
+    """Whether a running step reads or writes the room's pages. They stay until it has ended."""
     ended_for: Reason | None = None
-    """Of the ABORT that ended it, as all ranks agreed: another one than a rank's own cause, it may be."""
+    """Agreed reason of the ABORT that ended it. It may differ from this rank's own cause."""
     phase_ms: dict[Phase, int] = field(default_factory=dict)
     """Milliseconds spent in each phase that was left."""
     compiled: bool = True
-    """Nothing is to be compiled here before its next token is drawn, or it is (`mask-is-fold`)."""
+    """Whether no grammar has to be compiled here before its next token is drawn (`mask-is-fold`)."""
 
     def note(self, evidence: Evidence) -> None:
-        """Add a fact. Raises PeerFault where it contradicts what is known; changes no phase."""
+        """Add a fact. It changes no phase. Raises PeerFault if it contradicts what is known."""
         match evidence:
             case Failed(cause):
                 if self.cause is None:
@@ -83,7 +84,8 @@ class Room(ABC):
                 self._note(evidence)
 
     def ending(self, now_ms: int) -> Cause | None:
-        """Why this rank wishes that the room end early: what it was told, what it saw, or the time."""
+        """Return why this rank wishes to end the room early: a cause, a contradiction, or a deadline. None if
+        it does not."""
         if self.cause is not None:
             return self.cause
         contradiction = self._contradiction()
@@ -93,11 +95,12 @@ class Room(ABC):
             return None
         spent_ms = now_ms - self._since_ms
         late = "no progress for" if self._waits_until is None else "its request's time is over, after"
-        text = f"{late} {spent_ms} ms while {self.phase.value}: {self._wanting()}"
+        text = f"{late} {spent_ms} ms while {self.phase.value}: {self._missing()}"
         return Cause(Reason.DEADLINE, f"{self.SIDE.value}: {text}")
 
     def vote(self, now_ms: int, *, has_capacity: bool) -> Vote:
-        """This rank's wish. `has_capacity`: whether the room's pages and slot could be reserved now."""
+        """Return this rank's vote. `has_capacity`: whether the room's pages and slot could be reserved
+        now."""
         match self.phase:
             case Phase.RETIRED:
                 raise LocalBug(f"room {self.id}: still in the roster after its RELEASE")
@@ -115,10 +118,10 @@ class Room(ABC):
         return Vote.ADVANCE if ready else Vote.STAY
 
     def settle(self, verdict: Vote, now_ms: int, reason: Reason | None = None) -> AnyEffect | None:
-        """Make the move every rank makes. Returns what it asks of the world, if anything.
+        """Make the move that every rank makes. Return the effect that it asks of the world, if any.
 
-        `reason`: of an ABORT, as agreed; it is kept by a rank that has seen no cause itself. Raises
-        IllegalMove for a verdict that the table does not list or that this rank's own vote rules out.
+        `reason`: agreed reason of an ABORT, for a rank that has seen no cause itself. Raises IllegalMove for
+        a verdict that the table does not list, or that this rank's own vote rules out.
         """
         if verdict is Vote.STAY:
             return None
@@ -132,7 +135,7 @@ class Room(ABC):
             self.cause = self._agreed_cause(reason) if own is None or yields else own
             self.ended_for = self.ended_for or reason
         elif self.phase in GATED and not self._ready():
-            raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._wanting()}")
+            raise IllegalMove(f"room {self.id}: all ranks are said to be ready, but {self._missing()}")
         before = self.phase
         self.phase, effect = self.moves[before, verdict]
         if self.phase is before:
@@ -144,17 +147,17 @@ class Room(ABC):
 
     @property
     def moves(self) -> Moves:
-        """That the room can make."""
+        """Moves that the room can make."""
         return self.MOVES
 
     @property
     def urgency(self) -> tuple[int, int, RoomId]:
-        """Among the rooms that wait for capacity: the least is served first."""
+        """Sort key among the rooms that wait for capacity. The least is served first."""
         return 0, 0, self.id
 
     @property
     def margin(self) -> PageCounts:
-        """Pages of each group that are left free beside those that it needs: it may ask for more."""
+        """Pages left free besides those that it needs, by KV group, since it may grow."""
         return (0,) * len(self.pages_needed)
 
     @property
@@ -163,19 +166,19 @@ class Room(ABC):
         return 1
 
     def progressed(self, now_ms: int) -> None:
-        """The phase's work went on, here or in the queue ahead: its deadline starts anew."""
+        """Restart the deadline of the phase, since its work went on, here or in the queue before it."""
         self.progress_ms = now_ms
 
     @property
     def deadline_ms(self) -> int:
-        """When this rank starts to wish that the room end (FAILED: that the proof be made, see
-        `services/rooms/quarantine.py`)."""
+        """Time when this rank begins to vote for the end of the room. In FAILED, the time when a proof has to
+        be made (see `baton.rooms.quarantine`)."""
         until_ms = self._waits_until
         return self._since_ms + self.deadlines.for_phase(self.phase) if until_ms is None else until_ms
 
     @property
     def _waits_until(self) -> int | None:
-        """What bounds the phase in the place of its own deadline, if something does."""
+        """Time that bounds the phase in place of its own deadline, if there is one."""
         return self.ends_ms if self.phase in self.WAITS else None
 
     @property
@@ -189,20 +192,21 @@ class Room(ABC):
 
     @abstractmethod
     def _note(self, evidence: Evidence) -> None:
-        """Record what one side alone takes. Raises PeerFault for what is not for it."""
+        """Add a fact that one side alone accepts. Raises PeerFault for any other."""
 
     @abstractmethod
     def _ready(self) -> bool:
-        """Is everything there that the next phase needs, but for capacity? Before SUCCESS."""
+        """Return whether all that the next phase needs is there, except capacity. For phases before
+        SUCCESS."""
 
     def _contradiction(self) -> Cause | None:
-        """What was seen that cannot both be true, if anything."""
+        """Return a cause if two facts contradict each other."""
         return None
 
     @abstractmethod
     def _unwritten(self) -> bool:
-        """SUCCESS: is it certain that nothing is still being read or written on the room's behalf?"""
+        """Return whether nothing is being read or written for a room in SUCCESS any more."""
 
     @abstractmethod
-    def _wanting(self) -> str:
-        """What the current phase waits for, for people."""
+    def _missing(self) -> str:
+        """Return what the current phase waits for, for messages."""

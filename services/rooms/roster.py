@@ -1,12 +1,12 @@
-"""Which rooms does this rank hold, what does it wish for each, and what became of the others?
+"""Table of the rooms that one rank holds, their votes, and tombstones of former rooms.
 
-The roster is a fixed table of places. Votes are keyed by place (`keyed-votes`), so that ranks which
-hold the same rooms in the same places vote on the same things; the digest in the ballot tells in the
-same collective when they do not (`divergence-detected`).
+The table has a fixed size. Votes are keyed by index (`keyed-votes`), so that ranks with the same rooms at the
+same indices vote on the same things. If they differ, the digest in the ballot shows it in the same collective
+(`divergence-detected`).
 
-A room enters by `open` and leaves by `retire`, and by nothing else. News about a room that is not in
-the table creates nothing: it is counted and dropped (`terminal-creates-nothing`), except a cancel,
-which is remembered for a while in case its room is still on its way (`cancel-remembered`).
+A room enters by `open` and leaves by `retire` only. News about a room that is not in the table is counted and
+dropped (`terminal-creates-nothing`). A cancel is remembered for a while, in case its room is still on its way
+(`cancel-remembered`).
 """
 
 import heapq
@@ -29,10 +29,10 @@ from baton.rooms.room import Room
 TOMBSTONES_MAX: Final = 4096
 TOMBSTONE_MS: Final = 600_000
 ROWS_MAX: Final = 2**62
-"""More than there ever are."""
+"""Number of rows without a limit."""
 _PHASES: Final = tuple(Phase)
 _NUMBERS: Final = {phase: number for number, phase in enumerate(Phase)}
-_place: Final = attrgetter("place")
+_index: Final = attrgetter("index")
 _urgency: Final = attrgetter("urgency")
 _NO_REASONS: Final[Mapping[int, Reason]] = MappingProxyType({})
 
@@ -42,29 +42,29 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """What is remembered of a room that is not in the table."""
+    """Memory of a room that is not in the table."""
 
     until_ms: int
     cause: Cause | None
-    """Set when the room was cancelled before it was opened."""
+    """Cause if the room was cancelled before it was opened."""
 
 
 class Capacity(NamedTuple):
-    """What could be reserved right now: the same numbers on every rank (`admission-agreed`)."""
+    """Resources that could be reserved now. The numbers are equal on every rank (`admission-agreed`)."""
 
     pages: PageCounts
-    """Of each group."""
+    """Free pages by KV group."""
     slots: int
     prefixes: int = 0
-    """Digest of which pages are known by which tokens."""
+    """Digest of the prefix cache: which pages are known by which tokens."""
     margin: PageCounts = ()
-    """Of each group: pages that are left for rooms that grow; () where none does."""
+    """Pages by KV group that are left for rooms that grow; () if none does."""
     rows: int = ROWS_MAX
-    """Sequences of rooms that may begin: no room does once there is none left."""
+    """Number of sequences that may begin. No room begins at 0."""
 
     @property
     def free(self) -> PageCounts:
-        """Pages for rooms that begin."""
+        """Pages for rooms that begin, by KV group."""
         if not self.margin:
             return self.pages
         return tuple(max(count - left, 0) for count, left in zip(self.pages, self.margin, strict=True))
@@ -74,25 +74,26 @@ NOTHING: Final = Capacity((), 0)
 
 
 class Roster(Generic[R]):
-    """All rooms of one rank, on one side."""
+    """Rooms of one rank on one side."""
 
     def __init__(self, places: int) -> None:
-        self.places = places
+        self.size = places
         self._free = list(range(places))
         self._rooms: dict[RoomId, R] = {}
         self._waiting: list[R] = []
-        """For capacity, in the order of their urgency."""
+        """Rooms that wait for capacity, in the order of their urgency."""
         self._tombstones: OrderedDict[RoomId, Tombstone] = OrderedDict()
         self._given_up: OrderedDict[tuple[RoomId, Incarnation], Tombstone] = OrderedDict()
-        """Rooms that have not come, each by the peer that gave it up: as many again."""
+        """Tombstones of rooms that a peer cancelled before they came, by room and peer. Bounded like the
+        others."""
         self.dropped: Counter[str] = Counter()
-        """News that was dropped, by kind of evidence."""
+        """Dropped news, by kind of evidence."""
 
     def __len__(self) -> int:
         return len(self._rooms)
 
     def __iter__(self) -> Iterator[R]:
-        """Rooms in the order in which they were opened."""
+        """Yield rooms in the order in which they were opened."""
         return iter(list(self._rooms.values()))
 
     def __contains__(self, room: object) -> bool:
@@ -104,21 +105,21 @@ class Roster(Generic[R]):
         return self._rooms[room]
 
     def open(self, room: RoomId, make: Callable[[int], R], now_ms: int) -> R:
-        """Enter a room that the registry opened. `make` gets its place.
+        """Enter a room that the registry opened. `make` builds it from its index.
 
-        Raises RoomExists for an id that is or was here, RosterFull when every place is taken. A room
-        that was cancelled before it came is entered with that cause, and so ends in its first turn.
+        A room that was cancelled before it came is entered with that cause, and ends in its first turn.
+        Raises RoomExists for an id that is or was here, and RosterFull if the table is full.
         """
         self._forget_old(now_ms)
         grave = self._tombstones.get(room)
         if room in self._rooms or (grave is not None and grave.cause is None):
             raise RoomExists(f"room {room} is or was in use here")
         if not self._free:
-            raise RosterFull(f"all {self.places} places for rooms are taken")
+            raise RosterFull(f"all {self.size} places for rooms are taken")
         place = self._free[0]
         opened = make(place)
-        if (opened.id, opened.place) != (room, place):
-            raise LocalBug(f"room {room} at place {place} was made as {opened.id} at {opened.place}")
+        if (opened.id, opened.index) != (room, place):
+            raise LocalBug(f"room {room} at place {place} was made as {opened.id} at {opened.index}")
         heapq.heappop(self._free)
         self._rooms[room] = opened
         if grave is not None and grave.cause is not None:
@@ -130,7 +131,7 @@ class Roster(Generic[R]):
         return opened
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add a fact to a room. False, and nothing else, when the room is not here."""
+        """Add a fact to a room. Return False if the room is not here."""
         if room not in self._rooms:
             self.dropped[type(evidence).__name__] += 1
             return False
@@ -138,8 +139,8 @@ class Roster(Generic[R]):
         return True
 
     def cancel(self, room: RoomId, cause: Cause, now_ms: int) -> bool:
-        """End the room of exactly this id (`exact-match`) for a reason from outside. Unknown rooms are
-        remembered, retired ones are not."""
+        """End the room of exactly this id (`exact-match`) for a reason from outside. Return whether it is
+        here. A cancel of an unknown room is remembered, one of a retired room is not."""
         if room in self._rooms:
             self._rooms[room].note(Failed(cause))
             return True
@@ -147,9 +148,9 @@ class Roster(Generic[R]):
             self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, cause))
         return False
 
-    def give_up(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
-        """The same by a peer of this worker, which ends its own rooms alone (`authorised-writer`): of one
-        that comes later it is known then whose it is."""
+    def cancel_by_peer(self, room: RoomId, peer: Incarnation, cause: Cause, now_ms: int) -> None:
+        """End a room by request of a peer, which may end only its own rooms (`authorised-writer`). If the
+        room comes later, its peer is known then."""
         here = self._rooms.get(room)
         if here is not None:
             if here.peer == peer:
@@ -158,21 +159,21 @@ class Roster(Generic[R]):
             _bury(self._given_up, (room, peer), Tombstone(now_ms + TOMBSTONE_MS, cause))
 
     def votes(self, now_ms: int, capacity: Capacity) -> list[Vote]:
-        """One vote per place; STAY where a place is empty.
+        """Return one vote per index, and STAY for a free index.
 
-        Capacity goes to waiting rooms in the order of their urgency, and the first that does not fit stops
-        those behind it, so that a large request is not overtaken for ever. Whatever is blocked, every room's
-        failure is voted in every turn (`no-starvation`).
+        Capacity goes to waiting rooms in the order of their urgency. The first that does not fit stops those
+        behind it, so that a large request is not overtaken for ever. Failures of blocked rooms are voted in
+        every turn all the same (`no-starvation`).
         """
-        votes = [Vote.STAY] * self.places
+        votes = [Vote.STAY] * self.size
         fitting = self._fitting(capacity)
         for room in self._rooms.values():
-            votes[room.place] = room.vote(now_ms, has_capacity=room.id in fitting)
+            votes[room.index] = room.vote(now_ms, has_capacity=room.id in fitting)
         return votes
 
     def _fitting(self, capacity: Capacity) -> Set[RoomId]:
-        """Waiting rooms that there is capacity for, all of them together: what each leaves for its own growth
-        is nobody else's."""
+        """Return waiting rooms that fit together. What each leaves for its own growth is not given to
+        another."""
         fitting: set[RoomId] = set()
         pages, rows = capacity.free, capacity.rows
         for room in self._waiting:
@@ -187,28 +188,28 @@ class Roster(Generic[R]):
         return fitting
 
     def reasons(self, now_ms: int, votes: Sequence[Vote]) -> dict[int, Reason]:
-        """Why this rank votes for rooms to end early, by place: the ranks that do not know are told."""
+        """Return the reasons of this rank's ABORT votes, by index, for the ranks that do not know them."""
         if Vote.ABORT not in votes:
             return {}
-        ended = (room for room in self._rooms.values() if votes[room.place] is Vote.ABORT)
-        endings = ((room.place, room.ending(now_ms)) for room in ended)
+        ended = (room for room in self._rooms.values() if votes[room.index] is Vote.ABORT)
+        endings = ((room.index, room.ending(now_ms)) for room in ended)
         return {place: cause.reason for place, cause in endings if cause is not None}
 
     def settle(
         self, verdicts: Sequence[Vote], now_ms: int, reasons: Mapping[int, Reason] = _NO_REASONS
     ) -> list[tuple[R, Any]]:
-        """Make every room's agreed move. `now_ms`: the same as for `votes`; `reasons`: as agreed.
+        """Make every room's agreed move. Return rooms with the effects that these moves ask for.
 
-        Each comes with an effect of the room's side (`baton.rooms.phases`).
-
-        A room whose effect is RELEASE is still here: `retire` it in the same turn.
+        `now_ms`: the same as for `votes`. `reasons`: as agreed. The effects are those of the room's side
+        (`baton.rooms.phases`). A room with the effect RELEASE is still here: the caller has to `retire` it in
+        the same turn.
         """
         effects = []
         for room in self._rooms.values():
-            verdict, before = verdicts[room.place], room.phase
+            verdict, before = verdicts[room.index], room.phase
             if verdict is Vote.STAY:
                 continue
-            effect = room.settle(verdict, now_ms, reasons.get(room.place))
+            effect = room.settle(verdict, now_ms, reasons.get(room.index))
             if effect is not None:
                 effects.append((room, effect))
                 if effect is Effect.QUEUE or before is Phase.WAITING_FOR_INPUT:
@@ -216,37 +217,37 @@ class Roster(Generic[R]):
         return effects
 
     def retire(self, room: RoomId, now_ms: int) -> bool:
-        """The only way out. Idempotent; False when the room had left before."""
+        """Remove a room, which is the only way out. Idempotent: return False if it had left before."""
         gone = self._rooms.pop(room, None)
         if gone is None:
             return False
         self._queue(gone, waits=False)
-        heapq.heappush(self._free, gone.place)
+        heapq.heappush(self._free, gone.index)
         self._bury(room, Tombstone(now_ms + TOMBSTONE_MS, None))
         return True
 
     def retired(self, room: RoomId) -> bool:
-        """Whether the room was here and has left, as far back as tombstones reach."""
+        """Return whether the room was here and has left, as far back as tombstones reach."""
         grave = self._tombstones.get(room)
         return grave is not None and grave.cause is None
 
     def census(self) -> Mapping[Phase, int]:
-        """Rooms by phase, every phase named."""
+        """Return the number of rooms in every phase."""
         count = dict.fromkeys(_PHASES, 0)
         for room in self._rooms.values():
             count[room.phase] += 1
         return count
 
     def digest(self, capacity: Capacity = NOTHING) -> int:
-        """62 bits that differ, but for chance, when two ranks' tables differ in who sits where, or how, or
-        in what they could reserve or reuse."""
+        """Return 62 bits that differ, but for chance, if two ranks' tables differ in their rooms or phases,
+        or in what could be reserved or reused."""
         words = [*capacity.pages, capacity.slots, capacity.prefixes, *capacity.margin, capacity.rows]
-        for room in sorted(self._rooms.values(), key=_place):
-            words += (room.place, room.id, _NUMBERS[room.phase], room.stopping)
+        for room in sorted(self._rooms.values(), key=_index):
+            words += (room.index, room.id, _NUMBERS[room.phase], room.stopping)
         return int.from_bytes(blake2b(array("Q", words), digest_size=8).digest(), "little") >> 2
 
     def _queue(self, room: R, *, waits: bool) -> None:
-        """A room moved: it waits for capacity from now on, or not any more."""
+        """Note that a room begins or ends to wait for capacity."""
         if waits:
             insort(self._waiting, room, key=_urgency)
             return

@@ -1,7 +1,7 @@
-"""Which of a room's choices go on?
+"""Choices of a room that are still being drawn.
 
-Each ends by itself, and the room is answered with the last of them (`choices-end-alone`). Pure: the caller
-performs what follows.
+Each choice ends by itself, and the room is answered with the last of them (`choices-end-alone`). Pure: the
+caller acts on the result.
 """
 
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class RunningChoices:
-    """Of one room, from 0 on."""
+    """Choices of one room, numbered from 0 on."""
 
     count: int
     going_on: list[int] = field(init=False)
-    """In their order: more is drawn for these."""
+    """Choices that more is drawn for, in ascending order."""
     cut: set[int] = field(default_factory=set)
-    """Whose reader had all it wanted of them, as every rank was told in one turn. Which of their steps have
-    ended is not the same on every rank: nothing that ranks agree on may follow from it."""
+    """Choices whose reader wants no more, as every rank was told in one turn. Which of their steps have ended
+    differs between ranks, so no agreement may depend on that."""
 
     def __post_init__(self) -> None:
         self.going_on = [*range(self.count)]
 
     def end(self, choice: int) -> bool:
-        """Whether it was the last that went on, so that the room is answered. Once for each."""
+        """End a choice, once. Return whether it was the last, so that the room is answered."""
         self.going_on.remove(choice)
         return not self.going_on

@@ -1,4 +1,4 @@
-"""The prefill side of one room on one rank: may it compute, and has everything arrived?
+"""Prefill side of a room on one rank.
 
     BOOTSTRAPPING ---> WAITING_FOR_INPUT ---> TRANSFERRING ---> SEALING ---> SUCCESS ---> RETIRED
        no destination     no pages yet           pushing         written      sealed        |
@@ -23,13 +23,13 @@ from baton.rooms.room import NOT_COMPILED, Room
 
 @dataclass(slots=True, eq=False)
 class Sender(Room):
-    """See `Room`. `grant` is where to write; there is none before the receiver reserved it. `elected`: this
-    rank writes the room's record and seal."""
+    """Prefill side of a room. `grant`: where to write, None before the receiver reserved it. `elected`:
+    whether this rank writes the room's record and seal."""
 
     SIDE: ClassVar[Side] = Side.PREFILL
     MOVES: ClassVar[Moves] = SENDER_MOVES
     WAITS: ClassVar[frozenset[Phase]] = frozenset({Phase.BOOTSTRAPPING, Phase.WAITING_FOR_INPUT})
-    """For the receiver's pages, for its own."""
+    """Phases that wait for the receiver's pages, or for its own."""
 
     elected: bool = True
     grant: Granted | None = None
@@ -67,7 +67,7 @@ class Sender(Room):
     def _unwritten(self) -> bool:
         return self.sealed or not self.elected
 
-    def _wanting(self) -> str:
+    def _missing(self) -> str:
         match self.phase:
             case Phase.BOOTSTRAPPING:
                 return NOT_COMPILED if self.grant else "the decode worker has sent no destination"

@@ -1,83 +1,83 @@
-"""What does one more position take of a step's time, and one whose logits score a prompt's token?
+"""Cost of a step's positions, and of scoring prompt tokens, relative to an empty step.
 
-Scoring a token takes the head's product over the whole vocabulary, a softmax and a search for the likeliest.
-With a small model and a large vocabulary that is many times the token itself. A step counts it
-(`counted-work`).
+Scoring a token takes the head's product over the whole vocabulary, a softmax and a top-k search. With a small
+model and a large vocabulary that costs many times the token itself. So a step counts it (`counted-work`).
 
-Machines differ, and so do the ranks of a worker. So the numbers are agreed: the leader reads them off its own
-steps, and all ranks go by that. `StepCost.ms` is for the leader's own use.
+Machines differ, and so do the ranks of a worker. The leader measures its own steps, and all ranks use its
+numbers. `StepCost.ms` is for the leader alone.
 """
 
 from typing import Final, NamedTuple
 
 
 class Costs(NamedTuple):
-    """In thousandths of the time of a step of no position."""
+    """Costs in thousandths of the time of an empty step."""
 
     position: int
-    """Of one more position."""
+    """Cost of one more position."""
     draft: int
-    """Of a token that a draft model says, beside its position."""
+    """Cost of one token of a draft model, besides its position."""
     scored: int
-    """Of a prompt's token that is scored, beside its position."""
+    """Cost of scoring one prompt token, besides its position."""
 
     @property
     def score_price(self) -> int:
-        """Thousandths of a position's cost that scoring one position adds to it."""
+        """Cost of scoring one position, in thousandths of a position's cost."""
         return min(1000 * self.scored // max(self.position, 1), SCORE_PRICE_MAX)
 
     def tokens(self, positions: int, scored: int) -> int:
-        """How many positions that are not scored cost as much as so many, of which some are scored."""
+        """Return the cost of `positions`, of which `scored` are scored, as a number of plain positions."""
         return positions + scored * self.score_price // 1000
 
     @property
     def fixed_tokens(self) -> int:
-        """So many positions take as long as a step of none."""
+        """Number of positions that cost as much as an empty step."""
         return 1000 // max(self.position, 1)
 
 
 SCORE_PRICE_MAX: Final = 64_000
-"""A step scores some tokens at least, whatever was measured."""
+"""Bound on the price of scoring. It lets a step score some tokens, whatever was measured."""
 BEFORE: Final = Costs(150, 150, 150)
-"""Until it was measured: what CPUs and small models show."""
+"""Costs before the first measurement, typical of CPUs and small models."""
 PROMPTS: Final = Costs(1, 1, 1)
-"""The same of steps that compute prompts: nothing is spared by small ones. Scoring a token costs as much as
-computing it."""
+"""Costs of prefill steps before the first measurement. Small steps save nothing, and scoring a token costs as
+much as computing it."""
 PROMPTS_ALIKE: Final = 0.125
-"""Of their mean. Steps of prompts that differ by less are alike: their times tell of all but lengths."""
+"""Relative difference in size below which prefill steps are alike. Their times depend on other things than
+size."""
 SENT_STEPS: Final = 16
-"""Between two times that it is told."""
+"""Steps between two broadcasts of the costs."""
 SHARE_MIN: Final = 0.02
-"""Of the last step, in all that is remembered."""
+"""Least weight of the last step in running means."""
 OUTLIER: Final = 3
-"""Times what it takes by the line: whatever held a step up for longer, it was not its positions
+"""Largest ratio of a step's time to its prediction. A longer step was delayed by something else
 (`stall-is-no-work`)."""
 MOST: Final = 10_000
 
 
 class StepCost:
-    """A plane through the leader's steps, by their positions and by how many of these are scored. The last
-    steps weigh most. Where all were alike it stays near what was believed before."""
+    """Linear fit of the leader's step times over positions and scored positions. The last steps weigh most.
+    If all steps were alike, it stays near the costs before."""
 
     def __init__(self, before: Costs = BEFORE, alike: float = 0.0) -> None:
-        """`before`: what is believed until it was measured. `alike`: steps that differ in positions by less
-        of their mean say nothing."""
+        """`before`: costs before the first measurement. `alike`: relative difference in positions below which
+        steps are alike."""
         self.told = before
-        """Agreed: what all ranks go by."""
+        """Agreed costs that all ranks use."""
         self._sent = before
         self._alike = alike
         self._steps = 0
         self._positions = self._scored = self._ms = 0.0
         self._spread = self._scored_spread = self._both = 0.0
-        """Variances of positions and of scored ones, and their covariance."""
+        """Variances of positions and of scored positions, and their covariance."""
         self._joint = self._scored_joint = 0.0
-        """Covariances of each with the time."""
+        """Covariances of both with the time."""
         self._since = 0
         self._draft_ms: float | None = None
 
     def note(self, positions: int, ms: float, scored: int = 0) -> None:
-        """A step of so many positions, of which `scored` score a prompt's token, took so long, without what a
-        draft model took."""
+        """Record a step of `positions`, of which `scored` scored a prompt token. `ms`: its duration without
+        the draft model."""
         self._steps += 1
         self._since += 1
         share = max(1 / self._steps, SHARE_MIN)
@@ -96,7 +96,7 @@ class StepCost:
         self._scored_joint = (1 - share) * (self._scored_joint + share * dear * long)
 
     def drafted(self, ms: float) -> None:
-        """A draft model took so long for each token that it said."""
+        """Record the time of a draft model, in milliseconds per drafted token."""
         before = ms if self._draft_ms is None else self._draft_ms
         self._draft_ms = before + SHARE_MIN * (min(ms, OUTLIER * before) - before)
 
@@ -111,9 +111,9 @@ class StepCost:
 
     @property
     def _slopes(self) -> tuple[float, float]:
-        """Milliseconds of one more position, and of one more that is scored beside its position.
+        """Milliseconds of one more position, and of scoring one more.
 
-        Least squares, with what was believed before as one more measurement (ridge regression).
+        Least squares, with the costs before as one more measurement (ridge regression).
         """
         each, score = self._sent.position / 1000, self._sent.scored / 1000
         fixed_ms = self._ms / (1 + each * self._positions + score * self._scored)
@@ -129,7 +129,8 @@ class StepCost:
         return (c * x - b * y) / (a * c - b * b), (a * y - b * x) / (a * c - b * b)
 
     def ms(self, positions: int) -> float:
-        """Of a step of so many positions, none of them scored; 0 until one was measured."""
+        """Return the duration of a step of `positions` without scores, in milliseconds; 0 until one was
+        measured."""
         if not self._ms:
             return 0.0
         each, score = self._slopes
@@ -137,11 +138,12 @@ class StepCost:
         return max(plain_ms + each * (positions - self._positions), 0.05 * self._ms)
 
     def believe(self) -> None:
-        """What was measured is what holds from now on where steps are alike. For who tells nobody."""
+        """Use the measured costs from now on. For a user without ranks to inform."""
         self.news()
 
     def news(self) -> Costs | None:
-        """What all ranks are to go by from now on, where it is something else; said once."""
+        """Return costs that all ranks have to use from now on, or None if they did not change. Each is
+        returned once."""
         if self._since < SENT_STEPS:
             return None
         self._since = 0

@@ -1,7 +1,7 @@
-"""What is a line of a room's timeline, and which words may it begin with?
+"""Lines of a room's timeline, and the closed set of words that a line begins with.
 
-The words are a closed set: whoever writes a line and whoever reads one name the same member. A worker of
-another version may say a word that is not here. It is kept as the text that it is, and shown as a note.
+The writer and the reader of a line name the same member. A worker of another version may use a word that is
+not here. It is stored as text, and shown as a note.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 BOOTSTRAP: Final = "bootstrap"
-"""The source of the bootstrap's own lines. A worker's have its name, or that of one of its ranks."""
+"""Source of the router's own lines. A worker's lines have its name, or that of one of its ranks."""
 
 
 class Moment(StrEnum):
-    """What happened to a room, as a line of its timeline says it. A docstring names the writer first."""
+    """Event of a room, as a line of its timeline names it. The docstring names the writer first."""
 
     QUEUED = "queued"
     """Bootstrap: no pair of workers has space for the request yet."""
@@ -99,11 +99,11 @@ class Event(NamedTuple):
     wall_ms: int
     source: str
     name: str
-    """A `Moment`, or another version's word."""
+    """A `Moment`, or a word of another version."""
     detail: str = ""
     host_us: int = 0
-    """Of its host's monotonic clock: where a millisecond went, between processes of one host."""
+    """Monotonic clock of the writer's host, in microseconds, for comparison within one host."""
 
 
 Line: TypeAlias = Event | Callable[[], Event]
-"""As it is kept: read, or as it came, with how to read it. Most are never asked for."""
+"""A line as it is stored: decoded, or as it came with its decoder. Most are never read."""

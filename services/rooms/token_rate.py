@@ -1,4 +1,4 @@
-"""How many tokens of prompts does a worker compute in a second, by its last steps?"""
+"""Prefill throughput of a worker, in prompt tokens per second, by its last steps."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from baton.rooms.step_cost import OUTLIER
 
 WINDOW_US: Final = 2_000_000
-"""Of computing: what was measured before weighs less and less."""
+"""Window of computing time. Older measurements weigh less."""
 KNOWN_MS: Final = 60_000
-"""For how long it is known, while nothing is computed. Whoever chooses by it could not find out else that
-the worker is faster than it was once: after that it is asked without."""
+"""Time for which the rate stays known while nothing is computed, in milliseconds. After that the worker is
+used without it, since it may have become faster."""
 
 
 @dataclass(slots=True)
 class TokenRate:
     least_tokens: int
-    """A step of fewer says nothing: it takes what a step takes, however few they are."""
+    """Least tokens of a step that is measured. A smaller step takes as long as any."""
     _tokens: float = 0.0
     _us: float = 0.0
     _measured_ms: int = 0
 
     def stepped(self, tokens: int, us: int, now_ms: int, *, most: int | None = None) -> None:
-        """A step ended that computed so many, and took so many microseconds. `most`: that it was left, where
-        somebody else's steps leave it less than it might compute."""
+        """Record a step of `tokens` that took `us` microseconds. `most`: most tokens it could have, if other
+        work in the same step bounds it."""
         least = self.least_tokens if most is None else min(self.least_tokens, most)
         if tokens < max(least, 1) or us <= 0:
             return
@@ -36,7 +36,7 @@ class TokenRate:
             self._us = WINDOW_US
 
     def per_s(self, now_ms: int) -> int:
-        """0: it is not known."""
+        """Return prompt tokens per second; 0 if unknown."""
         if not self._us or now_ms - self._measured_ms > KNOWN_MS:
             return 0
         return max(round(self._tokens * 1_000_000 / self._us), 1)

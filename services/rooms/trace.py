@@ -1,4 +1,4 @@
-"""Which trace does a request belong to, in W3C's words?
+"""W3C trace context of a request.
 
 A context is passed on and never acted upon: a room is the same with and without one.
 """
@@ -13,7 +13,7 @@ STATE_CHARS_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A `traceparent` that makes sense, with its `tracestate`. Made by `read_trace`, and by whoever starts a
+    """A valid `traceparent` with its `tracestate`. Made by `read_trace`, and by the code that starts a
     span."""
 
     parent: str
@@ -25,7 +25,8 @@ class TraceContext:
 
 
 def read_trace(parent: str | None, state: str | None) -> TraceContext | None:
-    """What a caller sent. One that makes no sense is as good as none: a request is never refused for it."""
+    """Return the trace context that a caller sent. An invalid one is ignored: no request is refused for
+    it."""
     if not parent or PARENT.fullmatch(parent[:55]) is None:
         return None
     if len(parent) > 55 and (parent.startswith("00") or parent[55] != "-"):

@@ -11,31 +11,32 @@ from baton.rooms.phases import Side
 from baton.topology import ONE_RANK, Topology
 
 CANARY_ROOMS: Final = 1
-"""Rooms that a worker can hold beyond `rooms_max`: a canary takes no place that a client is given."""
+"""Rooms that a worker can hold beyond `rooms_max`, so that a canary takes no client's place."""
 CANARY_TOKENS: Final = 25
-"""KV positions that a canary takes of a worker: with less it would never be ready."""
+"""KV positions that a canary takes. A worker with fewer would never be ready."""
 WEIGHT_TOTAL: Final = 100
 """Sum of a process's prefill and decode weights: parts of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What must be equal across the stack. The last five hold one value for each group of the KV layout."""
+    """Facts that must be equal across the stack. The last five have one value for each group of the KV
+    layout."""
 
     schema: str = ""
-    """Of the metadata record."""
+    """Schema of the metadata record."""
     kv_checksum: str = ""
     quantize: str = ""
     kind: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
-    """How many."""
+    """Number of layers, by group."""
     heads: tuple[int, ...] = ()
-    """How many."""
+    """Number of heads, by group."""
     planes: tuple[str, ...] = ()
 
     def in_words(self) -> dict[str, str]:
-        """Each value by its field, in the order in which they are compared."""
+        """Return each value as text by its field, in the order in which they are compared."""
         told = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: value if isinstance(value, str) else "; ".join(map(str, value))
@@ -45,50 +46,51 @@ class StackFacts:
 
 @dataclass(frozen=True, slots=True)
 class OtherSide:
-    """Of a worker whose process serves both sides: what registers as the other one."""
+    """The other worker of a process that serves both sides."""
 
     incarnation: Incarnation
     process: str
-    """What both are called together."""
+    """Name of the process, common to both workers."""
     prefill_weight: int = WEIGHT_TOTAL // 2
-    """Of 100: how much of its time the process is meant to have for prefill, as it registers."""
+    """Share of the process's time for prefill as it registers, of 100."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker says of itself when it registers. It does not change during an incarnation."""
+    """Facts that a worker registers with. They do not change during an incarnation."""
 
     name: str
-    """One process at a time has it in the whole stack, whatever its side."""
+    """Name of the worker, unique among the live processes of the stack, whatever their side."""
     side: Side
     incarnation: Incarnation
     address: str
-    """host:port of its gRPC server."""
+    """Address of its gRPC server, host:port."""
     model: str
-    """Fingerprint of configuration and weights."""
+    """Fingerprint of the model's configuration and weights."""
     stack: StackFacts
     tokens_max: int
-    """KV positions that its whole cache holds."""
+    """KV positions of its whole cache."""
     rooms_max: int
-    """Rooms of clients that it holds at once."""
+    """Clients' rooms that it holds at once."""
     context_length: int = 0
-    """Most tokens of a sequence; 0: not said."""
+    """Most tokens of a sequence; 0 if not given."""
     page_tokens: int = 1
-    """Of a block: the fewest positions of which every group has whole pages. Of any two workers of the stack,
-    one's is a multiple of the other's."""
+    """Tokens per block: the fewest positions for which every group has whole pages. For any two workers of
+    the stack, one's block is a multiple of the other's."""
     group_page_tokens: tuple[int, ...] = ()
-    """Of a page of each group; empty: there is one, and that is its block."""
+    """Tokens per page, by KV group. Empty for a model with one group, whose page is the block."""
     topology: Topology = ONE_RANK
     pid: int = 0
-    """Of its process, for whoever started it on the same machine; 0: not told."""
+    """Process id, for a starter on the same machine; 0 if not given."""
     keeps_prefixes: bool = True
-    """Pages of ended sequences are kept for prompts that begin alike."""
+    """Whether pages of ended sequences stay cached for prompts with the same prefix."""
     computes: bool = False
-    """Of a decode worker: it computes the prompt of a room itself where no prefill worker does."""
+    """Whether a decode worker computes prompts itself if no prefill worker does."""
     other_side: OtherSide | None = None
-    """None: its process serves this side alone."""
+    """The other side of its process; None if it serves this side only."""
     secret_digest: bytes = field(default=b"", repr=False)
-    """Of a decode worker: by which senders know who speaks to them. Nobody can show the secret itself by
-    it."""
+    """Digest of the secret by which prefill workers recognize this decode worker. The secret cannot be
+    derived from it."""
     exit_digest: bytes = b""
-    """SHA-256 of the secret by which the starter of its process reports the exit; empty: nobody can."""
+    """SHA-256 of the secret with which the starter of its process reports the exit. Empty if there is no such
+    starter."""

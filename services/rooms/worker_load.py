@@ -10,26 +10,26 @@ from baton.ids import PageCounts, RoomId
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker says of itself, as of one moment between two of its turns."""
+    """Load of a worker at one moment between two of its turns."""
 
     free: PageCounts
-    """Of each group: pages that a room could be granted now, beyond what is left for those that run."""
+    """Pages that a new room could be granted now, by KV group, without those left for running rooms."""
     asked: PageCounts
-    """Of each group: pages that the rooms ask for which are not granted yet."""
+    """Pages that waiting rooms ask for and have not been granted, by KV group."""
     waiting: int
-    """How many rooms those are."""
+    """Number of these rooms."""
     running: int
-    """Sequences of granted rooms that go on."""
+    """Number of running sequences in granted rooms."""
     running_max: int
-    """Sequences that a step continues at most; 0: not said."""
+    """Most sequences of a step; 0 if not given."""
     entered: RoomId
-    """The highest id among its rooms; 0 without any. Ids ascend in the order in which they are issued."""
+    """Highest id among its rooms; 0 without any. Ids are issued in ascending order."""
     number: int = 0
-    """Higher than that of any which the same process said before."""
+    """Serial number. Each report of a process has a higher one than those before."""
     tokens_waiting: int = 0
-    """Of a prefill worker: tokens that it has yet to compute of its rooms, by what they cost."""
+    """Tokens that a prefill worker has yet to compute, by their cost."""
     tokens_per_s: int = 0
-    """Of a prefill worker: that it computed of late in a second of computing; 0: it has not."""
+    """Prompt tokens that a prefill worker computes in a second of computing; 0 if it has not computed any."""
     score_price: int = 0
-    """Of a prefill worker: thousandths of a token by which a token that is scored counts for more, in both
-    (`counted-work`)."""
+    """Extra cost of scoring one prompt token on a prefill worker, in thousandths of a token (`counted-work`).
+    It counts in the two fields above."""

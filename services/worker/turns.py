@@ -221,8 +221,8 @@ def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: 
     if not verdict.reasons and tuple(votes) == verdict.votes:
         return
     for room in work.roster:
-        wish = votes[room.place]
-        if wish is Vote.ABORT or (wish is Vote.ADVANCE and verdict.votes[room.place] is not Vote.ADVANCE):
+        wish = votes[room.index]
+        if wish is Vote.ABORT or (wish is Vote.ADVANCE and verdict.votes[room.index] is not Vote.ADVANCE):
             work.voted(room, wish, now_ms)
 
 
@@ -234,11 +234,11 @@ async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms:
     mine = [
         (room.id, cause.text[:WORDS_MAX])
         for room in work.roster
-        if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.place) is cause.reason
+        if (cause := room.ending(now_ms)) is not None and verdict.reasons.get(room.index) is cause.reason
     ]
     for told in await group.gather(_encoded(mine[:ROOMS_MAX])):
         for room, text in json.loads(told):
-            reason = verdict.reasons[work.roster.get(RoomId(room)).place]
+            reason = verdict.reasons[work.roster.get(RoomId(room)).index]
             work.roster.note(RoomId(room), Failed(Cause(reason, text)))
 
 

@@ -355,12 +355,12 @@ class House:
 
     async def unfollowed(self) -> None:
         """Nothing is heard of any room any more, and no worker is being told."""
-        await until(lambda: not self.rooms.links.rooms())
+        await until(lambda: not self.rooms.streams.rooms())
 
     async def at_rest(self) -> None:
         """Every room is filed, and nothing of them is left."""
         await self.unfollowed()
-        await until(lambda: not self.rooms.links.over())
+        await until(lambda: not self.rooms.streams.over())
         assert self.registry.open_count() == 0
         assert self.admission.queued() == 0
         assert not self.rooms._on_end
@@ -392,7 +392,7 @@ async def house(**more: Any) -> AsyncIterator[House]:
         try:
             yield made
         finally:
-            made.rooms.links.close()
+            made.rooms.streams.close()
             await made.rooms.finish()
             await made.channels.close()
 

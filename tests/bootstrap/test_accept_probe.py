@@ -50,9 +50,9 @@ async def test_it_hears_itself_wherever_it_listens(host: str, certified: bool, t
     hearing = AcceptProbe(lambda: channels.to(address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock)
     async with running(hearing):
         clock.advance(100)
-        await until(lambda: hearing.heard_ms() == 105)
+        await until(lambda: hearing.accepted_until_ms() == 105)
         clock.advance(1)
-        await until(lambda: hearing.heard_ms() == 106)
+        await until(lambda: hearing.accepted_until_ms() == 106)
     await channels.close()
     await server.stop(0)
 
@@ -79,10 +79,10 @@ async def test_live_is_not_lost_what_came_while_a_call_was_under_way_is_not_said
             await until(lambda number=number: len(calls) == number + 1)  # type: ignore[misc]
             sent_ms = clock.now_ms()
             clock.advance(4_000)
-            assert hearing.heard_ms() == max(sent_ms - 4_000, 5)
+            assert hearing.accepted_until_ms() == max(sent_ms - 4_000, 5)
             accepted += 1
             calls[number].set()
-            await until(lambda sent_ms=sent_ms: hearing.heard_ms() == sent_ms)  # type: ignore[misc]
+            await until(lambda sent_ms=sent_ms: hearing.accepted_until_ms() == sent_ms)  # type: ignore[misc]
 
 
 async def test_live_is_not_lost_a_call_that_others_were_accepted_beside_says_nothing() -> None:
@@ -101,15 +101,15 @@ async def test_live_is_not_lost_a_call_that_others_were_accepted_beside_says_not
     async with running(hearing):
         clock.advance(100)
         await until(lambda: looks > others)
-        await until(lambda: hearing.heard_ms() == 105)
+        await until(lambda: hearing.accepted_until_ms() == 105)
         others = 1 << 30
         await asyncio.sleep(0)
         clock.advance(100)
         seen = looks
         await until(lambda: looks > seen + 6)
-        assert hearing.heard_ms() == 105
+        assert hearing.accepted_until_ms() == 105
         clock.advance(int(DEAF_S * 1000))
-        await until(lambda: hearing.heard_ms() > 105)  # bounded: it would keep the dead for ever
+        await until(lambda: hearing.accepted_until_ms() > 105)  # bounded: it would keep the dead for ever
     await channels.close()
     await server.stop(0)
 
@@ -128,17 +128,17 @@ async def test_one_that_does_not_hear_itself_says_so_once_and_goes_by_the_clock(
         async with running(hearing):
             clock.advance(int(DEAF_S * 1000) - 1)
             await asyncio.sleep(0.05)
-            assert hearing.heard_ms() == 5
+            assert hearing.accepted_until_ms() == 5
             clock.advance(1)
-            await until(lambda: hearing.heard_ms() == clock.now_ms())
+            await until(lambda: hearing.accepted_until_ms() == clock.now_ms())
             clock.advance(1_000)
-            assert hearing.heard_ms() == clock.now_ms()
+            assert hearing.accepted_until_ms() == clock.now_ms()
             way[0] = open_.to(f"127.0.0.1:{port}", ServiceRole.BOOTSTRAP)
             clock.advance(7)
             sent_ms = clock.now_ms()
             await until(lambda: not hearing._deaf)
             clock.advance(7)
-            assert hearing.heard_ms() == sent_ms
+            assert hearing.accepted_until_ms() == sent_ms
     assert [record.getMessage() for record in caplog.records] == [
         "the bootstrap does not hear itself: leases run out by the clock"
     ]

@@ -195,7 +195,7 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
         hashed.append(len(prompt))
         return ()
 
-    monkeypatch.setattr("baton.bootstrap.admission.blocks", blocks)
+    monkeypatch.setattr("baton.bootstrap.admission.hash_blocks", blocks)
     await fill(at)
     prompt = (1, 2, 3)
     await_place = asyncio.ensure_future(at.admission.admit("a", 3, 5, prompt=prompt))
@@ -214,9 +214,11 @@ async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> Non
     at.join(more)
     prompt = tuple(range(BLOCK_TOKENS))
     entry = await at.admission.admit("a", 100, 200, prompt=prompt, salt=7)
-    held = next(each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL]).sent
-    assert held.tokens(hash_blocks(prompt, 7)) == BLOCK_TOKENS
-    assert held.tokens(hash_blocks(prompt)) == held.tokens(hash_blocks(prompt, 8)) == 0
+    held = next(
+        each for each in at.registry.workers() if each.facts.name == entry.names[Side.PREFILL]
+    ).sent_prefixes
+    assert held.cached_tokens(hash_blocks(prompt, 7)) == BLOCK_TOKENS
+    assert held.cached_tokens(hash_blocks(prompt)) == held.cached_tokens(hash_blocks(prompt, 8)) == 0
 
 
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
@@ -554,7 +556,7 @@ async def test_honest_health_rooms_of_a_worker_whose_turn_does_not_end_fail_at_o
     assert {at.entry(room).cause for room in (1, 2)} == {Cause(Reason.DECODE_LOST, text)}
     assert at.registry.departed() == [], "a turn that stands still proves nothing"
     at.join(at.decode)
-    assert at.registry.worker(at.decode.incarnation).has_place, "it is back as it was, without a restart"
+    assert at.registry.worker(at.decode.incarnation).has_free_room, "it is back as it was, without a restart"
 
 
 async def test_live_is_not_lost_a_lease_runs_out_only_before_what_was_heard(at: House) -> None:
@@ -570,7 +572,7 @@ async def test_live_is_not_lost_a_lease_runs_out_only_before_what_was_heard(at: 
 async def test_a_room_that_its_opener_forgets_gives_its_places_back(at: House) -> None:
     for number in (1, 2):
         await at.admission.admit(f"{number}", 3, 5)
-    at.registry.taken(RoomId(2), {Side.DECODE})
+    at.registry.mark_delivered(RoomId(2), {Side.DECODE})
     at.prefill.absent = at.decode.absent = {1, 2}
     keeper = asyncio.ensure_future(at.rooms.keep_time())
     at.clock.advance(DELIVERY_MS)

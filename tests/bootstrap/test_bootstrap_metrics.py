@@ -126,7 +126,7 @@ async def test_kv_is_used_as_decode_says_it_and_by_open_rooms_elsewhere(at: Hous
     await at.admission.admit("a", 3, 5)
     assert (tokens("prefill"), tokens("decode")) == ((3, 997), (5, 995))
     load = WorkerLoad((100,), (0,), 0, 0, 0, RoomId(1))
-    at.registry.taken(RoomId(1), Side)
+    at.registry.mark_delivered(RoomId(1), Side)
     at.rooms.update_load(at.decode.incarnation, load)
     assert tokens("decode") == (900, 100)
     at.rooms.update_load(at.decode.incarnation, replace(load, asked=(300,), number=1))

@@ -144,7 +144,7 @@ async def test_a_partner_that_leaves_while_the_canary_ends_ends_nothing_else() -
         canary = Canary(at.rooms, at.backend, CANARY)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: at.decode.called == at.prefill.called == [1])
-        await until(lambda: not len(at.rooms.links.to(at.prefill.facts)))  # all of it was heard
+        await until(lambda: not len(at.rooms.streams.to(at.prefill.facts)))  # all of it was heard
         at.rooms.side_retired(RoomId(1), P)
         at.rooms.lose(at.prefill.incarnation, "it drained", proof="left")
         drawn.set()

@@ -382,11 +382,11 @@ async def test_a_room_takes_the_pages_of_all_its_choices(at: House) -> None:
     It begins with a page for each."""
     at.prefill.choose, at.decode.choose = (lambda _: [accepted(P)]), (lambda _: [accepted(D)])
     need = Need(40, 60, choices=3)
-    assert need.on_decode(1) == 60 + 2 * (60 - 39)
-    assert need.on_decode(16) == 16 * (4 + 2 * (4 - 2))
+    assert need.positions_on_decode(1) == 60 + 2 * (60 - 39)
+    assert need.positions_on_decode(16) == 16 * (4 + 2 * (4 - 2))
     request = Request("request-1", tuple(range(40)), 21, further_seeds=(1, 2))
     stream = await at.backend.generate(request)
-    assert at.entry().tokens == need.first_on_decode(1) == 40 + 1 + 3
+    assert at.entry().tokens == need.initial_on_decode(1) == 40 + 1 + 3
     await stream.hang_up(Hangup.CLIENT_GONE)
     await until(lambda: bool(at.prefill.cancels and at.decode.cancels))
     for worker in (at.prefill, at.decode):
@@ -403,5 +403,5 @@ def test_what_the_registry_counts_is_what_decode_reserves() -> None:
             for more in (0, 1, 7, 30):
                 for choices in (1, 2, 5):
                     (reserved,) = ChoicePages(known, known + more, choices, (page,)).needed
-                    taken = Need(known, known + more, choices=choices).on_decode(page)
+                    taken = Need(known, known + more, choices=choices).positions_on_decode(page)
                     assert reserved == -(-taken // page)

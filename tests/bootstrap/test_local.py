@@ -251,8 +251,8 @@ async def test_what_prefill_was_sent_before_is_not_waited_for_but_where_decode_c
             at.retired(len(at.decode.openings))
             at.clock.advance(10_000)
         assert [each.prefill_ms for each in at.decode.openings[2:]] == [128, 1]
-        held = next(each for each in at.registry.workers() if each.facts.side is P).sent
-        assert held.tokens(hash_blocks(prompt)) == len(prompt)
+        held = next(each for each in at.registry.workers() if each.facts.side is P).sent_prefixes
+        assert held.cached_tokens(hash_blocks(prompt)) == len(prompt)
 
 
 # ---- without a prefill worker

@@ -112,7 +112,7 @@ async def two_pairs(**more: Any) -> AsyncIterator[PairHealth]:
         try:
             yield made
         finally:
-            made.rooms.links.close()
+            made.rooms.streams.close()
             await made.rooms.finish()
             await made.channels.close()
 
@@ -186,8 +186,8 @@ async def test_same_root_only_each_room_of_a_request_is_placed_and_asked_for_und
     at.decode.script, at.decode_1.script = broken(D, Reason.ENGINE_FAILED), decodes()
     assert await read(await at.backend.generate(request)) == ([7, 8, 9], "length")
     for name in ("prefill-0", "decode-0", "decode-1"):
-        sent = next(each for each in at.registry.workers() if each.facts.name == name).sent
-        told = [sent.tokens(hash_blocks(request.prompt, salt)) for salt in (0, 9)]
+        sent = next(each for each in at.registry.workers() if each.facts.name == name).sent_prefixes
+        told = [sent.cached_tokens(hash_blocks(request.prompt, salt)) for salt in (0, 9)]
         assert told == [0, BLOCK_TOKENS], name
     await at.all_at_rest(2, 3)
     assert {each.salt for worker in at.workers for each in worker.asked} == {9}

@@ -16,7 +16,7 @@ from baton.bootstrap.timeline import retry_chains
 from baton.bootstrap.timeline.routes import FILES, PAGE, page_router, timeline_router
 from baton.bootstrap.timeline.timeline_schema import Activity, State
 from baton.fleet.placement import Need
-from baton.fleet.registry import CANARIES_KEPT
+from baton.fleet.registry import CANARY_ROOMS_FILED_MAX
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
@@ -74,7 +74,7 @@ def hand_over(at: House, behind_ms: int = 0) -> None:
         say(at, source, name, behind_ms=behind_ms if source == "decode-0" else 0)
     at.clock.advance(10)
     at.rooms.timelines.report(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
-    at.registry.streaming(RoomId(1))
+    at.registry.mark_streaming(RoomId(1))
     for source, name in (
         ("prefill-0", "written"),
         ("prefill-0", "sealed"),
@@ -300,7 +300,7 @@ async def test_a_request_whose_choices_went_on_in_several_rooms_is_one_story() -
             return one, await at.admission.admit(name, 3, 5, retry)
 
         one, other = await parted("whole")
-        at.registry.streaming(one.id)
+        at.registry.mark_streaming(one.id)
         at.rooms.answered(other.id, "2 tokens passed on")
         assert (await story(at, "whole"))["state"] == "streaming"
         at.clock.advance(10)
@@ -530,7 +530,7 @@ async def test_a_look_at_the_pages_visits_no_more_rooms_however_many_are_kept(
             last = at.registry.open_room(name, pair, Need(5, 5), 0, canary=canary, retry_of=before).id
             at.registry.end(last, Cause(Reason.DECODE_LOST, "gone") if failed else None, 0)
             at.retired(last)
-        assert at.registry.known_count() == (CANARIES_KEPT if every_one == "a canary" else MANY)
+        assert at.registry.known_count() == (CANARY_ROOMS_FILED_MAX if every_one == "a canary" else MANY)
         visited = {}
         async with client(at) as http:
             for path in (
@@ -644,14 +644,14 @@ async def test_a_local_room_says_what_was_missing_and_where_its_time_went(at: Ho
         at.decode.incarnation, at.decode.computes = Incarnation(23), True
         at.join(at.decode)
     entry = await at.admission.admit("request-1", 3, 5, may_be_local=True)
-    at.registry.local(entry.id)
+    at.registry.mark_local(entry.id)
     say(at, "decode-0", "accepted")
     say(at, "decode-0", "local", why)
     say(at, "decode-0", "computing")
     say(at, "decode-0", "admitted")
     at.clock.advance(10)
     at.rooms.timelines.report(RoomId(1), Moment.FIRST_TOKEN_PASSED_ON)
-    at.registry.streaming(RoomId(1))
+    at.registry.mark_streaming(RoomId(1))
     at.rooms.answered(RoomId(1), "5 tokens passed on")
     at.retired()
     told = await story(at, "request-1")

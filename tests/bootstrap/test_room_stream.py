@@ -304,7 +304,7 @@ async def test_a_worker_that_is_gone_is_not_told_again_that_its_room_ended(
     at.join(at.prefill)
     with caplog.at_level("DEBUG"):
         assert await read(await at.backend.generate(asked())) == ([], "prefill_lost")
-        await until(lambda: at.rooms.links.over() == 2)
+        await until(lambda: at.rooms.streams.over() == 2)
     at.decode.cancelled.set()
     at.exited(at.prefill.name, at.prefill.pid)
     await at.channels.drop(at.prefill.incarnation)
@@ -382,7 +382,7 @@ async def test_a_room_whose_stream_broke_off_ended_with_the_worker_that_is_then_
     await read(await at.backend.generate(asked(3)))
     at.rooms.side_retired(at.entry().id, P)
     at.exited(at.decode.name, at.decode.pid)
-    assert at.rooms.notebook.lost[-1].rooms == (script == [None])
+    assert at.rooms.history.lost[-1].rooms == (script == [None])
     at.retired()
     await at.at_rest()
 
@@ -430,7 +430,7 @@ async def test_a_token_touches_neither_registry_nor_timeline_nor_metrics(
     await until(lambda: "prefill outcome" in at.events())
     touched: list[str] = []
     with monkeypatch.context() as patched:
-        for name in ("get", "record", "streaming", "workers", "rooms", "end"):
+        for name in ("get", "record", "mark_streaming", "workers", "rooms", "end"):
             patched.setattr(at.registry, name, lambda *_, told=name: touched.append(told))
         go.set()
         for token in drawn[1:-1]:

@@ -30,15 +30,15 @@ class Ear:
     heard_all: list[str | None] = field(default_factory=list)
     error: RemoteError | None = None
 
-    def heard(self, side: Side, reply: Any) -> None:
+    def on_reply(self, side: Side, reply: Any) -> None:
         self.heard_all.append(reply.WhichOneof("what"))
 
-    def broken(self, side: Side, error: RemoteError) -> None:
+    def on_broken(self, side: Side, error: RemoteError) -> None:
         self.error = error
 
 
 class DeafEar(Ear):
-    def heard(self, side: Side, reply: Any) -> None:
+    def on_reply(self, side: Side, reply: Any) -> None:
         raise RuntimeError("a bug of ours")
 
 

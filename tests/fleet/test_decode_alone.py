@@ -116,8 +116,8 @@ def test_its_room_is_over_when_decode_has_given_it_back() -> None:
     assert (entry.sides, entry.pair, entry.waiting_for) == ((Side.DECODE,), None, {Side.DECODE})
     with pytest.raises(LocalBug, match="has no prefill worker"):
         entry.worker(Side.PREFILL)
-    stack.taken(entry.id, entry.sides)
-    assert stack.unended(10**9) == [entry], "it is open for too long, and not for want of an opener"
+    stack.mark_delivered(entry.id, entry.sides)
+    assert stack.orphans(10**9) == [entry], "it is open for too long, and not for want of an opener"
     stack.end(entry.id, None, 0)
     stack.side_retired(entry.id, Side.DECODE)
     assert entry.phase is RoomPhase.RETIRED
@@ -129,7 +129,7 @@ def test_a_room_that_was_retracted_is_left_its_worker_and_goes_back_to_one_that_
     stack = registry_of(C1)
     stack.update_load(C1.incarnation, busy(RoomId(0)), 0)
     assert stack.reserve(NEED) == C1.incarnation
-    stack.reserve_none()
+    stack.release_reserved()
     drained = registry_of(C2)
     drained.open_room("request", drained.place(NEED), NEED, 0)
     drained.drain(C2.incarnation)

@@ -37,7 +37,7 @@ def served(line: Line) -> Iterator[QueueEntry[int]]:
 
 
 def assert_empty(line: Line) -> None:
-    assert (len(line), line.again, list(line), line.first()) == (0, 0, [], None)
+    assert (len(line), line.retried, list(line), line.first()) == (0, 0, [], None)
     assert not any((line._again, line._classes, line._order, line._unserved, line._aside, line._for_lower))
 
 
@@ -127,7 +127,7 @@ def test_no_starvation_no_number_of_new_tenants_keeps_one_from_its_turn(laps: in
         line.enter(number, QueueKey(0, f"early-{number}".encode(), QUANTUM))
     patient = line.enter(-1, QueueKey(0, b"patient", laps * QUANTUM))
     came = 0
-    while patient.is_in:
+    while patient.is_queued:
         for _ in range(2):  # twice as many as are served
             came += 1
             line.enter(came, QueueKey(0, f"late-{came}".encode(), 1))
@@ -148,11 +148,11 @@ def test_who_is_passed_over_keeps_its_turn_and_holds_up_nobody(
         for _ in range(data.draw(st.integers(0, 3))):
             if (one := line.first()) is not None:
                 looked_at.add(one.number)
-                line.pass_over(one)
+                line.skip(one)
         after = line.first()
         assert after is None or after.number not in looked_at
         assert (after is None) == (len(looked_at) == len(line))
-        line.look_again()
+        line.end_scan()
         first = line.first()
         assert first is not None
         assert first.waiting == expected.waiting
@@ -170,14 +170,14 @@ def test_whoever_leaves_leaves_once_and_nothing_of_it_stays(
     while len(line):
         one = data.draw(st.sampled_from(waiting))
         if data.draw(st.booleans()) and (first := line.first()) is not None:
-            line.pass_over(first)
+            line.skip(first)
         assert line.leave(one)
         waiting.remove(one)
         assert not line.leave(one), "it is gone"
         if data.draw(st.booleans()):
-            line.look_again()
+            line.end_scan()
         assert len(line) == len(waiting)
-    line.look_again()
+    line.end_scan()
     assert_empty(line)
 
 

@@ -144,7 +144,7 @@ def test_whoever_is_full_drained_suspected_or_gone_gets_no_room_and_whoever_is_b
     with pytest.raises(NoCapacity):
         stack.place(need)
     stack.register(first.decode, 1)
-    stack.proven(held)
+    stack.mark_proven(held)
     assert stack.place(need)[1].facts is first.decode
     stack.drain(held)
     with pytest.raises(NoCapacity):
@@ -180,7 +180,9 @@ def best_of_all(
     """What a look at every worker, and at every pair, comes to."""
     able: list[list[Worker]] = []
     for side in Side:
-        ready = [each for each in stack._on[side].ready if each.facts.tokens_max >= need.on(each.facts)]
+        ready = [
+            each for each in stack._on[side].ready if each.facts.tokens_max >= need.positions_on(each.facts)
+        ]
         if not ready:
             return NoSuchWorker
         able.append(ready)
@@ -204,12 +206,13 @@ def best_of_all(
 
 
 def fullness(worker: Worker, need: Need) -> tuple[bool, float, int, str]:
-    waits, more = not worker.usage.begins(need.asked_of(worker)), uncached_tokens(worker, need)
+    waits, more = not worker.usage.can_start(need.required_free(worker)), uncached_tokens(worker, need)
     return waits, (worker.tokens + more) / worker.facts.tokens_max, more, worker.facts.name
 
 
 def has_space(worker: Worker, need: Need) -> bool:
-    return worker.has_place and (worker.usage.may_wait or worker.usage.begins(need.asked_of(worker)))
+    usage = worker.usage
+    return worker.has_free_room and (usage.accepts_waiting or usage.can_start(need.required_free(worker)))
 
 
 def placed(stack: Registry, need: Need, avoid: Collection[Incarnation]) -> tuple[str, str] | type[Exception]:
@@ -295,15 +298,15 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
     stack._open = Unwalked()
     stack._tables = (stack._open, *stack._tables[1:])
     entries = [send(stack, conversations(number)) for number in range(12)]
-    stack.taken(entries[0].id, Side)
-    stack.streaming(entries[0].id)
+    stack.mark_delivered(entries[0].id, Side)
+    stack.mark_streaming(entries[0].id)
     assert (stack.phases[RoomPhase.STREAMING], stack.phases[RoomPhase.OPEN]) == (1, 11)
     for side in Side:
         stack.side_retired(entries[1].id, side)
-    assert stack.unended(1) == []
-    assert stack.unended(1 + OUTCOME_MS) == [entries[1]]
-    assert stack.unended(DELIVERY_MS) == entries[1:]
-    assert stack.unended(OPEN_MS_MAX) == entries
+    assert stack.orphans(1) == []
+    assert stack.orphans(1 + OUTCOME_MS) == [entries[1]]
+    assert stack.orphans(DELIVERY_MS) == entries[1:]
+    assert stack.orphans(OPEN_MS_MAX) == entries
     stack.end(entries[2].id, LOST, 5)
     assert stack.overdue(5 + CLOSING_MS) == [entries[2]]
     stack.abandon(entries[2].id)
@@ -337,6 +340,6 @@ def test_no_starvation_a_worker_is_reserved_for_one_that_connects_to_it_and_has_
     assert stack.all_full
     with pytest.raises(NoCapacity):
         stack.place(need)
-    stack.reserve_none()
+    stack.release_reserved()
     assert stack.place(need)[1].facts == decode[2]
     assert stack.reserve(need, before=decode[0].incarnation) == decode[0].incarnation

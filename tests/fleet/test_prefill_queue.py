@@ -23,17 +23,17 @@ def heard(
     brought: bool = True,
 ) -> None:
     load = WorkerLoad((), (), 0, 0, 0, RoomId(entered), number, waiting, rate)
-    queue.hear(load, RoomId(entered), lambda _: brought, now_ms)
+    queue.update(load, RoomId(entered), lambda _: brought, now_ms)
 
 
 def test_what_was_placed_since_is_behind_what_waits_there() -> None:
     queue = PrefillQueue()
     assert queue.left_ms(0) is None, "nobody knows how fast it is"
-    queue.place(RoomId(1), 100, 0)
+    queue.add(RoomId(1), 100, 0)
     assert queue.left_ms(0) is None
     heard(queue, 50, number=1)
     assert queue.left_ms(0) == 150
-    queue.place(RoomId(2), 30, 0)
+    queue.add(RoomId(2), 30, 0)
     assert queue.left_ms(0) == 180
     heard(queue, 90, number=2, entered=1)
     assert queue.left_ms(0) == 120, "room 1 is among what it says, and room 2 is not"
@@ -44,7 +44,7 @@ def test_it_computes_meanwhile_and_no_more_than_there_is() -> None:
     heard(queue, 50, number=1)
     assert queue.left_ms(20) == 30
     assert queue.left_ms(500) == 0
-    queue.place(RoomId(1), 10, 500)
+    queue.add(RoomId(1), 10, 500)
     assert queue.left_ms(500) == 10, "what was idle time is not there for it"
     assert queue.left_ms(505) == 5
 
@@ -52,21 +52,21 @@ def test_it_computes_meanwhile_and_no_more_than_there_is() -> None:
 def test_a_room_that_is_gone_before_the_worker_had_it_is_not_waited_for() -> None:
     queue = PrefillQueue()
     heard(queue, 0, number=1)
-    queue.place(RoomId(1), 100, 0)
-    queue.place(RoomId(2), 7, 0)
-    queue.gone(RoomId(1))
+    queue.add(RoomId(1), 100, 0)
+    queue.add(RoomId(2), 7, 0)
+    queue.release(RoomId(1))
     assert queue.left_ms(0) == 7
     heard(queue, 7, number=2, entered=2)
-    queue.gone(RoomId(2))
+    queue.release(RoomId(2))
     assert queue.left_ms(0) == 7, "what it entered is its own to say"
 
 
 def test_a_room_that_its_caller_has_not_brought_is_counted_until_it_is() -> None:
     queue = PrefillQueue()
-    queue.place(RoomId(1), 100, 0)
+    queue.add(RoomId(1), 100, 0)
     heard(queue, 0, number=1, entered=5, brought=False)
     assert queue.left_ms(0) == 100
-    queue.brought(RoomId(1))
+    queue.delivered(RoomId(1))
     assert queue.left_ms(0) == 0
 
 
@@ -105,7 +105,7 @@ def test_of_two_prefill_workers_the_one_with_less_to_compute_gets_it_though_it_h
     assert stack.place(small)[0] is stack.worker(P2.incarnation), "nobody has said anything"
     for worker, waiting in ((P1, 0), (P2, 90)):
         load = WorkerLoad((), (), 0, 0, 0, first.id, 1, waiting, RATE)
-        stack.taken(first.id, Side)
+        stack.mark_delivered(first.id, Side)
         stack.update_load(worker.incarnation, load, 0)
     assert stack.place(small)[0] is stack.worker(P1.incarnation)
     stack.open_room("request", stack.place(small), small, 0)

@@ -66,9 +66,9 @@ def test_blocks_are_the_same_in_every_process() -> None:
 def test_the_longest_known_beginning_counts() -> None:
     sent = SentPrefixes(100 * BLOCK_TOKENS)
     sent.add(hash_blocks(PROMPT))
-    assert sent.tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
-    assert sent.tokens(hash_blocks(OTHER)) == 2 * BLOCK_TOKENS
-    assert sent.tokens(hash_blocks(PROMPT[1:])) == 0
+    assert sent.cached_tokens(hash_blocks(PROMPT)) == 5 * BLOCK_TOKENS
+    assert sent.cached_tokens(hash_blocks(OTHER)) == 2 * BLOCK_TOKENS
+    assert sent.cached_tokens(hash_blocks(PROMPT[1:])) == 0
 
 
 def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first() -> None:
@@ -76,7 +76,7 @@ def test_no_more_is_remembered_than_the_cache_holds_and_ends_are_forgotten_first
     sent.add(hash_blocks(PROMPT))
     sent.add(hash_blocks(tuple(range(4 * BLOCK_TOKENS))))
     assert len(sent) == 6
-    assert sent.tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS
+    assert sent.cached_tokens(hash_blocks(PROMPT)) == 2 * BLOCK_TOKENS
 
 
 def test_the_worker_that_was_sent_the_beginning_is_preferred_on_either_side() -> None:
@@ -160,7 +160,9 @@ def test_incarnation_what_a_worker_was_sent_is_forgotten_with_it() -> None:
     gone = next(worker.facts for worker in stack.workers() if worker.facts.name == first.names[0])
     stack.leave(gone.incarnation, "exited", 0)
     stack.register(replace(gone, incarnation=Incarnation(gone.incarnation + 1000)), 0)
-    assert [worker.sent.tokens(hash_blocks(PROMPT)) > 0 for worker in stack.workers()].count(True) == 1
+    assert [worker.sent_prefixes.cached_tokens(hash_blocks(PROMPT)) > 0 for worker in stack.workers()].count(
+        True
+    ) == 1
 
 
 def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> None:
@@ -177,23 +179,23 @@ def test_what_decode_may_come_to_hold_makes_no_prefill_worker_overloaded() -> No
 def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_computes_itself() -> None:
     stack = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
     need = Need(200, 300, hash_blocks(range(200)))
-    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent
+    held = next(each for each in stack.workers() if each.facts.side is Side.PREFILL).sent_prefixes
     rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(3)]
-    stack.local(rooms[0].id)
-    assert held.tokens(need.blocks) == 192, "two others compute it"
+    stack.mark_local(rooms[0].id)
+    assert held.cached_tokens(need.blocks) == 192, "two others compute it"
     stack.end(rooms[1].id, LOST, 0)
     stack.side_retired(rooms[1].id, Side.PREFILL)
-    stack.local(rooms[2].id)
-    assert held.tokens(need.blocks) == 0, "of those one failed, and the other did not compute it"
+    stack.mark_local(rooms[2].id)
+    assert held.cached_tokens(need.blocks) == 0, "of those one failed, and the other did not compute it"
     rooms = [stack.open_room("request", stack.place(need), need, 0) for _ in range(2)]
     stack.side_retired(rooms[0].id, Side.PREFILL)
-    stack.local(rooms[1].id)
-    assert held.tokens(need.blocks) == 192, "the first of them computed it"
+    stack.mark_local(rooms[1].id)
+    assert held.cached_tokens(need.blocks) == 192, "the first of them computed it"
     assert not held._awaited
 
 
 def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:
     one = registry_of(facts(Side.PREFILL, 1), facts(Side.DECODE, 1))
-    assert not one.asks_what_was_sent
+    assert not one.uses_prefix_affinity
     one.register(facts(Side.DECODE, 2), 0)
-    assert one.asks_what_was_sent
+    assert one.uses_prefix_affinity

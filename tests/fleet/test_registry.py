@@ -10,7 +10,7 @@ import pytest
 from baton.fleet.pair_health import BROKEN_AFTER
 from baton.fleet.placement import Need
 from baton.fleet.registry import (
-    CANARIES_KEPT,
+    CANARY_ROOMS_FILED_MAX,
     CLOSING_MS,
     DELIVERY_MS,
     DEPARTED_MAX,
@@ -65,7 +65,7 @@ def registry_of(*workers: WorkerFacts, first_room: int = 500) -> Registry:
     registry = Registry("model", first_room, LEASE_MS, KEPT, FAILED_KEPT)
     for each in workers:
         registry.register(each, 0)
-        registry.proven(each.incarnation)
+        registry.mark_proven(each.incarnation)
     return registry
 
 
@@ -223,10 +223,12 @@ def test_silence_counts_only_while_somebody_listens(stack: Registry) -> None:
 def test_live_is_not_lost_silence_counts_up_to_what_was_heard(stack: Registry) -> None:
     """What was said since may wait in a queue of the listener's own."""
     for now_ms in range(0, 4 * LEASE_MS, LEASE_MS // 4):
-        assert stack.expired(now_ms, heard_ms=LEASE_MS - 1) == []
+        assert stack.expired(now_ms, accepted_until_ms=LEASE_MS - 1) == []
     stack.renew(P1.incarnation, 4 * LEASE_MS)
-    assert stack.expired(4 * LEASE_MS, heard_ms=LEASE_MS) == [D1.incarnation]
-    assert stack.expired(4 * LEASE_MS, heard_ms=9 * LEASE_MS) == [D1.incarnation], "nobody hears the future"
+    assert stack.expired(4 * LEASE_MS, accepted_until_ms=LEASE_MS) == [D1.incarnation]
+    assert stack.expired(4 * LEASE_MS, accepted_until_ms=9 * LEASE_MS) == [D1.incarnation], (
+        "nobody hears the future"
+    )
 
 
 def test_honest_health_a_worker_whose_turn_does_not_end_gets_no_lease(stack: Registry) -> None:
@@ -416,7 +418,7 @@ def test_an_unproven_suspect_is_to_be_proven_first(stack: Registry) -> None:
 def test_draining_stays_draining(stack: Registry) -> None:
     stack.drain(D1.incarnation)
     stack.suspect(D1.incarnation)
-    stack.proven(D1.incarnation)
+    stack.mark_proven(D1.incarnation)
     stack.renew(D1.incarnation, 10)
     assert stack.worker(D1.incarnation).state is WorkerState.DRAINING
     with pytest.raises(NoSuchWorker):
@@ -465,7 +467,7 @@ def test_how_much_a_request_may_take_is_what_workers_hold_that_get_rooms() -> No
     assert holding(stack) == (200, 100), "nor when it renews"
     for each in (D2.incarnation, small.incarnation):
         stack.renew(each, 0)
-        stack.proven(each)
+        stack.mark_proven(each)
     assert holding(stack) == (200, 200)
     stack.suspect(D2.incarnation)
     assert holding(stack) == (200, 200), "it will again in a moment"
@@ -556,11 +558,11 @@ def test_canaries_take_no_kept_rooms_place(stack: Registry) -> None:
     failed = opened(stack)
     over(stack, failed, LOST)
     need = Need(10, 10)
-    for _ in range(CANARIES_KEPT + 20):
+    for _ in range(CANARY_ROOMS_FILED_MAX + 20):
         over(stack, stack.open_room("canary", pair(stack), need, 0, canary=True), LOST)
     assert stack.get(failed.id) is failed
-    assert stack.known_count() == 1 + CANARIES_KEPT
-    assert len(stack.find("canary")) == CANARIES_KEPT
+    assert stack.known_count() == 1 + CANARY_ROOMS_FILED_MAX
+    assert len(stack.find("canary")) == CANARY_ROOMS_FILED_MAX
 
 
 def test_room_unique_ids_are_never_used_again(stack: Registry) -> None:
@@ -603,11 +605,11 @@ def test_a_room_is_over_when_it_ended_and_both_sides_gave_back(stack: Registry) 
     entry = opened(stack)
     phases = [entry.phase]
     for step in (
-        lambda: stack.streaming(entry.id),
+        lambda: stack.mark_streaming(entry.id),
         lambda: stack.side_retired(entry.id, Side.PREFILL),
         lambda: stack.side_retired(entry.id, Side.PREFILL),
         lambda: stack.end(entry.id, None, 0),
-        lambda: stack.streaming(entry.id),
+        lambda: stack.mark_streaming(entry.id),
         lambda: stack.side_retired(entry.id, Side.DECODE),
     ):
         step()
@@ -632,7 +634,7 @@ def test_zero_at_idle_load_is_taken_off_once(stack: Registry) -> None:
 def test_room_issued_news_of_unknown_rooms_creates_nothing(stack: Registry) -> None:
     room = RoomId(1)
     stack.side_retired(room, Side.DECODE)
-    stack.streaming(room)
+    stack.mark_streaming(room)
     stack.abandon(room)
     assert not stack.end(room, LOST, 0)
     assert not stack.record(room, Event(0, "decode-1", "failed"))
@@ -701,10 +703,10 @@ def test_room_ends_a_room_that_nobody_ends_comes_to_light(stack: Registry) -> No
     entry = opened(stack, now_ms=100)
     for side in Side:
         stack.side_retired(entry.id, side)
-    assert stack.unended(100 + OPEN_MS_MAX - 1) == []
-    assert stack.unended(100 + OPEN_MS_MAX) == [entry]
+    assert stack.orphans(100 + OPEN_MS_MAX - 1) == []
+    assert stack.orphans(100 + OPEN_MS_MAX) == [entry]
     stack.end(entry.id, Cause(Reason.DEADLINE, "nobody ended it"), 200)
-    assert stack.unended(10**12) == []
+    assert stack.orphans(10**12) == []
     assert stack.open_count() == 0
 
 
@@ -713,12 +715,12 @@ def test_room_ends_a_room_that_its_opener_brings_nowhere_ends_soon(
     stack: Registry, asked: tuple[Side, ...]
 ) -> None:
     entry = opened(stack, now_ms=100)
-    stack.taken(entry.id, asked)
-    assert stack.unended(100 + DELIVERY_MS - 1) == []
-    assert stack.unended(100 + DELIVERY_MS) == [entry]
-    stack.taken(entry.id, Side)
-    assert stack.unended(100 + DELIVERY_MS) == []
-    assert stack.unended(100 + OPEN_MS_MAX) == [entry]
+    stack.mark_delivered(entry.id, asked)
+    assert stack.orphans(100 + DELIVERY_MS - 1) == []
+    assert stack.orphans(100 + DELIVERY_MS) == [entry]
+    stack.mark_delivered(entry.id, Side)
+    assert stack.orphans(100 + DELIVERY_MS) == []
+    assert stack.orphans(100 + OPEN_MS_MAX) == [entry]
 
 
 def test_room_ends_a_room_that_both_workers_gave_back_waits_for_its_opener_and_no_longer(
@@ -726,13 +728,13 @@ def test_room_ends_a_room_that_both_workers_gave_back_waits_for_its_opener_and_n
 ) -> None:
     entry = opened(stack)
     stack.side_retired(entry.id, Side.PREFILL)
-    assert stack.unended(5) == []
+    assert stack.orphans(5) == []
     stack.side_retired(entry.id, Side.DECODE)
-    assert stack.unended(10) == []
-    assert stack.unended(10 + OUTCOME_MS - 1) == []
-    assert stack.unended(10 + OUTCOME_MS) == [entry]
+    assert stack.orphans(10) == []
+    assert stack.orphans(10 + OUTCOME_MS - 1) == []
+    assert stack.orphans(10 + OUTCOME_MS) == [entry]
     stack.end(entry.id, LOST, 10 + OUTCOME_MS)
-    assert stack.unended(10 + 2 * OUTCOME_MS) == []
+    assert stack.orphans(10 + 2 * OUTCOME_MS) == []
 
 
 def apart(registry: Registry, prefill: WorkerFacts, decode: WorkerFacts) -> None:

@@ -63,7 +63,7 @@ def test_one_process_gets_a_room_alone_and_is_said_to_keep_it() -> None:
     pair = stack.place(NEED)
     assert names(pair) == (None, "both-0-decode")
     entry = stack.open_room("request", pair, NEED, 0)
-    assert entry.is_kept
+    assert entry.is_same_process
     assert entry.where == "on both-0-decode, whose process serves both sides"
     assert names(stack.place(SCORED)) == ("both-0-prefill", "both-0-decode"), "prefill alone scores prompts"
 
@@ -134,7 +134,7 @@ def test_a_process_without_its_other_side_is_a_worker_of_one() -> None:
     stack.leave(A[0].incarnation, None, 0)
     assert names(stack.place(NEED)) == (None, "both-0-decode")
     entry = stack.open_room("request", stack.place(NEED), NEED, 0)
-    assert not entry.is_kept, "there is no prefill worker"
+    assert not entry.is_same_process, "there is no prefill worker"
     stack = registry_of(*A)
     stack.leave(A[1].incarnation, None, 0)
     assert stack.worker(A[0].incarnation).twin is None

@@ -51,7 +51,7 @@ def sent(stack: Registry, need: Need = NEED) -> RoomEntry:
 def brought(stack: Registry, need: Need = NEED) -> RoomEntry:
     """By the bootstrap itself, at once."""
     entry = sent(stack, need)
-    stack.taken(entry.id, Side)
+    stack.mark_delivered(entry.id, Side)
     return entry
 
 
@@ -120,14 +120,14 @@ def test_a_room_that_its_caller_has_not_brought_is_counted_though_later_ones_hav
     stack.update_load(D.incarnation, load(free=50, entered=soon.id), 0)
     usage = decode(stack).usage
     assert usage.left == 50 * PAGE - BEGINS
-    stack.taken(late.id, {Side.PREFILL})
+    stack.mark_delivered(late.id, {Side.PREFILL})
     assert usage.left == 50 * PAGE - BEGINS
-    stack.taken(late.id, {Side.DECODE})
+    stack.mark_delivered(late.id, {Side.DECODE})
     assert usage.left == 50 * PAGE
     never = sent(stack)
     stack.update_load(D.incarnation, load(free=50, entered=never.id, number=2), 0)
     stack.side_retired(never.id, Side.DECODE)
-    assert (usage.left, len(usage.since)) == (50 * PAGE, 0)
+    assert (usage.left, len(usage.unreported)) == (50 * PAGE, 0)
 
 
 def test_rooms_of_a_bootstrap_that_was_here_before_say_nothing_of_those_of_this_one() -> None:
@@ -221,7 +221,7 @@ def test_a_margin_asks_for_no_more_than_the_request_may_ever_take() -> None:
     stack = stack_of(D)
     stack.update_load(D.incarnation, load(), 0)
     again = Need(TOKENS - PAGE, TOKENS, margin=10 * PAGE)
-    assert again.asked_of(stack.worker(D.incarnation)) == TOKENS
+    assert again.required_free(stack.worker(D.incarnation)) == TOKENS
     assert names(stack, 1, again) == [D.name]
 
 
@@ -230,8 +230,8 @@ def test_a_margin_is_left_to_all_that_grow_beside_the_request_that_comes_back() 
     stack = stack_of(D)
     again = Need(PAGE, 3 * PAGE, margin=2 * PAGE)
     stack.update_load(D.incarnation, load(running=40, free=10), 0)
-    least = again.first_on(D) + GROWN_TOKENS * 40
-    assert least - PAGE < again.asked_of(stack.worker(D.incarnation)) <= least + GROWN_TOKENS
+    least = again.initial_on(D) + GROWN_TOKENS * 40
+    assert least - PAGE < again.required_free(stack.worker(D.incarnation)) <= least + GROWN_TOKENS
     with pytest.raises(NoCapacity):
         stack.place(again)
     assert stack.place(replace(again, margin=0))
@@ -252,8 +252,8 @@ def test_a_margin_is_left_to_all_that_grow_beside_the_request_that_comes_back() 
 def test_a_room_begins_with_what_is_granted_and_with_a_page_for_each_choice(
     need: Need, positions: int
 ) -> None:
-    assert need.first_on(D) == positions
-    assert need.first_on(P) == need.prompt_tokens
+    assert need.initial_on(D) == positions
+    assert need.initial_on(P) == need.prompt_tokens
 
 
 # ---- beside a worker
@@ -334,7 +334,7 @@ def test_however_late_and_in_whatever_order_words_come_few_wait_on_a_worker_and_
         worker.enter(room)
     stack.update_load(D.incarnation, worker.load(), 0)
     usage = decode(stack).usage
-    assert len(usage.since) == 0
+    assert len(usage.unreported) == 0
     assert usage.left == PAGE * (max(worker.free - len(worker.held), 0) - 4 * len(worker.rooms))
 
 
@@ -363,13 +363,13 @@ def test_a_worker_does_not_idle_while_somebody_waits(seed: int) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of every worker that is asked whether a room could begin."""
     looks: list[int] = []
-    begins = WorkerUsage.begins
+    begins = WorkerUsage.can_start
 
     def counted(usage: WorkerUsage, tokens: int) -> bool:
         looks.append(tokens)
         return begins(usage, tokens)
 
-    monkeypatch.setattr(WorkerUsage, "begins", counted)
+    monkeypatch.setattr(WorkerUsage, "can_start", counted)
     return looks
 
 
@@ -400,7 +400,7 @@ def test_the_one_that_has_space_is_found_behind_any_number_of_smaller_ones_that_
     heard(stack, load(free=900, waiting=WAITING_MIN))
     large = replace(D1, tokens_max=1_000_000, incarnation=Incarnation(7_777_777), name="large", rooms_max=9)
     stack.register(large, 0)
-    stack.proven(large.incarnation)
+    stack.mark_proven(large.incarnation)
     stack.update_load(large.incarnation, load(free=5_000, waiting=WAITING_MIN), 0)
     assert sent(stack, Need(1_000, 1_500)).decode.name == "large"
     small = sent(stack, Need(500, 1_500))

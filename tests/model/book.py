@@ -62,7 +62,7 @@ class Book:
         """A worker of a side holds a lease, and a canary has passed through it."""
         facts = self._facts(side, incarnation)
         self._registry.register(facts, 0)
-        self._registry.proven(facts.incarnation)
+        self._registry.mark_proven(facts.incarnation)
         return ""
 
     def lose(self, side: int, incarnation: Incarnation, proof: str | None) -> tuple[RoomId, ...]:
@@ -132,8 +132,8 @@ class Book:
     def untold(self) -> tuple[RoomId, ...]:
         """Rooms whose opener says nothing: which both workers gave back, or, if there are none, which have
         been open for longest."""
-        self._registry.unended(0)
-        rooms = self._registry.unended(OUTCOME_MS) or self._registry.unended(OPEN_MS_MAX)
+        self._registry.orphans(0)
+        rooms = self._registry.orphans(OUTCOME_MS) or self._registry.orphans(OPEN_MS_MAX)
         return tuple(entry.id for entry in rooms)
 
     def abandon(self) -> str:

@@ -64,7 +64,7 @@ class Memory:
 def turn(side: HandOverSide[R, Any], about: Room, wish: Vote = Vote.ADVANCE) -> list[Any]:
     """A turn of one rank, which wishes so much for one room. What it asks of the world."""
     votes = side.roster.votes(1, side.capacity())
-    assert votes[about.place] is wish
+    assert votes[about.index] is wish
     for room, effect in side.roster.settle(votes, 1):
         side.perform(room, effect, 1)
     return side.take_requests()

@@ -79,7 +79,7 @@ def room_in(kind: type[Room], phase: Phase, *, ms: int = 100) -> Room:
 
 def _claim(kind: type[Room], room: Room) -> None:
     if kind is Claimed and isinstance(room, Receiver) and room.phase is Phase.WAITING_FOR_INPUT:
-        room.claim()
+        room.claim_local()
 
 
 @pytest.mark.parametrize("vote", [Vote.ABORT, Vote.ADVANCE], ids=str)

@@ -22,17 +22,17 @@ def opened(roster: Roster[Receiver], room: int, *, needed: int = 1, now_ms: int 
 def waiting(roster: Roster[Receiver], room: int, needed: int) -> Receiver:
     held = opened(roster, room, needed=needed)
     held.note(Connected())
-    verdicts = [Vote.STAY] * roster.places
-    verdicts[held.place] = Vote.ADVANCE
+    verdicts = [Vote.STAY] * roster.size
+    verdicts[held.index] = Vote.ADVANCE
     roster.settle(verdicts, 0)
     return held
 
 
 def test_the_lowest_free_place_is_taken() -> None:
     roster = Roster[Receiver](3)
-    assert [opened(roster, room).place for room in (7, 8, 9)] == [0, 1, 2]
+    assert [opened(roster, room).index for room in (7, 8, 9)] == [0, 1, 2]
     roster.retire(RoomId(8), 0)
-    assert opened(roster, 10).place == 1
+    assert opened(roster, 10).index == 1
 
 
 def test_a_full_roster_refuses_and_keeps_the_remembered_cancel() -> None:
@@ -53,7 +53,7 @@ def test_room_unique_an_id_is_never_used_twice() -> None:
     roster.retire(RoomId(7), 0)
     with pytest.raises(RoomExists):
         opened(roster, 7)
-    assert opened(roster, 8).place == 0, "it took no place"
+    assert opened(roster, 8).index == 0, "it took no place"
 
 
 def test_a_room_that_could_not_be_made_takes_no_place() -> None:
@@ -64,7 +64,7 @@ def test_a_room_that_could_not_be_made_takes_no_place() -> None:
 
     with pytest.raises(ValueError, match="bad request"):
         roster.open(RoomId(7), fails, 0)
-    assert opened(roster, 7).place == 0
+    assert opened(roster, 7).index == 0
 
 
 def test_a_room_made_under_another_name_is_a_bug() -> None:
@@ -165,7 +165,7 @@ def test_no_starvation_the_order_is_of_opening_and_not_of_places() -> None:
     waiting(roster, 2, 2)
     roster.retire(RoomId(1), 0)
     waiting(roster, 3, 1)
-    assert roster.get(RoomId(3)).place == 0
+    assert roster.get(RoomId(3)).index == 0
     assert roster.votes(1, Capacity((1,), 2)) == [Vote.STAY, Vote.STAY]
     assert roster.votes(1, Capacity((2,), 2)) == [Vote.STAY, Vote.ADVANCE]
 

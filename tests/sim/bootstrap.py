@@ -104,7 +104,7 @@ class SimulatedBootstrap:
         rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(self.rooms), self.server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self.server)
         self.server.open()
-        time = self.rooms.keep_time(self._hearing.heard_ms)
+        time = self.rooms.keep_time(self._hearing.accepted_until_ms)
         for work in (self._hearing.run(), time, self.canary.run()):
             task = self.process.spawn(work)
             task.add_done_callback(self._ended)

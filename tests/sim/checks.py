@@ -230,8 +230,8 @@ def unrest(platform: "Platform") -> list[str]:
         found += _held("bootstrap", "queued requests", rooms.admission.queued())
         found += _held("bootstrap", "watchers", len(rooms.timelines._watchers))
         found += _held("bootstrap", "followed rooms", len(rooms._on_end))
-        found += _held("bootstrap", "rooms that workers may hold", rooms.links.over())
-        found += _held("bootstrap", "rooms on links", rooms.links.rooms())
+        found += _held("bootstrap", "rooms that workers may hold", rooms.streams.over())
+        found += _held("bootstrap", "rooms on links", rooms.streams.rooms())
         for known in bootstrap.registry.workers():
             found += _held("bootstrap", f"rooms of {known.facts.name}", len(known.rooms))
             found += _held("bootstrap", f"tokens of {known.facts.name}", known.tokens)

@@ -143,7 +143,7 @@ class _Scene:
         done["retraction"] = sum(each.retractions for each in self._world.grown.values())
         for bootstrap in self._platform.bootstraps:
             for entry in bootstrap.registry.rooms():
-                done["kept at home"] += entry.is_kept
+                done["kept at home"] += entry.is_same_process
                 if entry.cause is not None:
                     done[f"room failed: {entry.cause.reason.value}"] += 1
         return done

@@ -252,7 +252,7 @@ class Play:
 
     def do_turn(self, side: str, words: Words) -> list[str]:
         stage = self._stage(side)
-        rooms = [(room.place, room.id, room.phase) for room in stage.ranks[0].roster]
+        rooms = [(room.index, room.id, room.phase) for room in stage.ranks[0].roster]
         stage.said.clear()
         settled = stage.turn(self._now_ms)
         lines = [line for room in rooms for line in _tell(settled, *room)]

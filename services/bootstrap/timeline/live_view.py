@@ -53,7 +53,7 @@ def workers(rooms: RoomController) -> dict[str, Any]:
     )
     return {
         "workers": [_worker(each, rooms, now_ms) for each in held],
-        "lost": [_lost(each) for each in reversed(rooms.notebook.lost)],
+        "lost": [_lost(each) for each in reversed(rooms.history.lost)],
     }
 
 
@@ -65,7 +65,7 @@ def requests(
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
         each
-        for each in reversed(rooms.notebook.refused)
+        for each in reversed(rooms.history.refused)
         if search in each.request_id and not (failed and each.status == CLIENT_GONE)
     )
     found = [*waiting, *(_refused(each) for each in islice(refused, limit))]
@@ -89,8 +89,8 @@ def live(rooms: RoomController) -> dict[str, Any]:
 
 
 def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any]:
-    facts, census = worker.facts, rooms.notebook.censuses.get(worker.facts.incarnation)
-    told = {} if census is None else census.told
+    facts, census = worker.facts, rooms.history.censuses.get(worker.facts.incarnation)
+    told = {} if census is None else census.values
     return {
         "name": facts.name,
         "side": facts.side.value,
@@ -102,7 +102,7 @@ def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any
         "topology": f"tp{facts.topology.tensor}pp{facts.topology.pipeline}",
         "ranks": facts.topology.ranks,
         "lease_left_ms": max(worker.lease_until_ms - now_ms, 0),
-        "rooms": worker.places_taken,
+        "rooms": worker.client_rooms,
         "rooms_max": facts.rooms_max,
         "tokens": worker.tokens,
         "tokens_max": facts.tokens_max,
@@ -124,7 +124,7 @@ def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
             "tokens_waiting": queue.load.tokens_waiting,
             "tokens_per_s": queue.load.tokens_per_s,
             "left_ms": queue.left_ms(now_ms),
-            "placed_since": len(queue.since),
+            "placed_since": len(queue.unreported),
         }
     if usage.load is None:
         return None
@@ -133,7 +133,7 @@ def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
         "running": usage.load.running,
         "running_max": usage.load.running_max,
         "waiting": usage.load.waiting,
-        "placed_since": len(usage.since),
+        "placed_since": len(usage.unreported),
     }
 
 
@@ -171,7 +171,7 @@ def _summary(chain: Chain, rooms: RoomController) -> Summary:
         first_token_ms=None if first is None else first - begun,
         prefill=last.names.get(Side.PREFILL, ""),
         decode=last.decode.name,
-        same_process=last.is_kept,
+        same_process=last.is_same_process,
         reason="" if cause is None else cause.reason,
         cause="" if cause is None else cause.text,
     )

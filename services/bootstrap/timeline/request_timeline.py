@@ -160,7 +160,7 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
         room=str(entry.id),
         phase=entry.phase.value,
         prefill=entry.names.get(Side.PREFILL, ""),
-        same_process=entry.is_kept,
+        same_process=entry.is_same_process,
         decode=entry.decode.name,
         canary=entry.canary,
         retry_of=None if entry.retry_of is None else str(entry.retry_of),

@@ -112,10 +112,10 @@ def was_retracted(entry: RoomEntry) -> bool:
 
 def is_paused(entry: RoomEntry) -> bool:
     """A request's last room was retracted, and another is to follow."""
-    return was_retracted(entry) and not _said(entry, *BETWEEN)
+    return was_retracted(entry) and not _has_event(entry, *BETWEEN)
 
 
-def _said(entry: RoomEntry, *words: Moment) -> bool:
+def _has_event(entry: RoomEntry, *words: Moment) -> bool:
     """The bootstrap, of the room."""
     return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
 
@@ -125,5 +125,5 @@ def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
     on, then one that failed by itself, then the one that ended last."""
     goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
     by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
-    failed = by_itself and (entry.has_failed or _said(entry, Moment.NOT_RETRIED))
+    failed = by_itself and (entry.has_failed or _has_event(entry, Moment.NOT_RETRIED))
     return goes_on, failed, entry.closing_ms, entry.id

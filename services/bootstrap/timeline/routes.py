@@ -122,7 +122,7 @@ def _story(rooms: RoomController, asked: str) -> RequestTimeline | None:
         queued = next((each for each in rooms.admission.waiting() if is_of(each[0], name)), None)
         if queued is not None:
             return of_queued(*queued, rooms.timelines.line(Moment.ASKED))
-        refused = rooms.notebook.refusal(name)
+        refused = rooms.history.refusal(name)
         if refused is not None:
             return of_refused(refused)
     return None
