@@ -1,4 +1,4 @@
-"""How is a measurement told? One JSON object: medians, and the ratio to a limit measured in the same run."""
+"""Output of a benchmark: one JSON object with medians and their ratio to a limit of the same run."""
 
 import json
 import statistics
@@ -12,8 +12,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON. There is no ot
 Runs = Annotated[int, typer.Option(min=3, max=1000, help="Measurements of each, taken in turns.")]
 
 
-def tell(name: str, seconds: dict[str, list[float]], limit: str, facts: dict[str, object]) -> None:
-    """`ratio`: how many times the limit's time the measured part takes, median by median."""
+def print_result(name: str, seconds: dict[str, list[float]], limit: str, facts: dict[str, object]) -> None:
+    """Print the result. `ratio` is the median of the measured part divided by that of `limit`."""
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     measured = next(key for key in medians if key != limit)
     body = {

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine: a step, quantized weights, grammars, drafts."""

@@ -1,8 +1,7 @@
-"""For how long does an event loop stand still while grammars are compiled?
+"""Longest pause of an event loop while grammars are compiled.
 
-A bootstrap has them judged by a process of its own, a worker compiles them in a thread: neither is to hold up
-whoever else is served. A loop that does nothing but wake each millisecond tells its longest gap meanwhile,
-beside its longest while nothing is compiled.
+The bootstrap compiles grammars in a process of its own, a worker in a thread. Neither may block other
+requests. The loop wakes each millisecond and notes the longest gap.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.001
 REST_S: Final = 0.1
 AT_ONCE: Final = 4
-"""Grammars that are asked for together, of each form."""
+"""Grammars of each kind that are compiled at once."""
 
 
 def grammars(
@@ -57,7 +56,7 @@ def grammars(
 
 
 def _form(name: str, number: int) -> Grammar:
-    """A large one, like no other: nothing of it is compiled already."""
+    """Return a large grammar that nothing has compiled before."""
     own = f"{name}{number}"
     match name:
         case "object":
@@ -117,7 +116,7 @@ async def _measured(runs: int, shelf: "Shelf", judge: "Judge") -> dict[str, obje
 
 
 async def _watched(work: Awaitable[object]) -> tuple[float, float]:
-    """Seconds: the loop's longest gap until the work is done, and how long that took."""
+    """Return the loop's longest gap until the work is done, and the work's duration, in seconds."""
     started = perf_counter()
     async with _watching() as gaps:
         await work

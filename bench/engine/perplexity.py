@@ -1,7 +1,7 @@
-"""What does it cost to keep weights as codes? The perplexity of a fixed text, beside that of plain weights.
+"""Perplexity of a fixed text with quantized weights, beside plain weights.
 
-Perplexity is e to the mean of what the model did not expect: the negative logarithm of the likelihood of each
-token after those before it. All ways compute the same tokens in one run.
+Perplexity is e to the mean negative log-likelihood of each token after those before it. All variants
+compute the same tokens in one run.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PASSAGE: Final = Path(__file__).with_name("passage.txt")
 CHUNK: Final = 128
-"""Tokens of a step, at most."""
+"""Most tokens of one step."""
 
 
 def perplexity(
@@ -34,7 +34,7 @@ def perplexity(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
 ) -> None:
-    """The perplexity of a text by weights as they are, and as codes (int8 and int4, if nothing is said)."""
+    """Perplexity of a text by plain weights and by quantized ones (default: int8 and int4)."""
     from baton.api.text.tokenizer import load_tokenizer
     from baton.engine.loading.engine_loading import load_engine
     from baton.engine.quantization.weight_quantization import weight_quantization
@@ -77,7 +77,7 @@ def perplexity(
 
 
 def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
-    """Of each token but the first."""
+    """Return the perplexity over all tokens but the first."""
     from baton.engine_interface import PromptScores, Row, Sequence
     from baton.rooms.request import Request
 

@@ -1,4 +1,4 @@
-"""How much faster do answers come with drafts?"""
+"""The command `speculation`: output rate with draft tokens and without."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How fast do tokens come with drafts, and without, from one stack that is asked the same in turns?"""
+"""Output rate of one stack with draft tokens and without, measured in turns."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ REQUEST_S: Final = 600.0
 WITH, WITHOUT = "with", "without"
 RANDOM: Final = "random"
 RANDOM_IDS: Final = range(1_000, 30_000)
-"""Of prompts that nothing repeats."""
+"""Token ids of random prompts, which have no repetitions to draft from."""
 
 Body = dict[str, Any]
 
@@ -28,11 +28,11 @@ class SpeculationPlan:
     prompts: Sequence[Path]
     """Files of a JSON object a line, with a `prompt` and its `max_tokens`."""
     random_tokens: int
-    """Of each random prompt's answer, which is drawn at temperature 1; 0: none are asked."""
+    """Length of answers to random prompts, drawn at temperature 1. 0: no random prompts."""
     seed: int
 
     def loads(self) -> dict[str, list[Body]]:
-        """Raises ValueError for a file that has no such lines."""
+        """Return request bodies by load. Raises ValueError for a malformed file."""
         loads: dict[str, list[Body]] = {}
         for path in self.prompts:
             try:
@@ -59,7 +59,7 @@ class SpeculationPlan:
 
 @dataclass(slots=True)
 class SpeculationRound:
-    """All requests of a load, so many at a time."""
+    """Result of sending all requests of a load once."""
 
     tokens: int
     seconds: float
@@ -72,8 +72,7 @@ class SpeculationRound:
 
 
 def measure(url: str, plan: SpeculationPlan) -> dict[str, Any]:
-    """What `python -m bench speculation` prints of each load and concurrency. Raises ValueError and
-    RuntimeError."""
+    """Return results by load and concurrency. Raises ValueError and RuntimeError."""
     return asyncio.run(_measured(url, plan, plan.loads()))
 
 
@@ -88,7 +87,7 @@ async def _measured(url: str, plan: SpeculationPlan, loads: Mapping[str, list[Bo
                         told = await _round(client, bodies, concurrency, speculate=how == WITH)
                         if number:  # the first finds nothing cached
                             rounds[how].append(told)
-                found[name][str(concurrency)] = told_of(rounds)
+                found[name][str(concurrency)] = summarise(rounds)
     return found
 
 
@@ -113,7 +112,7 @@ async def _round(
     return SpeculationRound(sum(map(len, answers)), time.perf_counter() - started, answers)
 
 
-def told_of(rounds: Mapping[str, Sequence[SpeculationRound]]) -> dict[str, Any]:
+def summarise(rounds: Mapping[str, Sequence[SpeculationRound]]) -> dict[str, Any]:
     pairs = list(zip(rounds[WITH], rounds[WITHOUT], strict=True))
     ratios = [drafted.rate / plain.rate for drafted, plain in pairs]
     answers = [

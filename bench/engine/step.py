@@ -1,9 +1,9 @@
-"""How far is a step of the model from what the machine can do?
+"""Time of a model step, beside the machine's limit for it.
 
-Decode has to read every weight and the sequences' keys and values once: its limit is the time to read as many
-bytes. Prefill has to multiply: its limit is the time of the model's products alone, of the same shapes over
-weights in a library's layout: of all tokens in all layers, although a compiled step leaves out what the last
-layer adds to tokens that nobody asks for (3 % of a model of thirty layers).
+Decode has to read every weight and the sequences' keys and values once. Its limit is the time to read as
+many bytes. Prefill has to multiply. Its limit is the time of the model's matrix products, of the same
+shapes over weights in a library's layout. All tokens count in all layers, although a compiled step leaves
+out what the last layer adds to unread tokens (3 % of a model of thirty layers).
 """
 
 import json
@@ -21,7 +21,7 @@ import typer
 from baton.rooms.request import Grammar, GrammarKind, Request, Sampling
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
-from bench.report import Runs, seconds_of, tell
+from bench.report import Runs, print_result, seconds_of
 
 if TYPE_CHECKING:
     from baton.engine.torch_engine import TorchEngine
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 PROFILE_LINES: Final = 16
 GRAPHED_ROWS: Final = 64
-"""Of --cuda-graphs."""
+"""Default of --cuda-graphs."""
 STEPS_MAX: Final = 64
-"""From here on the last step is repeated."""
+"""Most steps of one answer. Later measurements repeat the last step."""
 ANY_JSON: Final = "json"
 GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=1.0)
-"""DRAWN: where --grammar is asked for, of the rows that are held and of those that are not."""
+"""Sampling of plain rows. DRAWN is used with --grammar, for constrained and free rows."""
 SIDE, SIDE_ON_GPU = 2048, 8192
-"""Of the square matrices whose product shows the machine's rate where shapes are no hindrance."""
+"""Side of the square matrices whose product shows the machine's peak rate, on a CPU and on a GPU."""
 
 
 class StepPhase(StrEnum):
@@ -83,7 +83,7 @@ def step(
     ] = 0,
     profile: Annotated[bool, typer.Option(help="Also which operators the time of a step goes to.")] = False,
 ) -> None:
-    """One step, beside reading what it has to read or multiplying what it has to multiply."""
+    """One model step, beside reading its bytes (decode) or its matrix products (prefill)."""
     from baton.engine.execution.cuda_graphs import GraphRunner
     from baton.engine.execution.execution_kind import ExecutionKind
     from baton.engine.loading.engine_loading import load_engine
@@ -154,11 +154,11 @@ def step(
             facts[f"{name}_ratio_of_least"] = round(least[name] / least["step"], 3)
     if profile:
         facts["profile_ms"] = _profile(engine, works["step"])
-    tell("step", seconds, limit, facts)
+    print_result("step", seconds, limit, facts)
 
 
 def _grammar(told: str, phase: StepPhase) -> Grammar | None:
-    """What rows are held to, if to anything. Raises StartupError."""
+    """Return the grammar that constrains rows, or None. Raises StartupError."""
     if not told:
         return None
     if phase is not StepPhase.DECODE:
@@ -179,7 +179,7 @@ def _rows(
     sampling: Sampling,
     grammar: Grammar | None = None,
 ) -> "list[Row]":
-    """Those of the first step that is measured, after what has to come before it. Raises StartupError."""
+    """Return the rows of the first measured step, after the steps before it. Raises StartupError."""
     from baton.engine_interface import DrawFailed, Row, Sequence
 
     pages = engine.cache.group.pages_for(context + STEPS_MAX)
@@ -215,7 +215,7 @@ def _rows(
 
 
 def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Row]":
-    """The same rows, with so many drafts that are what comes next."""
+    """Return the same rows with `count` draft tokens, which are the right next ones."""
     from baton.engine_interface import DrawFailed
 
     for _ in range(drafts):
@@ -242,7 +242,8 @@ def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
 
 
 def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Callable[[], object]:
-    """The step, which in decode goes on from the last one, up to `STEPS_MAX` times or to the answer's end."""
+    """Return the function that runs one step. In decode each call continues the last step, up to
+    `STEPS_MAX` times or to the answer's end."""
     from baton.engine_interface import DrawFailed, Row
 
     def step() -> None:
@@ -260,7 +261,7 @@ def _stepping(engine: "TorchEngine", phase: StepPhase, rows: "list[Row]") -> Cal
 
 
 def _to_its_end(engine: "TorchEngine", work: Callable[[], object]) -> Callable[[], object]:
-    """A GPU is only asked for what it computes: wait until it has."""
+    """Wait until the GPU has computed what was launched."""
     import torch
 
     place = engine.model.device
@@ -312,7 +313,7 @@ def _gflop(engine: "TorchEngine", batch: int, tokens: int) -> float:
 
 
 def _rows_of(engine: "TorchEngine", outs: int, batch: int, tokens: int) -> int:
-    """The head sees the last token of each sequence."""
+    """Return rows per matrix product. The output head sees the last token of each sequence alone."""
     return batch if outs == engine.model.vocab_size else tokens
 
 
@@ -327,8 +328,8 @@ def _side(engine: "TorchEngine") -> int:
 
 
 def _profile(engine: "TorchEngine", work: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds by operator, those it calls not counted; the longest first. Measuring adds to them. On a
-    GPU they are the GPU's own, by kernel."""
+    """Return milliseconds by operator, without those it calls, the longest first. Profiling adds to them.
+    On a GPU they are times of kernels."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiling
 

@@ -1,0 +1,1 @@
+"""Benchmarks of page transfers between processes."""

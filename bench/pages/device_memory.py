@@ -1,4 +1,4 @@
-"""Where does memory come from that a benchmark lets peers write to: the machine's, or a GPU's?"""
+"""Memory of a benchmark that peers write to: the machine's or a GPU's."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Protocol):
-    """As `baton.runtime.host_memory.Movable`."""
+    """Protocol of memory, like `baton.runtime.host_memory.Movable`."""
 
     @property
     def address(self) -> int: ...
@@ -22,11 +22,11 @@ class Memory(Protocol):
 
 
 class DeviceMemory:
-    """`length` zeroed bytes of a GPU, "cuda:N", at one address: a worker's KV memory is no other."""
+    """Zeroed bytes of a GPU ("cuda:N") at one address, like a worker's KV memory."""
 
     def __init__(self, length: int, device: str) -> None:
-        """For the thread that transfers, which is bound to the device. What a worker does first comes first
-        here too: CUDA has threads. Raises StartupError, or RuntimeError if the device refuses."""
+        """Allocate for the calling thread, which is bound to the device. The order of calls is a worker's
+        own, because CUDA has threads. Raises StartupError, or RuntimeError if the device refuses."""
         import torch
 
         from baton.engine.device import bind_thread
@@ -45,7 +45,7 @@ class DeviceMemory:
 
 
 def numbered(device: str) -> str:
-    """`device` with its number: "cpu", "cuda:N". Raises StartupError for one that is not there."""
+    """Return `device` with its number ("cpu", "cuda:N"). Raises StartupError for a missing device."""
     if device == "cpu":
         return device
     from baton.engine.device import find_device
@@ -54,7 +54,8 @@ def numbered(device: str) -> str:
 
 
 def take(length: int, device: str) -> HostMemory | DeviceMemory:
-    """`length` bytes of `device`, which are all there: what was never written to is one page of zeros."""
+    """Return `length` bytes of `device`, all of them touched. Untouched pages would share one page of
+    zeros."""
     if device != "cpu":
         return DeviceMemory(length, device)
     memory = HostMemory(length)
@@ -63,7 +64,7 @@ def take(length: int, device: str) -> HostMemory | DeviceMemory:
 
 
 def bytes_of(memory: Memory) -> "torch.Tensor":
-    """[length] uint8, where they are now."""
+    """Return the bytes as a uint8 tensor of shape [length], without a copy."""
     import torch
 
     if isinstance(memory, DeviceMemory):
@@ -74,7 +75,7 @@ def bytes_of(memory: Memory) -> "torch.Tensor":
 
 
 def copying(source: Memory, at: int, target: Memory, to: int, length: int) -> Callable[[], None]:
-    """Copies bytes of one memory to another of the same device, and returns when they are there."""
+    """Return a function that copies bytes between two memories of a device and waits for the end."""
     if isinstance(source, HostMemory) and isinstance(target, HostMemory):
         there, here = target.view[to : to + length], source.view[at : at + length]
 

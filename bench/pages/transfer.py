@@ -1,4 +1,4 @@
-"""How fast do pages reach another process, beside NIXL itself and memcpy of the same bytes?"""
+"""The command `transfer`: pages pushed to another process, beside bare NIXL writes and memcpy."""
 
 import json
 import statistics
@@ -61,6 +61,6 @@ def _medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def _ratio(medians: Mapping[str, float]) -> float:
-    """Of bare NIXL's speed with its best descriptors."""
+    """Return the push's time divided by that of the fastest bare NIXL write."""
     bare = min(value for key, value in medians.items() if key.startswith("nixl"))
     return round(bare / medians["push"], 3)

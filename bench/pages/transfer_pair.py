@@ -1,10 +1,11 @@
-"""Who writes and who is written to when transfers are measured?
+"""Sender and receiver of measured transfers.
 
-The receiver is another process, with an endpoint a rank; the sender is one rank, with the product's own plan
-and push. Beside it, in turns, a bare NIXL agent writes as many bytes to the same memory: whole, cut into
-descriptors of one size, or page by page as the push has to. Each write takes other pages, so that no cache
-holds them. Of a few in a row the first is told apart: it finds the caches without its code, which takes
-longer to fetch than to run.
+The receiver is another process with an endpoint for each rank. The sender is one rank with the product's
+own plan and push. In turns with it, a bare NIXL agent writes as many bytes to the same memory: whole, in
+descriptors of one size, or page by page like the push.
+
+Each write takes other pages, so that no cache holds them. The first write of a row is reported apart. It
+finds the caches without its code, which takes longer to fetch than to run.
 """
 
 import multiprocessing
@@ -37,19 +38,19 @@ POOL_BYTES: Final = 128 * MIB
 SENDER: Final = Incarnation(1)
 RECEIVERS: Final = (Incarnation(2), Incarnation(3), Incarnation(4))
 PIECES: Final = (0, MIB, MIB // 4)
-"""Of a bare write: 0 for one descriptor."""
+"""Descriptor sizes of a bare write, in bytes. 0: one descriptor."""
 AS_PUSHED: Final = "nixl as pushed"
-"""In the descriptors that the pages' places make."""
+"""Name of the bare write with the same descriptors as the push."""
 GROUP: Final = full_group("bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
-"""Of SmolLM2-135M."""
+"""Page layout of SmolLM2-135M."""
 WARM_UP: Final = 2
 
 IN_A_ROW: Final = 4
-"""Writes of one kind, before it is another one's turn."""
+"""Writes of one kind in a row."""
 
 Seconds = dict[str, list[float]]
 Work = Callable[[], Callable[[], None]]
-"""Makes a write ready; the call of what it returns is measured."""
+"""Prepares a write, and returns the call that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Case:
     mib: int
     page_tokens: tuple[int, int] = (16, 16)
     tensor: tuple[int, int] = (1, 1)
-    """Ranks of the sender, of which the first is measured, and of the receiver."""
+    """Ranks of the sender and of the receiver. The sender's first rank is measured."""
     scattered: bool = True
 
     @property
@@ -73,19 +74,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class TransferMeasurement:
-    """What writes of one case took, by kind."""
+    """Durations of the writes of one case, by kind."""
 
     case: Case
     length: int
-    """Bytes of one."""
+    """Bytes of one write."""
     first: Seconds
-    """After writes of other kinds."""
+    """Durations of writes that follow another kind."""
     next: Seconds
-    """After its own kind: the mean of those in a row."""
+    """Durations of writes that follow their own kind, as means of one row."""
 
 
 def cases(chunks: Sequence[int]) -> list[Case]:
-    """Equal shapes at every size; differing ones at the middle size."""
+    """Return the cases: equal shapes at every size, different shapes at the middle size."""
     equal = [
         Case(mib, (size, size), scattered=scattered)
         for mib in chunks
@@ -100,8 +101,8 @@ def cases(chunks: Sequence[int]) -> list[Case]:
 def measure(
     each: Sequence[Case], runs: int, window_bytes: int, patience_s: float, device: str = "cpu"
 ) -> list[TransferMeasurement] | None:
-    """All cases, all kinds of writes in turns, between memories of `device` ("cpu", "cuda:N"). None when the
-    receiver gave no answer."""
+    """Measure all cases, with all kinds of writes in turns. Returns None if the receiver did not answer.
+    `device`: "cpu" or "cuda:N", of both memories."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     peer = context.Process(target=_receive, args=(theirs, device), daemon=True)
@@ -187,7 +188,7 @@ def _push(push: RoomTransfer, tokens: int) -> None:
 
 
 class _Scene:
-    """A case's plan, and the pages of its next run."""
+    """Plan of a case, and the pages of its next run."""
 
     def __init__(self, case: Case, peers: Sequence[Endpoint]) -> None:
         self.case = case
@@ -219,7 +220,7 @@ class _Scene:
         return RoomTransfer(transfer, self._route, (source,), (size,), grant, window_bytes, slots.view, 0)
 
     def runs(self) -> list[PageRun]:
-        """What a push writes, found before: of all targets, and as if the first one had all of it."""
+        """Return the writes of a push: by target, and as if the first target had all of it."""
         source, target = self._table(self._source), self._table(self._target)
         return [
             run
@@ -229,7 +230,7 @@ class _Scene:
         ]
 
     def place(self) -> int:
-        """Where a contiguous write of as many bytes may begin."""
+        """Return a start for a contiguous write of as many bytes."""
         return self._random.randrange(POOL_BYTES // self.bytes) * self.bytes
 
     def _table(self, group: KvGroup) -> tuple[PageId, ...]:
@@ -241,7 +242,7 @@ class _Scene:
 
 
 class _BareNixl:
-    """An agent with nothing around it. What a write must say anew each time, it says anew each time."""
+    """NIXL agent without the product's code. It prepares each write anew, as the product has to."""
 
     def __init__(self, address: int, peer: Endpoint, device: str) -> None:
         self._agent: Any = Library().new_agent("bench-bare")
@@ -276,7 +277,7 @@ class _BareNixl:
 
 
 def _receive(pipe: Connection, device: str) -> None:
-    """The other process: memory to be written to, until the pipe says that it is over."""
+    """Run the receiver's process until the pipe ends it."""
     memory = take(POOL_BYTES, device)
     ranks = [NixlTransfer(incarnation) for incarnation in RECEIVERS]
     for rank in ranks:

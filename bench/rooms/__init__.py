@@ -1,0 +1,1 @@
+"""Benchmarks of rooms: their hand-over, their number a second, several answers."""

@@ -1,4 +1,4 @@
-"""How long do several answers to one prompt take, and one, and how many bytes of KV were sent for them?"""
+"""Times and KV bytes of requests with several answers, beside requests with one."""
 
 import json
 import random
@@ -13,14 +13,14 @@ REQUEST_S: Final = 300.0
 WARM_UP: Final = 2
 
 Measured = dict[str, int]
-"""Of one request: bytes of KV that were sent, and microseconds until the first token, until the last answer's
-first token, and until its end."""
+"""Figures of one request: KV bytes sent, and microseconds until the first token, until the last answer's
+first token, and until the end."""
 
 
 def measured(
     url: str, runs: int, prompt_tokens: int, output_tokens: int, answers: int
 ) -> dict[int, list[Measured]]:
-    """`answers`: of the requests beside those with one. `runs` of each, in turns."""
+    """Measure requests with one answer and with `answers`, `runs` of each, in turns."""
     words = random.Random(time.monotonic_ns())  # noqa: S311 prompts that no cache has seen
     found: dict[int, list[Measured]] = {1: [], answers: []}
     with httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False) as client:

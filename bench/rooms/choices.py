@@ -1,4 +1,4 @@
-"""What do several answers to one prompt cost beside one: in bytes of KV, and until the first token?"""
+"""The command `choices`: KV bytes and first-token times of several answers, beside one."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Where does each millisecond of a request go, and what does its hand-over cost beside the transfer?"""
+"""The command `handover`: stages of a request, and what its hand-over costs beside the transfer."""
 
 import json
 import statistics

@@ -1,6 +1,6 @@
-"""When did each stage of a request begin? Read off its room's timeline, and off the client's own clock.
+"""Start times of a request's stages, from its room's timeline and the client's clock.
 
-All clocks are one: the monotonic clock of the host that everything runs on.
+All processes run on one host and use its monotonic clock.
 """
 
 import random
@@ -21,12 +21,12 @@ FILED_S: Final = 10.0
 POLL_S: Final = 0.02
 WARM_UP: Final = 3
 TOKENS: Final = range(1000, 20_000)
-"""Of which prompts are made: words, in any vocabulary."""
+"""Token ids of prompts. They are words in any vocabulary."""
 SEALED: Final = re.compile(r"(\d+) bytes in (\d+) us, (\d+) us of them beside steps")
 
 PREFILL, DECODE = Side.PREFILL.value, Side.DECODE.value
 Mark: TypeAlias = tuple[str, str]
-"""Who saw something, and what: a `Moment`, or what the client saw."""
+"""Observer and event: a `Moment`, or an event of the client."""
 SENT: Final[Mark] = ("client", "sent")
 FIRST: Final[Mark] = ("client", "first token")
 SECOND: Final[Mark] = ("client", "second token")
@@ -55,13 +55,13 @@ STAGES: Final[Mapping[str, tuple[Mark, Mark]]] = {
 @dataclass(frozen=True, slots=True)
 class RoomTimes:
     at_us: Mapping[Mark, int]
-    """The first of each."""
+    """Microseconds of the first occurrence of each mark."""
     chunks: int
     length: int
-    """Bytes that were written."""
+    """Bytes written to the decode worker."""
     transfer_us: int
     hidden_us: int
-    """Of the transfer, beside steps."""
+    """Microseconds of the transfer during which a step ran."""
 
     def between(self, begin: Mark, end: Mark) -> float:
         return self.at_us[end] - self.at_us[begin]
@@ -76,7 +76,7 @@ class RoomTimes:
 
 
 def measure_rooms(url: str, runs: int, prompt_tokens: int, output_tokens: int) -> list[RoomTimes]:
-    """One request after the other."""
+    """Send requests one after the other and return their times."""
     words = random.Random(time.monotonic_ns())  # noqa: S311 prompts that no cache has seen
     measured: list[RoomTimes] = []
     with httpx.Client(base_url=url, timeout=REQUEST_S, trust_env=False) as client:
@@ -110,7 +110,7 @@ def _ask(client: httpx.Client, name: str, body: Mapping[str, Any]) -> dict[Mark,
 
 
 def filed_room(client: httpx.Client, name: str) -> Mapping[str, Any]:
-    """Its room, once both workers have reported it retired."""
+    """Wait until both workers have reported the room retired, and return it."""
     deadline = time.monotonic() + FILED_S
     while True:
         rooms = client.get("/rooms", params={"request_id": name}).json()["rooms"]

@@ -1,4 +1,4 @@
-"""How many rooms a second are opened, handed over and retired, when computing costs nothing?"""
+"""The command `rooms`: rooms a second from opened to retired, with an engine that costs nothing."""
 
 import json
 import statistics

@@ -1,7 +1,7 @@
-"""A registry here, a prefill and a decode worker in processes of their own: all real, but for their engine.
+"""A registry in this process, and a prefill and a decode worker in processes of their own.
 
-The workers are wired as in production: leases, turns, gRPC, NIXL. Here are the bootstrap's registry and
-backend, without HTTP, and the requests: one prompt each, of which two tokens are drawn.
+Everything but the engine is as in production: leases, turns, gRPC, NIXL. The bootstrap's registry and
+backend run without HTTP. Each request has one prompt and draws two tokens.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ Round = dict[str, float]
 
 
 def measure(runs: int, count: int, concurrency: int, patience_s: float) -> list[Round]:
-    """Seconds of `count` rooms and of as many bare calls, and what they cost, round by round."""
+    """Measure `count` rooms and as many bare gRPC calls, in seconds, round by round."""
     rounds: list[Round] = uvloop.run(_measure(runs, count, concurrency, patience_s))
     return rounds
 
@@ -107,7 +107,7 @@ class _Bench:
         return told | {key: after[key] - before[key] for key in after}
 
     async def rooms(self, count: int, concurrency: int) -> None:
-        """Until all are retired."""
+        """Run rooms and wait until all are retired."""
         await _each(self._room, count, concurrency)
         async with asyncio.timeout(REQUEST_S):
             while self._registry.open_count():  # noqa: ASYNC110 - nothing tells of it

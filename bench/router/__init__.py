@@ -1,0 +1,1 @@
+"""Benchmarks of the bootstrap alone: requests a second and placement."""

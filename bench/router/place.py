@@ -1,4 +1,4 @@
-"""What does a placement cost before many workers, and a look at the time while many rooms are open?"""
+"""The command `place`: cost of a placement before many workers and with many open rooms."""
 
 import json
 from typing import Annotated

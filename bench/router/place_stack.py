@@ -1,4 +1,4 @@
-"""Which registry does `python -m bench place` measure? The product's own, filled with workers and rooms."""
+"""The product's registry, filled with workers and rooms, and its measurements."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ LEASE_MS: Final = 3_000
 TOKENS_MAX: Final = 1_000_000
 PROMPT: Final = 16 * BLOCK_TOKENS
 SHARED: Final = 2 * BLOCK_TOKENS
-"""Tokens that all prompts begin with."""
+"""Length of the prefix of all prompts."""
 TURNS: Final = 4
-"""Requests that begin as one another did, each longer than the last."""
+"""Requests of a conversation, each longer than the one before."""
 NEED_TOKENS: Final = PROMPT + 256
 ROOM_TOKENS: Final = 16
-"""What a room is told to use: so little that any number of rooms may be open."""
+"""Tokens of a room, so few that any number of rooms may be open."""
 
 
 class Stack:
-    """A registry with so many ready workers of each side."""
+    """Registry with a number of ready workers of each side."""
 
     def __init__(self, workers: int, rooms_max: int) -> None:
         self.registry = Registry("model", 1, LEASE_MS, 1024, 1024)
@@ -54,15 +54,15 @@ class Stack:
             self.registry.register(facts, 0)
             self.registry.mark_proven(facts.incarnation)
             if facts.side is Side.DECODE:
-                self._tell(facts.incarnation, 0)
+                self._report_load(facts.incarnation, 0)
 
-    def _tell(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
-        """A decode worker says what so many rooms leave of it, up to the last that it entered."""
+    def _report_load(self, decode: Incarnation, rooms: int, entered: int = 0) -> None:
+        """Report a decode worker's load with its open rooms, up to the last that it entered."""
         free, number = TOKENS_MAX - ROOM_TOKENS * rooms, next(self._numbers)
         self.registry.update_load(decode, WorkerLoad((free,), (0,), 0, 0, 0, RoomId(entered), number), 0)
 
     def place(self) -> float:
-        """Seconds of one placement; its room stays open, and its decode worker says so."""
+        """Return the seconds of one placement. Its room stays open, and its decode worker reports it."""
         need = Need(PROMPT, NEED_TOKENS, _prompt(next(self._numbers)))
 
         def work() -> None:
@@ -73,17 +73,17 @@ class Stack:
         (entry,) = entries
         self.registry.mark_delivered(entry.id, Side)
         worker = self.registry.worker(entry.decode.incarnation)
-        self._tell(worker.facts.incarnation, len(worker.rooms), entry.id)
+        self._report_load(worker.facts.incarnation, len(worker.rooms), entry.id)
         return taken_s
 
     def load(self) -> float:
-        """Seconds of what a decode worker says of its load."""
+        """Return the seconds of handling one load report."""
         number = next(self._numbers)
         decode = Incarnation(2 * (number % self._workers) + 2)
-        return seconds_of(lambda: self._tell(decode, number % 1_000))
+        return seconds_of(lambda: self._report_load(decode, number % 1_000))
 
     def look(self) -> float:
-        """Seconds of all that is asked without a request."""
+        """Return the seconds of one periodic check."""
         registry = self.registry
 
         def work() -> None:
@@ -99,7 +99,7 @@ class Stack:
 
 
 def measure(runs: int, workers: int, few: int, rooms: int) -> dict[str, Any]:
-    """In turns, so that what disturbs the machine disturbs all."""
+    """Measure all in turns, so that a disturbance of the machine affects all of them."""
     small, large = Stack(few, runs), Stack(workers, rooms)
     places = [(small.place(), large.place()) for _ in range(runs)]
     idle, full = Stack(few, rooms), Stack(few, rooms)
@@ -129,7 +129,7 @@ def _beside(seconds: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _prompt(number: int) -> tuple[Block, ...]:
-    """A beginning that all share, one that a conversation does, and what is new in it."""
+    """Return a prompt: a prefix of all prompts, one of the conversation, and new tokens."""
     talk, turn = divmod(number, TURNS)
     own = range(1_000_000 + PROMPT * talk, 1_000_000 + PROMPT * (talk + 1))
     old = BLOCK_TOKENS * (turn + 1)

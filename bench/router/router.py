@@ -1,7 +1,7 @@
-"""What does the router itself cost? The real bootstrap on one core, before workers that answer at once.
+"""The command `router`: the bootstrap on one core, before workers that answer at once.
 
-Requests come from a client on another core, where the workers are, too. What is done in a second depends on
-that core as well; what is done in a second of the bootstrap's own CPU does not.
+The client and the workers run on another core. The requests per second depend on that core, too. The
+requests per CPU second of the bootstrap do not.
 """
 
 import json
@@ -54,7 +54,7 @@ def router(
 
 
 async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dict[str, float]:
-    """Every measurement once, by its name."""
+    """Take every measurement once."""
     from bench.router.router_load import body_of, run_load
 
     found: dict[str, float] = {}
@@ -86,7 +86,7 @@ async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dic
 
 
 def merged(rounds: list[dict[str, float]]) -> dict[str, object]:
-    """Medians over the rounds, grouped as they are read."""
+    """Return medians over the rounds, grouped for the output."""
     medians = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     kinds: dict[str, Callable[[str], bool]] = {
         "requests": lambda name: name.startswith("requests_c"),
@@ -108,6 +108,6 @@ def merged(rounds: list[dict[str, float]]) -> dict[str, object]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used so far."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICKS_S

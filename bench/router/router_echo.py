@@ -1,8 +1,8 @@
-"""What is left of a stack whose workers cost nothing? These answer at once, in Baton's own words.
+"""Echo workers, which answer at once over Baton's own protocol.
 
-One process is a prefill and a decode worker: registered, proven by a canary, called over the same streams and
-reporting the same lines as real ones. The tokens of an answer are its prompt's, over and over; the request's
-seed says how many come in one step. Steps are taken as the stream takes them, all rooms together.
+One process is a prefill and a decode worker. It is registered, proven by a canary, called over the same
+streams and reports the same events as real workers. An answer repeats its prompt's tokens. The request's
+seed is the number of tokens per step. A step covers all open rooms.
 """
 
 import asyncio
@@ -59,19 +59,19 @@ DECODE_LINES: Final = (
     Moment.ADMITTED,
     Moment.FINISHED,
 )
-"""Of a room's timeline, as the workers report them."""
+"""Events of a room's timeline that the decode worker reports."""
 
 Lines = list[tuple[RoomId, Any]]
 
 
 class Echo:
-    """What both workers share: how a room's timeline is reported."""
+    """Shared half of both workers: identity, lease and reports."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
     def holds(self) -> workers_pb2.RenewRequest:
-        """What is told with each renewal."""
+        """Return the rooms reported with each lease renewal."""
         return workers_pb2.RenewRequest()
 
     def _report(self, room: RoomId, lines: Sequence[Moment]) -> None:
@@ -117,7 +117,7 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
         return workers_pb2.RenewRequest(load=self._load())
 
     def _load(self) -> rooms_pb2.WorkerLoad:
-        """As a worker's own, but for its cache, which is never full."""
+        """Return a load like a worker's, with a cache that is never full."""
         self._loads += 1
         entered = max(self._running, default=RoomId(0))
         load = WorkerLoad((TOKENS_MAX // GROUP.page_tokens,), (0,), 0, len(self._running), 0, entered)
@@ -161,7 +161,7 @@ class EchoDecode(Echo, inference_pb2_grpc.DecodeServiceServicer):
 
 
 def _steps(opened: inference_pb2.StreamRoomRequest) -> Iterator[list[inference_pb2.StreamRoomReply]]:
-    """What a room has to say, step by step; the outcome comes with the last tokens."""
+    """Yield a room's replies step by step. The outcome comes with the last tokens."""
     request = request_from_wire(opened.request)
     yield [inference_pb2.StreamRoomReply(accepted=inference_pb2.Accepted())]
     for start in range(0, request.max_tokens, step := max(request.sampling.seed, 1)):
@@ -180,7 +180,7 @@ def _tokens(request: Request, start: int, stop: int) -> list[inference_pb2.Token
 
 
 async def serve_echo(bootstrap: str, model: str, context_length: str) -> None:
-    """Both workers, until this process is told to stop. `model`: the stack's fingerprint. `context_length`:
+    """Run both workers until this process is stopped. `model`: the stack's fingerprint. `context_length`:
     most tokens of a sequence."""
     channels, stopped = Channels(), asyncio.Event()
     at_bootstrap = channels.to(bootstrap, ServiceRole.BOOTSTRAP)

@@ -1,4 +1,4 @@
-"""How fast does a server answer many small requests? A client that costs little itself."""
+"""HTTP load of many small requests, from a client that costs little itself."""
 
 import asyncio
 import json
@@ -16,18 +16,17 @@ LENGTH: Final = b"content-length: "
 
 @dataclass(slots=True)
 class RouterLoad:
-    """What came of one run of requests."""
+    """Result of one run of requests."""
 
     answered: int = 0
     events: int = 0
-    """Of streamed replies: chunks, the opening and the closing one of each reply included."""
+    """Chunks of streamed replies, with the first and the last of each reply."""
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
 
 
 def body_of(model: str, prompt: str, tokens: int, tokens_a_message: int, *, stream: bool) -> bytes:
-    """A chat request as it goes over the wire. The echo workers read the seed as how many tokens a message of
-    theirs holds."""
+    """Return the bytes of a chat request. Echo workers read the seed as their tokens per message."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -46,10 +45,8 @@ def body_of(model: str, prompt: str, tokens: int, tokens_a_message: int, *, stre
 
 
 async def run_load(port: int, request: bytes, concurrency: int, requests: int) -> RouterLoad:
-    """Send `request` so many times over `concurrency` connections, each the next when the last was answered.
-
-    Raises RuntimeError for a reply that is not a 200, TimeoutError for one that does not come.
-    """
+    """Send `request` `count` times over `concurrency` keep-alive connections. Raises RuntimeError for a
+    reply that is not a 200, TimeoutError for a missing one."""
     loop, load, ends = asyncio.get_running_loop(), RouterLoad(), asyncio.Event()
     connections: list[_Connection] = []
     for share in range(concurrency):
@@ -76,7 +73,7 @@ async def run_load(port: int, request: bytes, concurrency: int, requests: int) -
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection. Counts what comes, and looks at no more of it than it must."""
+    """Keep-alive connection that counts replies and parses as little as possible."""
 
     def __init__(self, request: bytes, quota: int, load: RouterLoad, ends: asyncio.Event) -> None:
         self._request = request

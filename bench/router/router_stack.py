@@ -31,7 +31,7 @@ PROMPT: Final = tuple(range(1, 40))
 
 
 class RouterStack:
-    """The bootstrap on `core`, the echo workers on another where there is one."""
+    """The bootstrap on `core`, and the echo workers on another core if there is one."""
 
     def __init__(self, model: Path, core: int) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class RouterStack:
         self._channels = Channels()
         self._reserved = AsyncExitStack()
         self._workers: dict[str, tuple[str, int]] = {}
-        """By side: address and incarnation."""
+        """Address and incarnation of each worker, by side."""
         self.http_port = 0
         self.model = ""
 
@@ -83,7 +83,7 @@ class RouterStack:
         await self._reserved.aclose()
 
     async def ask_directly(self, tokens: int) -> float:
-        """Seconds that the workers take for a request when they are called without a router, both at once."""
+        """Return the seconds of a request that calls both workers directly, without a router."""
         room = secrets.randbits(60) | 1
         request = request_to_wire(
             Request("direct", PROMPT, tokens, sampling=Sampling(temperature=0.0, seed=tokens))
@@ -118,10 +118,10 @@ class RouterStack:
 
     async def _start(self, name: str, *command: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        child = await start_child(name, module_command(*command), environ, lambda _: True, self._heard)
+        child = await start_child(name, module_command(*command), environ, lambda _: True, self._read_line)
         self._children.append(child)
 
-    def _heard(self, line: str) -> None:
+    def _read_line(self, line: str) -> None:
         name, _, rest = line.partition(": ")
         words = rest.split()
         if name == "echo" and len(words) == 3 and words[0] in ("prefill", "decode"):

@@ -1,0 +1,1 @@
+"""Benchmarks of whole stacks and of other systems under load."""

@@ -1,4 +1,4 @@
-"""Is every request of a burst answered, and does any room fail of it?"""
+"""The command `burst`: answers and failures of many requests at once."""
 
 import json
 from typing import Annotated, Final
@@ -67,7 +67,7 @@ def burst(
 
 
 def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    """Raises ValueError."""
+    """Parse numbers with commas between them. Raises ValueError."""
     try:
         numbers = tuple(int(each) for each in text.split(","))
     except ValueError:

@@ -139,7 +139,7 @@ def measure(plan: GrowthPlan, log: Log) -> dict[str, Any]:
             sizes[WHOLE] = round(SPARE * plan.chats * plan.context_tokens * of_a_token)
         with running("", plan.flags_of(sizes[cache])) as url:
             again = plan.alone if cache == WHOLE else 0
-            answers[cache], reports[cache] = uvloop.run(_asked(url, plan, again))
+            answers[cache], reports[cache] = uvloop.run(_run_chats(url, plan, again))
         log(f"{cache}: {json.dumps(reports[cache])}")
     for cache in reports if WHOLE in reports else ():
         rates = [reports[each]["output_tokens_per_s"] for each in (cache, WHOLE)]
@@ -158,7 +158,7 @@ def measure(plan: GrowthPlan, log: Log) -> dict[str, Any]:
     }
 
 
-async def _asked(url: str, plan: GrowthPlan, again: int) -> tuple[list[Chat], dict[str, Any]]:
+async def _run_chats(url: str, plan: GrowthPlan, again: int) -> tuple[list[Chat], dict[str, Any]]:
     """Run all chats at once, then the first `again` of them one at a time."""
     async with connect(url, timeout_s=plan.timeout_s) as client:
         bodies = plan.bodies(await find_model(client))

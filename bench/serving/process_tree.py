@@ -1,6 +1,6 @@
-"""Which processes did a command start, and how are all of them held still, let go on, or ended?
+"""Processes that a command started: stop, continue and end all of them.
 
-Found by descent, and by session where a parent is gone. Linux.
+They are found by descent, and by session if a parent has ended. Linux only.
 """
 
 import os
@@ -16,7 +16,7 @@ POLL_S: Final = 0.05
 
 
 class Known(NamedTuple):
-    """A process, and not another that got its number later."""
+    """Process id with its start time, which tells it from a later process of the same number."""
 
     pid: int
     started: int
@@ -30,15 +30,15 @@ class _Entry(NamedTuple):
 
 
 class ProcessTree:
-    """All processes that come from one. Remembers those it has seen, to find them again as orphans."""
+    """All processes descended from one. Processes seen once are found again as orphans."""
 
     def __init__(self, root: int) -> None:
-        """`root` leads a session of its own."""
+        """`root`: id of the first process, which leads a session."""
         self._root = root
         self._seen: set[Known] = set()
 
     def living(self) -> list[Known]:
-        """Those there are now."""
+        """Return the processes that run now."""
         entries = [each for each in _entries() if each.state not in "ZX"]
         sessions, pids = {self._root}, {self._root}
         members: set[Known] = set()
@@ -59,7 +59,7 @@ class ProcessTree:
             sessions |= {each.session for each in entries if each.known in found and each.session in pids}
 
     def pause(self) -> None:
-        """Stop them where they are; one that was just being started is found by looking again."""
+        """Stop all of them. A process that was being started is found by the next search."""
         stopped: set[Known] = set()
         for _ in range(SEARCHES_MAX):
             running = set(self.living()) - stopped
@@ -72,8 +72,8 @@ class ProcessTree:
         self._send(set(self.living()), signal.SIGCONT)
 
     def end(self, patience_s: float) -> bool:
-        """SIGTERM to the first one's process group; what is left after `patience_s` is killed. Returns
-        whether all ended by themselves."""
+        """Send SIGTERM to the first process's group, and kill what is left after `patience_s` seconds.
+        Returns whether all ended by themselves."""
         self.go_on()
         with suppress(ProcessLookupError):
             os.killpg(self._root, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Which stack is asked? One that runs already, or one that is started for as long as it is asked."""
+"""The stack that a benchmark measures: a running one, or one started for the benchmark."""
 
 import os
 import shlex
@@ -17,7 +17,8 @@ HOST: Final = "127.0.0.1"
 
 @contextmanager
 def running(url: str, flags: str) -> Iterator[str]:
-    """Its base URL. `flags`: of `baton serve`, when no `url` is given. Raises SystemFailed."""
+    """Yield the stack's base URL. `flags`: flags of `baton serve`, used without a `url`. Raises
+    SystemFailed."""
     if url:
         yield url
         return

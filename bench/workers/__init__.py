@@ -1,0 +1,1 @@
+"""Benchmarks of a worker's turn and of the agreement of its ranks."""

@@ -1,4 +1,4 @@
-"""What does the agreement of a worker's ranks cost?"""
+"""The command `agree`: cost of one turn's agreement between a worker's ranks."""
 
 import json
 from typing import Annotated, Final
@@ -8,7 +8,7 @@ import typer
 from bench.report import AsJson, Runs
 
 ANSWER_S: Final = 180.0
-"""Each rank loads torch first."""
+"""Longest wait for a rank's answer, in seconds. Each rank loads torch first."""
 
 
 def agree(
@@ -16,7 +16,7 @@ def agree(
     rooms: Annotated[int, typer.Option(min=1, max=4096, help="Places of the ballot.")] = 256,
     _: AsJson = True,
 ) -> None:
-    """What 1, 2 and 3 ranks pay for a turn's agreement, beside a bare all-reduce of the same bytes."""
+    """One turn's agreement of 1, 2 and 3 ranks, beside an all-reduce of the same bytes by gloo."""
     from bench.workers.agree_ranks import ballot_words, measure_group
 
     groups: list[dict[str, object]] = []

@@ -1,7 +1,7 @@
-"""What does a turn's agreement cost a group of so many ranks, beside gloo's own all-reduce?
+"""Cost of one turn's agreement in a group of ranks, beside gloo's own all-reduce.
 
-Each rank is a process with the event loop of production. Every round does each of these once, one after the
-other, so that what disturbs the machine disturbs all of them:
+Each rank is a process with the event loop of production. Every round does each kind once, so that a
+disturbance of the machine affects all kinds.
 
     all_reduce    bare gloo, MIN, of as many bytes as a ballot has, waited for by the calling thread
     agree         `RankGroup.agree` of a ballot
@@ -30,7 +30,7 @@ HOST: Final = "127.0.0.1"
 TIMEOUT_S: Final = 30.0
 WARM_UP: Final = 20
 REST_S: Final = 0.02
-"""Long enough for every thread of the group to sleep."""
+"""Pause after which every thread of the group sleeps, in seconds."""
 
 Medians = dict[str, float]
 
@@ -40,7 +40,7 @@ def ballot_words(rooms: int) -> int:
 
 
 def measure_group(size: int, rooms: int, runs: int, patience_s: float) -> Medians | None:
-    """Seconds at the median, by what was measured, at the leader. None when the ranks gave no answer."""
+    """Return the leader's median seconds of each kind. None if the ranks did not answer."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
     ports = [_free_port(), _free_port()]
@@ -111,7 +111,7 @@ async def _measure(
 
 
 async def _group(rank: int, size: int, port: int) -> RankGroup:
-    """As a worker makes it."""
+    """Return a group, made as a worker makes it."""
     from baton.parallel.gloo import GlooGroup
     from baton.parallel.solo import SoloGroup
 
@@ -119,7 +119,7 @@ async def _group(rank: int, size: int, port: int) -> RankGroup:
 
 
 def _bare(rank: int, size: int, port: int, words: int) -> Callable[[], None]:
-    """Gloo's all-reduce with nothing around it."""
+    """Return gloo's all-reduce without the product's code."""
     import torch
     import torch.distributed
 

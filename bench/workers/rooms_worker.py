@@ -1,4 +1,4 @@
-"""A worker as in production, but for its engine: steps cost nothing, a token is the last one plus 1."""
+"""A worker as in production with a toy engine, whose next token is the last one plus 1."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -47,7 +47,7 @@ class ToyEngine:
 
 
 def live(side: str, bootstrap: str, metrics_port: int) -> None:
-    """Until the process is ended."""
+    """Run a worker until its process is ended."""
     common: dict[str, Any] = {
         "name": f"{side}-bench",
         "bootstrap": bootstrap,

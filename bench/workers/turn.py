@@ -1,4 +1,4 @@
-"""What does one turn of a worker cost that holds many rooms?"""
+"""The command `turn`: cost of one turn of a worker that holds many rooms."""
 
 import json
 from typing import Annotated
@@ -27,8 +27,8 @@ def turn(
         "benchmark": "turn",
         "runs": runs,
         "rooms": rooms,
-        "workers": [each.told() for each in workers],
-        "bursts": [each.told() for each in bursts],
+        "workers": [each.figures() for each in workers],
+        "bursts": [each.figures() for each in bursts],
         "ratio": round(max(each.beside_s / each.pass_s for each in workers), 2),
         "ratio_of": ["beside", "pass"],
     }

@@ -1,8 +1,7 @@
-"""One worker of each side in this process, with rooms held in the phases that are to be measured.
+"""One worker of each side in this process, with rooms in the phases to be measured.
 
-The turns, rooms, pages, seals and pushes are the product's own. There is no model, and there are no peers: a
-step ends when it is told to, and what is written never ends. Times are those for which the loop's thread had
-a core: what else the machine does is not in them.
+Turns, rooms, pages, seals and pushes are the product's own. There are no peers and no model. A step ends on
+command, and writes never end. Times are CPU times of the loop's thread.
 """
 
 import asyncio
@@ -58,13 +57,13 @@ GROUP: Final = full_group("bfloat16", 16, (0,), (0,), 2)
 LAYOUT: Final = KvLayout("toy", (GROUP,))
 PROMPT: Final = 32
 GROWS: Final = 2_000
-"""Tokens that a room may draw: none ends while it is measured."""
+"""Most tokens of a room, so many that no room ends during a measurement."""
 HOUR_MS: Final = 3_600_000
 DEADLINES: Final = Deadlines(HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS, HOUR_MS)
 NOWHERE: Final = "127.0.0.1:1"
 PASSES: Final = 20
 WAITING: Final = 0.8
-"""Of the rooms of a mix; of the rest, half are being transferred."""
+"""Share of rooms that wait. Half of the others are in transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class TurnMeasurement:
     ended_s: float
     pass_s: float
 
-    def told(self) -> dict[str, object]:
+    def figures(self) -> dict[str, object]:
         return {
             "side": self.side,
             "mix": self.mix,
@@ -97,7 +96,7 @@ class Burst:
     prompt_tokens: int
     turns_s: Sequence[float]
 
-    def told(self) -> dict[str, object]:
+    def figures(self) -> dict[str, object]:
         return {
             "side": self.side,
             "commands": self.commands,
@@ -111,7 +110,7 @@ class Burst:
 def measure(
     runs: int, rooms: int, burst: int, prompt_tokens: int
 ) -> tuple[list[TurnMeasurement], list[Burst]]:
-    """Both sides with a mix of rooms and with all of them running; then a burst on each."""
+    """Measure both sides with a mix of rooms, with all rooms running, and with a burst."""
     found: tuple[list[TurnMeasurement], list[Burst]] = uvloop.run(_measure(runs, rooms, burst, prompt_tokens))
     return found
 
@@ -157,14 +156,14 @@ class _Engine:
 
 
 class _Endless(MemoryTransfer):
-    """What it writes never ends, and to ask costs what it costs in a library: one call."""
+    """Transfer whose writes never end. A poll costs one call, as in a library."""
 
     def poll(self, put: PutId) -> PutState:  # noqa: ARG002
         return PutState.PENDING
 
 
 class _TurnWorker(ABC):
-    """`places`: for rooms. `fitting`: that may be granted."""
+    """Worker with rooms. `places`: most rooms. `fitting`: rooms whose pages fit."""
 
     side: str
 
@@ -187,7 +186,7 @@ class _TurnWorker(ABC):
     def _ports(
         self, worker: Incarnation, pages: int, transfer: Callable[[Incarnation], Transfer]
     ) -> RankPorts:
-        """Make the ports of a rank that has so many `pages`."""
+        """Make the ports of a rank with this number of pages."""
         ids = count(worker)
         cache = HostMemory(pages * GROUP.page_bytes)
         memory = RankMemory.of([cache], [pages], LAYOUT, self._places, keeps_prefixes=True)
@@ -205,13 +204,13 @@ class _TurnWorker(ABC):
 
     @abstractmethod
     async def fill(self, running: int) -> None:
-        """Every place is taken, and so many of the rooms are in the batch."""
+        """Fill every slot, with some of the rooms in the batch."""
 
     @abstractmethod
     def _open(self, room: int, prompt: Sequence[int]) -> group_pb2.Command: ...
 
     async def burst(self, commands: int, prompt_tokens: int) -> Burst:
-        """Rooms that come at once, and all that their first turns do with them."""
+        """Open rooms at once, and measure all work of their first turns."""
         for room in range(1, commands + 1):
             self._mailbox.put(self._open(room, range(prompt_tokens)))
         turns_s = [await self._turn()]
@@ -246,7 +245,7 @@ class _TurnWorker(ABC):
         return time.thread_time() - started
 
     async def _turns(self, count: int) -> None:
-        """Until all commands are taken, and so many more."""
+        """Take turns until all commands are handled, and then `more` turns."""
         while not self._mailbox.empty:
             await self._turn()
         for _ in range(count):
@@ -303,7 +302,7 @@ class _Decode(_TurnWorker):
         return group_pb2.Command(stream=wire)
 
     def _land(self, room: RoomId) -> None:
-        """What the sender writes."""
+        """Write a room's record and seal, as its sender would."""
         slot = self._held.get(room).slot
         record = MetadataRecord(room, slot.generation, PROMPT, 0, LAYOUT.pages_for(PROMPT), first_token=7)
         view = self._held.slots.view(slot)
@@ -329,7 +328,8 @@ class _Prefill(_TurnWorker):
         )
 
     async def fill(self, running: int) -> None:
-        """A fourth of the rooms at most have no destination yet; those that run are being computed."""
+        """Fill the worker. At most a quarter of the rooms lack a destination, and running rooms are
+        computed."""
         receiver = MemoryTransfer(self._fabric, DECODE)
         theirs = HostMemory(self._places * GROUP.pages_for(PROMPT) * GROUP.page_bytes)
         receiver.register(Region(kv_region(0), theirs.address, theirs.length))

@@ -11,7 +11,7 @@ from bench.engine.speculation_load import (
     WITHOUT,
     SpeculationPlan,
     SpeculationRound,
-    told_of,
+    summarise,
 )
 
 PROMPTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "prompts"
@@ -43,7 +43,7 @@ def test_rounds_are_compared_one_by_one() -> None:
     plain = [SpeculationRound(100, seconds, [[1, 2], [3]]) for seconds in (10.0, 20.0, 10.0)]
     drafted = [SpeculationRound(100, seconds, [[1, 2], [3]]) for seconds in (5.0, 5.0, 8.0)]
     drafted[2].answers = [[1, 2], [4]]
-    assert told_of({WITH: drafted, WITHOUT: plain}) == {
+    assert summarise({WITH: drafted, WITHOUT: plain}) == {
         "output_tokens_per_s": {WITH: 20.0, WITHOUT: 10.0},
         "ratio": 2.0,
         "ratio_least": 1.25,

@@ -27,12 +27,12 @@ class ServerPace:
     begins: int = 1
     """Tokens it counts before a text's words."""
     fails: int = 0
-    """Of so many requests, the last; 0 for none."""
+    """Every how many requests one fails. 0: none."""
     breaks: int = 0
-    """As `fails`, in the middle of the stream."""
+    """Every how many requests one breaks in mid-stream. 0: none."""
     cached: int = 0
     status: int = 429
-    """Of those that fail."""
+    """HTTP status of failing requests."""
     retry_after_s: int = -1
     """Said to those that fail, where it is not negative."""
 

@@ -60,8 +60,8 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.behaviour: dict[int, str] = {}
-        """By rank: refuses, crashes, talks (more than a pipe holds), never starts, deaf (to SIGTERM); others
-        just run."""
+        """Behaviour by rank: refuses, crashes, talks (more than a pipe holds), never starts, deaf (to
+        SIGTERM). Others just run."""
         self.reported: list[tuple[str, int]] = []
         self.living_when_reported: list[list[int]] = []
         self.secrets: list[bytes] = []
@@ -101,12 +101,12 @@ class Ranks:
 
     @property
     def digests(self) -> list[str]:
-        """Of the starter's secret, as each rank got it, in the order in which ranks came up."""
+        """Return the digest of the starter's secret that each rank got, in the order of their starts."""
         return Path(f"{self._journal}.digests").read_text().splitlines()
 
     @property
     def pids(self) -> list[int]:
-        """Of every rank that came up, in that order."""
+        """Return the process id of every started rank, in the order of their starts."""
         return [int(line.split()[2]) for line in self.journal if " up " in line]
 
     def started(self) -> set[int]:

@@ -64,8 +64,8 @@ class Parts:
 
     def __init__(self, journal: Path) -> None:
         self.behaviour: dict[str, str] = {}
-        """By name: refuses, crashes, talks (more than a pipe holds), slow (to stop), deaf (to SIGTERM);
-        others just run."""
+        """Behaviour by name: refuses, crashes, talks (more than a pipe holds), slow (to stop), deaf (to
+        SIGTERM). Others just run."""
         self.said: list[str] = []
         self.children: list[Child] = []
         self.reported: list[tuple[str, int]] = []
@@ -80,7 +80,7 @@ class Parts:
         return self.journal_file.read_text().splitlines() if self.journal_file.exists() else []
 
     def digests(self, name: str) -> list[str]:
-        """Of the starter's secret, as each start of that part got it."""
+        """Return the digest of the starter's secret that each start of a part got."""
         lines = Path(f"{self.journal_file}.digests").read_text().splitlines()
         return [line.split()[1] for line in lines if line.split()[0] == name]
 

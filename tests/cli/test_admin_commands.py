@@ -1,4 +1,4 @@
-"""What do `baton top` and `baton explain` say when they cannot read, and print of odd stories?"""
+"""Tests of `baton top` and `baton explain`: errors of reading, and odd timelines."""
 
 import io
 import os

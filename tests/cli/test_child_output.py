@@ -1,4 +1,4 @@
-"""What does a child's output become?"""
+"""Tests of the output of child processes."""
 
 import asyncio
 import os

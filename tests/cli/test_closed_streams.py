@@ -1,4 +1,4 @@
-"""What does a command do that is started without standard streams, as `baton … <&- >&- 2>&-` starts it?"""
+"""Tests of commands started without standard streams, as by `baton … <&- >&- 2>&-`."""
 
 import os
 import signal

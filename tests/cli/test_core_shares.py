@@ -1,4 +1,4 @@
-"""Which cores does each worker get, and how long is the wait before a restart?"""
+"""Tests of the cores of each worker, and of the wait before a restart."""
 
 from hypothesis import given
 from hypothesis import strategies as st

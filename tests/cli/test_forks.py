@@ -1,4 +1,4 @@
-"""Is a worker that is forked from the preloaded process what one that is started by its command would be?"""
+"""Tests that a worker forked from the preloaded process is like one started by its command."""
 
 import asyncio
 import os
@@ -118,7 +118,7 @@ async def test_a_workers_ranks_are_forked_from_what_it_has_itself(
 
 
 def stack_of(pid: int) -> str:
-    """Where its stack is: what starts anew has it elsewhere."""
+    """Return the address of a process's stack, which differs between separately started processes."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return next(line.split()[0].split("-")[1] for line in lines if "[stack]" in line)
 

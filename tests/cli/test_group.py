@@ -1,4 +1,4 @@
-"""What becomes of a worker's ranks when one refuses, crashes, is killed or stopped, or all are to leave?"""
+"""Tests of a worker's ranks when one refuses, crashes, is killed or stopped, or all have to leave."""
 
 import asyncio
 import json

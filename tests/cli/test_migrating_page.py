@@ -1,4 +1,4 @@
-"""Is what docs/migrating.md says of Baton's flags and metrics really there?"""
+"""Tests that the flags and metrics in docs/migrating.md exist."""
 
 import re
 from pathlib import Path

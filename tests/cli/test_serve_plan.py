@@ -138,7 +138,7 @@ def test_a_stack_without_a_side_is_refused() -> None:
 
 
 def _visible(gpus: tuple[str, ...], **flags: str | None) -> list[str | None]:
-    """What each worker is told of its GPUs."""
+    """Return the visible GPUs of each worker."""
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123, gpus)
     assert VISIBLE not in plan.bootstrap.environ
     return [part.environ.get(VISIBLE) for part in plan.workers]

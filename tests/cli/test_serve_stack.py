@@ -42,14 +42,14 @@ BREAKS = "import sys; print('Traceback of sorts'); sys.exit(1)"
 
 
 class StackCommands:
-    """What is run for each part."""
+    """Commands of the stack's parts."""
 
     def __init__(self, parts: Parts, port: int, prepare: str) -> None:
         self._parts = parts
         self._port = port
         self._prepare = prepare
         self.arguments: dict[str, Sequence[str]] = {}
-        """Of each part, as it was started last."""
+        """Arguments of each part's last start."""
 
     def __call__(self, word: str, arguments: Sequence[str]) -> Sequence[str]:
         self.arguments[word] = arguments
@@ -98,7 +98,8 @@ async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp
 
 
 async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_digest(parts: Parts) -> None:
-    """Its own end does not prove that its ranks have ended. The next launcher, which gets the lock, knows."""
+    """A launcher's end does not prove that its ranks have ended. The next launcher, which gets the lock,
+    knows."""
     flags = {"decode_tp": "2"}
     settings, commands = load_serve(flags, {}, KNOWN), StackCommands(parts, 0, PREPARES)
     plan = make_plan(settings, flags, {}, [0, 1, 2], 8100)
@@ -115,7 +116,7 @@ async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_diges
 
 
 async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused_tcp_port: int) -> None:
-    """It reads on what its parts write, and starts again what ends."""
+    """The launcher goes on reading its parts' output, and restarts parts that end."""
     parts.behaviour["prefill"] = "talks"
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     serve, _ = stack(parts, unused_tcp_port, to=full)
@@ -138,7 +139,7 @@ async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused
 
 
 def children(of: int | None = None) -> list[int]:
-    """Of a process, if not of this one."""
+    """Return the children of a process, by default of this one."""
     pid = of or os.getpid()
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -205,7 +206,7 @@ sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
 
 
 async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
-    """And leaves a terminal with its cursor, which the spinner of a step had hidden."""
+    """The terminal has its cursor again, which a spinner had hidden."""
     command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port), "deaf"]
     ours, theirs = os.openpty()
     with subprocess.Popen(command, stdout=theirs) as process:

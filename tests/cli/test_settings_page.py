@@ -1,4 +1,4 @@
-"""Does docs/settings.md list what the services and `baton serve` read?"""
+"""Tests that docs/settings.md lists all settings of the services and of `baton serve`."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""What becomes of a stack when one of its parts ends at start, ends later, or does not stop?"""
+"""Tests of a stack whose part ends at start, ends later, or does not stop."""
 
 import asyncio
 import os

@@ -34,7 +34,7 @@ def baton(
 def forked_baton(
     *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Do the same in a forked process, which has everything imported."""
+    """Run the command in a forked process, which has everything imported."""
     return forked(_baton, words, environ, timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""What does docs/clients.md say of each client?"""
+"""The text of docs/clients.md, made from the table of clients."""
 
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "clients.md"
 
 
 def row(client: Client, outcome: Outcome) -> str:
-    """Of its table."""
+    """Return a client's row of the page's table."""
     versions = ", ".join(f"{name} {version}" for name, version in map(_version, client.packages))
     return f"| `{client.name}` | {versions} | {client.asks} | {'works' if outcome.ok else outcome.error} |"
 

@@ -1,4 +1,4 @@
-"""Which clients are tried against a running stack, in which versions, and by which script?"""
+"""Clients that are tried against a running stack, their versions and scripts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Final
 
 SCRIPTS: Final = Path(__file__).with_name("scripts")
 LINES_MAX: Final = 60
-"""Of a script: it is what a user would write."""
+"""Most lines of a script, which is what a user would write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What somebody installs, unmodified, and does with it."""
+    """A client as users install it, and the script that uses it."""
 
     name: str
     script: str
@@ -19,10 +19,10 @@ class Client:
     packages: tuple[str, ...]
     """From PyPI or from npm, each with its version."""
     asks: str
-    """What the script does with it, for the page."""
+    """What the script does with the client, for the page."""
     arguments: tuple[str, ...] = ()
     has_long_prompts: bool = False
-    """Its own prompts do not fit the demo model's context: it is tried with `long_model`."""
+    """Whether its prompts exceed the demo model's context. It is tried with `long_model` then."""
 
     @property
     def is_node(self) -> bool:

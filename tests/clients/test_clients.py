@@ -1,4 +1,4 @@
-"""Is each script of a client's listed, short, and a program of its language?"""
+"""Tests that each client's script is listed, short, and a program of its language."""
 
 import ast
 import json

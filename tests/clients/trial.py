@@ -1,4 +1,4 @@
-"""What does one client get of a stack? Installed by itself, in the versions that are pinned, run once."""
+"""Trial of one client against a stack: installed by itself in pinned versions, run once."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ class Outcome:
     answers: tuple[str, ...]
     """One line of the script's for each thing that it asked, and got."""
     error: str = ""
-    """Its last line."""
+    """Last line of the error."""
 
 
 class NotInstalled(Exception):
@@ -62,7 +62,7 @@ def tried(client: Client, url: str, model: str, cache: Path) -> Outcome:
 
 
 def installed(client: Client, cache: Path) -> Path:
-    """Its own virtual environment or npm folder, made where it is not there. Raises NotInstalled."""
+    """Return the client's virtual environment or npm folder, made if missing. Raises NotInstalled."""
     digest = hashlib.sha256(" ".join(client.packages).encode()).hexdigest()
     home = cache / f"{Path(client.script).stem}-{digest[:12]}"
     done = home / "installed"

@@ -1,4 +1,4 @@
-"""What does Helm make of the chart, and which pods are in it?"""
+"""The chart as Helm renders it, and its pods."""
 
 import shutil
 import subprocess
@@ -45,7 +45,7 @@ class Pod:
 
     @property
     def main(self) -> Object:
-        """Its one container that is not an init container."""
+        """Return the pod's only container that is not an init container."""
         [container] = self.spec["containers"]
         assert isinstance(container, dict)
         return container

@@ -1,4 +1,4 @@
-"""Which stages has the Containerfile, and what does each one say?"""
+"""Stages of the Containerfile, and their instructions."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What do a rendered container's flags and variables mean to the service that reads them?"""
+"""Flags and variables of a rendered container, as its service reads them."""
 
 from typing import Any, Final
 
@@ -19,11 +19,11 @@ INJECTED: Final = {
     "LWS_GROUP_SIZE": "4",
     "LWS_WORKER_INDEX": "1",
 }
-"""Of the downward API, and of LeaderWorkerSet's controller."""
+"""Variables that the downward API and LeaderWorkerSet's controller set."""
 
 
 def arguments(pod: Pod) -> list[str]:
-    """Its command line, with the variables that Kubernetes puts in."""
+    """Return the command line, with the variables that Kubernetes fills in."""
     given = []
     for text in pod.main["args"]:
         for name, value in INJECTED.items():
@@ -38,7 +38,7 @@ def variables(pod: Pod) -> dict[str, str]:
 
 
 def settings(pod: Pod) -> Any:
-    """As the service reads them: raises SettingsError for what it does not know or take."""
+    """Return the service's settings. Raises SettingsError for an unknown or invalid one."""
     role, *flags = arguments(pod)
     split = [flag.removeprefix("--").split("=", 1) for flag in flags]
     assert all(len(each) == 2 for each in split), f"{pod.owner}: a flag without a value"

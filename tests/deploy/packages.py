@@ -1,4 +1,4 @@
-"""Which packages does an installation bring, of those that are installed here?"""
+"""Packages that an installation brings, of those installed here."""
 
 import re
 import tomllib
@@ -19,11 +19,11 @@ WORKERS_ALONE: Final = frozenset({"torch", "nixl"})
 class Pin(NamedTuple):
     requirement: Requirement
     hashes: list[str]
-    """As pip takes them: `--hash=sha256:…`."""
+    """Hashes in pip's form: `--hash=sha256:…`."""
 
 
 def project() -> dict[str, list[str]]:
-    """What pyproject.toml names: the dependencies under no name, the extras under theirs."""
+    """Return what pyproject.toml names: dependencies under "", extras under their names."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {"": told["dependencies"], **told["optional-dependencies"]}
 
@@ -34,7 +34,7 @@ def bootstrap_requirements() -> list[str]:
 
 
 def pins(name: str) -> dict[str, list[Pin]]:
-    """What a list of requirements/ pins, by package; several where it differs from platform to platform."""
+    """Return the pins of a list in requirements/ by package. Several pins differ by platform."""
     found: dict[str, list[Pin]] = {}
     for block in re.split(r"\n(?=\S)", (LISTS / f"{name}.txt").read_text().strip()):
         if not block.startswith("#"):

@@ -47,7 +47,7 @@ class Running:
     http: httpx.Client
 
     def probe(self, name: str) -> int:
-        """What the kubelet would be answered; 0 for no answer."""
+        """Return the HTTP status that the kubelet would get; 0 for no answer."""
         asked = self.pod.main[name]["httpGet"]
         [port] = [each["containerPort"] for each in self.pod.main["ports"] if each["name"] == asked["port"]]
         scheme = asked.get("scheme", "HTTP").lower()

@@ -1,4 +1,4 @@
-"""Does NIXL listen where the manifests say that it does?"""
+"""Tests that NIXL listens on the ports of the manifests."""
 
 import subprocess
 import sys

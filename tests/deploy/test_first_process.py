@@ -1,4 +1,4 @@
-"""Does the stop signal reach Baton when it is a container's first process, also before it serves?"""
+"""Tests of the stop signal to a container's first process, also before it serves."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Is what docs/deploy.md tells a reader to type, set and look at really there?"""
+"""Tests that the commands, settings and metrics in docs/deploy.md exist."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """What is typed, with continued lines joined."""
+    """Return the page's commands, with continued lines joined."""
     joined = "\n".join(blocks("console")).replace("\\\n", " ")
     return [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
 

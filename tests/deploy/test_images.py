@@ -63,7 +63,7 @@ def test_a_shell_as_first_process_is_found() -> None:
 
 
 def installs(name: str) -> list[str]:
-    """What pip is told in a stage."""
+    """Return the pip commands of a stage."""
     _, stages = containerfile()
     lines = [line for text in stages[name].all("RUN") for line in text.split("&&")]
     return [line for line in lines if re.search(r"\bpip\b.* (install|wheel) ", line)]

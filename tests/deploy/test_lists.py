@@ -1,4 +1,4 @@
-"""Do the lists of requirements/ hold all that pyproject.toml asks for, each by the hashes of its files?"""
+"""Tests that requirements/ lists all that pyproject.toml asks for, by file hashes."""
 
 import re
 import tomllib

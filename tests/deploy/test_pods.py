@@ -21,7 +21,7 @@ from tests.ports import free_port
 pytestmark = pytest.mark.stack
 
 Pods = Mapping[str, Running]
-"""By component."""
+"""Running pods by component."""
 
 WORKER_PORTS = ("worker", "metrics", "prefillWorker", "prefillMetrics")
 KEY = "a-key-of-the-deployment-tests"

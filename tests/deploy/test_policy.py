@@ -1,4 +1,4 @@
-"""Do the manifests fit the services that they run: flags, ports, probes, metrics, and the least of rights?"""
+"""Tests that the manifests fit the services: flags, ports, probes, metrics and least rights."""
 
 import json
 import re
@@ -18,11 +18,11 @@ from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, 
 from tests.deploy.flags import settings
 
 STOP_MARGIN_S = 15
-"""What a service may need beyond its drain time to say goodbye and close: seconds, by its own constants."""
+"""Seconds that a service may need beyond its drain time to say goodbye and close."""
 
 
 def routes(pod: Pod) -> set[str]:
-    """What is served at the port that is probed."""
+    """Return the routes served at the probed port."""
     if pod.component == "bootstrap":
         registry = Registry(model="m", first_room=1, lease_ms=1, kept=1, failed_kept=1)
         routers = (

@@ -1,4 +1,4 @@
-"""Does the chart render into what Kubernetes takes, and is what is wrong refused?"""
+"""Tests that the chart renders valid manifests, and refuses wrong values."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ NAMED = {"bootstrap": "a", "prefill": "b", "decode": "c"}
 """Secrets."""
 
 DECODE_BATCH = DecodeSettings().max_running
-"""What a decode worker takes into its batch if nothing is said, which the chart has to know."""
+"""Default batch size of a decode worker, which the chart has to know."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -157,7 +157,7 @@ def test_what_is_misspelt_contradictory_or_left_open_is_refused_by_name(
 
 
 NOTES_RENDERED = '{{ define "notes" }}%s{{ end }}\nkind: Notes\ntext: {{ include "notes" . | toJson }}\n'
-"""What Helm prints after an installation, which `helm template` does not, as an object."""
+"""Template that renders Helm's installation notes as an object, which `helm template` leaves out."""
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -33,7 +33,7 @@ POLL_S: Final = 0.1
 
 @dataclass
 class Environment:
-    """Where the wheel is installed."""
+    """Environment in which the wheel is installed."""
 
     folder: Path
 
@@ -48,7 +48,7 @@ class Environment:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Of a process in it: what these tests' own process was told of Python and of Baton is not there."""
+        """Return the variables of a process in it, without this process's settings of Python and Baton."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("BATON_", "PYTHON"))}
         return {**kept, "OMP_NUM_THREADS": "1"}
 

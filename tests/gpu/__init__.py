@@ -1,1 +1,1 @@
-"""Does Baton work on a GPU, and how fast? One kit, for whoever has one for ten minutes."""
+"""One kit that checks and measures Baton on a GPU in ten minutes."""

@@ -92,7 +92,7 @@ def _named(machine: dict[str, object], device: str) -> str:
 
 
 def _run(name: str, device: str, folder: Path, seconds: float, log: Path) -> list[Finding]:
-    """What a part found; and how it ended, where that was not in order."""
+    """Run a part and return its findings, and how it ended if that was an error."""
     file = folder / "findings.jsonl"
     words = (
         "--device",

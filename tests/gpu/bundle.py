@@ -31,13 +31,13 @@ RUN: Final = "run.sh"
 WHEELS, SOURCE = "wheels", "baton"
 MIB_MAX: Final = 60
 THERE: Final = ("torch", "transformers")
-"""What the machine has, with what these ask for themselves: other versions of it might not do for them. What
-those need in their turn depends on their versions, and is carried where Baton needs it, too."""
+"""Packages that the machine has, with their dependencies: other versions might not fit them. Dependencies
+of those depend on versions, and are carried where Baton needs them."""
 TESTING: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 """For the tests that are marked gpu, and for `tests/conftest.py`."""
 NIXL: Final = "nixl-cu"
 LEFT_OUT: Final = re.compile(r"nixl_ep(_cu\d+)?/|[^/]+\.data/headers/|[^/]+\.libs/ucx/libucx_perftest")
-"""Of NIXL's wheel."""
+"""Files of NIXL's wheel that are left out."""
 TREES: Final = ("baton", "services", "bench", "tests", "proto", "requirements")
 CARRIED: Final = (*TREES, "pyproject.toml", "LICENSE", "README.md")
 """Files and folders of the source that a bundle carries."""
@@ -47,7 +47,7 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 MACHINES: Final = ("x86_64", "aarch64")
 
 Pins = dict[str, str]
-"""By a package's name: the lines of `requirements/` that pin it."""
+"""Lines of `requirements/` that pin a package, by its name."""
 
 
 class TooLarge(Exception):
@@ -55,8 +55,8 @@ class TooLarge(Exception):
 
 
 def packages(python: str, machine: str, cuda: str) -> Pins:
-    """What the bundle has of `requirements/`, for that Python and processor. Nothing is asked of a network:
-    who needs whom is read off what is installed here."""
+    """Return the bundle's pins for that Python and processor. No network is used: dependencies are read off
+    the packages installed here."""
     about = environment(python, machine)
     project = [name_of(each) for each in _dependencies() if _holds(Requirement(each), about)]
     there = {*THERE, *(name for each in THERE for name in needs(each, about))}
@@ -98,7 +98,7 @@ def closure(names: Iterable[str], about: Mapping[str, str], without: Set[str]) -
 
 
 def needs(name: str, about: Mapping[str, str]) -> list[str]:
-    """What it asks for itself. Nothing of one that is not installed here, as of another system."""
+    """Return a package's own dependencies. Empty for one that is not installed here, as of another system."""
     try:
         asked = requires(name) or []
     except PackageNotFoundError:
@@ -107,7 +107,7 @@ def needs(name: str, about: Mapping[str, str]) -> list[str]:
 
 
 def pins_in(files: Iterable[Path], about: Mapping[str, str]) -> Pins:
-    """By name, those that are for that Python and processor."""
+    """Return the pins of files for that Python and processor, by name."""
     pins: Pins = {}
     for file in files:
         for block in re.split(r"\n(?=\S)", file.read_text().strip()):
@@ -189,7 +189,7 @@ def _download(pins: Pins, python: str, machine: str, folder: Path, into: Path) -
 
 
 def _copy_source(target: Path) -> None:
-    """What git knows and does not ignore: as it is here, committed or not."""
+    """Copy all files that git knows and does not ignore, committed or not."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CARRIED],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Do the tests pass that need a GPU? Those that are marked so, by pytest."""
+"""Part of the kit that runs the tests marked `gpu`."""
 
 from pathlib import Path
 from typing import Final

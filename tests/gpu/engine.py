@@ -28,7 +28,7 @@ from tests.oracle import first_divergence, reference_greedy
 from tests.support.calling import Calling
 
 ROWS: Final = 4
-"""Of the largest step that is recorded; so many prompts are computed together."""
+"""Rows of the largest recorded step. As many prompts are computed together."""
 LENGTHS: Final = (1, 7, 16, 33, 100, 130, 2, 64)
 OUTPUT_TOKENS: Final = 16
 KV_BYTES: Final = 4 * 2**20
@@ -52,7 +52,8 @@ def run(kit: Kit) -> None:
 
 
 def _compare(kit: Kit, directory: Path, dtype: str, found: Finding) -> None:
-    """By every way that this engine has. Raises AssertionError for a token that is not the reference's."""
+    """Compare all execution paths of this engine. Raises AssertionError for a token that differs from the
+    reference's."""
     prompts = random_prompts(LENGTHS)
     expected = reference_greedy(directory, prompts, OUTPUT_TOKENS, dtype)
     engine = _load(kit, directory, dtype)

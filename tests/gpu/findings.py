@@ -1,6 +1,6 @@
-"""What has a part of the kit found, and how is it kept if the part is killed?
+"""Findings of a part, kept even if the part is killed.
 
-Lines of JSON, each written when it is known: what a part was at when it hung is the last that it began.
+They are lines of JSON, each written as soon as it is known. The last begun finding shows where a part hung.
 """
 
 import json
@@ -21,7 +21,7 @@ class FindingVerdict(StrEnum):
 
 
 class CannotRun(Exception):
-    """What is needed is not here. The text says what: it is no fault of Baton's."""
+    """Something needed is missing here. The text says what. It is no fault of Baton's."""
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Finding:
     detail: str = ""
     """Why, in one line, or what was seen."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """What was measured, units last in the names."""
+    """Measured values. Their names end with the unit."""
     seconds: float = 0.0
 
 
 class Findings:
-    """Of one part, in a file."""
+    """Findings of one part, in a file."""
 
     def __init__(self, part: str, file: Path, until: float) -> None:
         """`until`: when the part has to be done, by this system's monotonic clock."""
@@ -51,8 +51,8 @@ class Findings:
         return max(0.0, self._until - monotonic())
 
     def note(self, what: str, look: Callable[[Finding], None], takes_s: float = 1.0) -> Finding:
-        """What `look` finds: it is right unless an error says otherwise, and measured where it got figures.
-        Not begun where less than `takes_s` is left."""
+        """Record what `look` finds. It is right unless an error says otherwise, and measured if it got
+        figures. It is skipped if less than `takes_s` is left."""
         found = Finding(self.part, what, FindingVerdict.RIGHT)
         started = monotonic()
         self._write({"begun": what})
@@ -82,7 +82,7 @@ class Findings:
 
 
 def read(file: Path) -> tuple[list[Finding], str]:
-    """What was found, and what was begun after that and not ended; empty if nothing was."""
+    """Return the findings, and the finding that was begun last and not ended; empty if there is none."""
     found: list[Finding] = []
     begun = ""
     for line in file.read_text().splitlines() if file.exists() else ():

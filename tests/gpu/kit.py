@@ -1,4 +1,4 @@
-"""What does each part of the kit get, and which commands of Baton does it run?"""
+"""Context of each part of the kit, and the commands of Baton that it can run."""
 
 import json
 import os

@@ -28,7 +28,7 @@ PACKAGES: Final = (
     "triton",
 )
 WORDS: Final = ("UCX_", "NIXL_", "PYTORCH_", "CUDA_", "NVIDIA_", "NCCL_")
-"""With which the names of variables begin that change how a GPU is used."""
+"""Prefixes of variables that change how a GPU is used."""
 MACHINE: Final = "the machine"
 MIB: Final = 2**20
 ASK_S: Final = 20.0
@@ -113,7 +113,7 @@ def _driver() -> str:
 
 
 def _check_versions(found: Finding) -> None:
-    """What `pyproject.toml` asks of what the machine brought."""
+    """Check the machine's packages against the versions in `pyproject.toml`."""
     from packaging.requirements import Requirement
 
     asked = [Requirement(each) for each in _dependencies()]
@@ -230,5 +230,5 @@ def _check_forks(kit: Kit, found: Finding) -> None:
 
 
 def name_of(machine: dict[str, Any]) -> str:
-    """What the kit's files are called after, of what `_tell` found."""
+    """Return the name of the kit's files, from the device's name."""
     return re.sub(r"[^a-z0-9]+", "-", str(machine.get("device", "unknown")).lower()).strip("-")

@@ -27,14 +27,14 @@ from tests.transfer.puppet import Puppet
 SENDER, RECEIVER = 0xA, 0xB
 LENGTH: Final = 4 * MIB
 PIECE: Final = 24_576
-"""Of a page that lies alone: one layer's keys and values of a small model."""
+"""Bytes of a single page: one layer's keys and values of a small model."""
 LARGE: Final = 256 * MIB
 PATIENCE_S: Final = 60.0
 FLUSHES: Final = 100
 RUNS: Final = 5
 TRIALS: Final = {"fenced": 6, "killed": 2, "unfenced": 2}
 CERTAIN: Final = ("posting", "granted")
-"""Where a sender is stopped before it writes."""
+"""Points at which a sender is stopped before it writes."""
 
 
 def run(kit: Kit) -> None:
@@ -170,7 +170,7 @@ def _late(kit: Kit, found: Finding) -> None:
 
 
 def _flush(kit: Kit, found: Finding) -> None:
-    """What the driver says, and what asking it before each step takes."""
+    """Report the driver's answer, and the time of asking it before each step."""
     device, driver = torch.device(kit.device), ctypes.CDLL("libcuda.so.1")
     writes = writes_to(device, driver)
     found.figures = {"writes": asdict(writes)}

@@ -1,4 +1,4 @@
-"""Which models does the kit compute? Random ones, which need no file of weights."""
+"""Models of the kit: random ones, which need no file of weights."""
 
 from collections.abc import Iterator
 from pathlib import Path

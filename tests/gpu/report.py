@@ -1,4 +1,4 @@
-"""How is told what the kit found? One table for whoever waits, two files for `docs/benchmarks`."""
+"""Report of the findings: one table for readers, two files for `docs/benchmarks`."""
 
 import json
 from collections.abc import Sequence

@@ -18,13 +18,13 @@ from tests.gpu.models import EIGHT_BILLION, SMALL, unweighted
 GIB: Final = 2**30
 LAYERS: Final = (32, 16, 8, 4)
 BYTES_A_LAYER: Final = 436 * 2**20
-"""Of bfloat16."""
+"""Bytes of one layer in bfloat16."""
 BESIDE_LAYERS: Final = 2 * 1_050_673_152
 """Embeddings and head."""
 STEP_KV: Final = 6 * GIB
 STACK_KV: Final = 2 * GIB
 CONTEXT_BYTES: Final = GIB
-"""What CUDA and its libraries take in each process."""
+"""Memory that CUDA and its libraries take in each process."""
 MOST_S: Final = 100.0
 CALLS: Final = "--no-compiled"
 """On a CPU: no kernel is compiled for the kit's sake."""

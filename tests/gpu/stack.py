@@ -196,7 +196,7 @@ def _killed(stack: Served, found: Finding) -> None:
 
 
 def _stream(stack: Served, name: str, *, kill: bool) -> tuple[list[int], str]:
-    """Its tokens, and who was killed."""
+    """Stream a request, kill its decode worker, and return the tokens and the killed worker."""
     ids: list[int] = []
     victim = ""
     with httpx.Client(base_url=stack.url, timeout=ANSWER_S, trust_env=False) as client:

@@ -1,4 +1,4 @@
-"""What would the bundle hold? Asked of no network: what is made of it, `make gpu-bundle` and its user see."""
+"""Tests of the bundle's contents, without a network."""
 
 import base64
 import csv

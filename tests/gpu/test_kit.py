@@ -1,4 +1,4 @@
-"""Does the kit find what is right, tell what is wrong, and end in time? On a CPU."""
+"""Tests of the kit on a CPU: it finds what is right, reports what is wrong, and ends in time."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
-"""How do the tests hold a prefill and a decode worker, each in a process of its own, and look inside?
+"""A prefill and a decode worker in processes of their own, whose inside tests can read.
 
-The product's own turns, rooms, memory and services over real gRPC and real NIXL; only the model is
-`tests/process/wide.py`, and the bootstrap's part is the test's.
+Turns, rooms, memory and services are the product's own, over real gRPC and NIXL. The model is
+`tests/process/wide.py`, and the test is the bootstrap.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Actor(Child):
 
 @dataclass
 class Defence:
-    """What a decode worker does about late writes; a control leaves one of it out."""
+    """Defences of a decode worker against late writes. A control run leaves one out."""
 
     fenced: bool = True
     """Else it trusts an abort: the memory of a failed room is free at once."""

@@ -1,4 +1,4 @@
-"""How do tests start each rank of a worker themselves, as is done on several hosts, and hook into one?"""
+"""Ranks of a worker started one by one, as on several hosts, with hooks into one of them."""
 
 import re
 import tempfile
@@ -56,11 +56,11 @@ class Group:
             self.stack.services[f"{self.name}/{rank}"] = service
 
     def folder(self, rank: int) -> Folder:
-        """Of the hooks of a rank as it runs now."""
+        """Return the folder of a running rank's hooks."""
         return Folder(self.stack.folder / f"{self.name}-{rank}-{self.starts}")
 
     def wait_said(self, rank: int, name: str, seconds: float) -> str:
-        """What a hook of this rank says that it did."""
+        """Wait for what a hook of this rank reports."""
         deadline = time.monotonic() + seconds
         while (said := self.folder(rank).asked(name)) is None:
             assert time.monotonic() < deadline, f"{name} of rank {rank} did nothing\n{self.stack.tails()}"
@@ -68,7 +68,7 @@ class Group:
         return said
 
     def gauge(self, name: str) -> list[float]:
-        """Of every rank, by rank."""
+        """Return a gauge of every rank, by rank."""
         return [each.gauges()[name, ()] for each in self.ranks]
 
     def wait_gauge(self, name: str, values: list[float], seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""How do tests end a client's room from outside? At its decode worker, as the bootstrap does.
+"""Cancelling of a client's room at its decode worker, as the bootstrap does it.
 
-CancelRoom is for whoever opened the room, which is the API itself.
+CancelRoom is for the room's opener, which is the API itself.
 """
 
 from typing import Final

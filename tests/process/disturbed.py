@@ -1,4 +1,4 @@
-"""Are answers the same while workers of both sides are killed in turn?"""
+"""Answers of a stack whose workers of both sides are killed in turn, beside undisturbed ones."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ class Answered:
     text: str
     finish: str
     logprobs: tuple[float, ...] = field(default=(), compare=False)
-    """Of the tokens, where they were asked for."""
+    """Log-probabilities of the tokens. Empty if not requested."""
 
     def is_that(self, other: "Answered") -> bool:
         """The same tokens, as likely but for the last bits: libraries sum in an order that goes by what
@@ -49,18 +49,18 @@ class Disturbance:
     differ: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     went_on: Counter[str] = field(default_factory=Counter)
-    """By side: answers that another worker took over."""
+    """Answers that another worker took over, by side of the killed worker."""
 
 
 class Sound(Protocol):
-    """What was found."""
+    """Result of a run."""
 
     @property
     def sound(self) -> bool: ...
 
 
 Ask = Callable[[int, str], Answered]
-"""What comes for the request of that number, under an id."""
+"""Sends the request of a number under an id, and returns its answer."""
 
 
 class Disturbed:

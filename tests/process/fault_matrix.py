@@ -46,7 +46,7 @@ KILLS: Final = 5
 BETWEEN_KILLS_S: Final = 3.0
 SLOW_S: Final = 10.0
 SLOW_BEAT_S: Final = (0.09, 0.01)
-"""How long a slow process stands still, and goes on, in turns."""
+"""Seconds for which a slow process is stopped and continued, in turns."""
 SETTLED_ANSWERS: Final = 6
 """Answers after the recovery, so that what is left broken is seen."""
 TCP: Final = {"UCX_TLS": "tcp"}
@@ -148,7 +148,7 @@ class Scene:
         self.stack.restart(name)
 
     def doom(self, target: str) -> None:
-        """It does not count as ready any more."""
+        """Stop counting the worker as ready."""
         if target != "bootstrap":
             self.stack.forget(target.split("/")[0])
 
@@ -234,7 +234,7 @@ SHAPES: Final[dict[str, tuple[Sequence[str], dict[str, Fault]]]] = {
 
 @dataclass
 class Found:
-    """What came of one fault."""
+    """Result of one fault."""
 
     shape: str
     target: str
@@ -368,7 +368,7 @@ def main() -> int:
 
 
 def row(found: Found) -> str:
-    """Of the table in docs/verification.md."""
+    """Return the row of docs/verification.md's table."""
     seen = "; ".join(found.problems) or "identical, gauges back"
     cells = (
         found.shape,

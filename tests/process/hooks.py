@@ -38,7 +38,7 @@ STRAY_DEADLINES: Final = Deadlines(60_000, 60_000, 60_000, 60_000, 60_000)
 
 
 class Folder:
-    """Of one rank: what is asked of its hooks, and what they did."""
+    """Folder of one rank: requests to its hooks, and their reports."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

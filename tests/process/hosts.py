@@ -25,7 +25,7 @@ def missing() -> str | None:
 
 @dataclass
 class Hosts:
-    """By name. The test itself is at `address`."""
+    """Hosts by name. The test itself has the address `address`."""
 
     address: str = f"{NETWORK}.1"
     _addresses: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Hosts:
         return self._addresses[name]
 
     def on(self, name: str) -> Sequence[str]:
-        """What a command line begins with that runs there."""
+        """Return the prefix of a command line that runs on this host."""
         return ("ip", "netns", "exec", f"{PREFIX}-{name}")
 
     def cut(self, name: str) -> None:

@@ -64,7 +64,7 @@ def stop_at(pair: WorkerTrio, point: str, draw: random.Random) -> AskedRoom:
 
 @dataclass
 class LoopHistogram:
-    """Of one kind of trial."""
+    """Outcomes of one kind of trial."""
 
     trials: int = 0
     withheld: int = 0
@@ -153,7 +153,7 @@ FEARED: Final = {
 }
 """The controls that must corrupt. Over TCP all bytes go through the endpoint, and end with it."""
 ON_GPU: Final = ("fenced", "killed", "unfenced")
-"""Of `KINDS`: a GPU's memory is not moved, its process ends instead."""
+"""Kinds of trials on a GPU. Its memory cannot be moved, so its process ends instead."""
 REVOKE_AFTER_MS: Final = 50
 KINDS: Final = {
     "fenced": Kind("continued", Defence()),

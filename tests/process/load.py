@@ -1,4 +1,4 @@
-"""How do process tests load a stack with requests of known answers, some of which hang up in mid-stream?"""
+"""Load on a stack: requests with known answers, some of which hang up in mid-stream."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def any_prompts(lengths: Sequence[int], vocabulary: int, seed: int = 1) -> list[
 
 
 def asked(model: Path, prompts: Sequence[Sequence[int]], tokens: int) -> Asked:
-    """With the greedy answers, of `tokens` tokens at most."""
+    """Return requests with their greedy answers of at most `tokens` tokens."""
     answers = reference_greedy(model, prompts, tokens)
     assert len({tuple(each) for each in answers}) == len(prompts), "each prompt has an answer of its own"
     return Asked(prompts, answers)
@@ -151,7 +151,7 @@ class Load:
 
 @dataclass
 class Answer:
-    """What has come of a streamed request so far."""
+    """Part of a streamed answer that has arrived."""
 
     request_id: str
     ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What is a pair of real workers whose bootstrap is the test, and what became of a room on it?"""
+"""A pair of real workers whose bootstrap is the test, and the outcome of a room on it."""
 
 import tempfile
 import time
@@ -31,7 +31,7 @@ TRANSPORTS: Final = {
 """NIXL's over sockets alone, and what UCX picks on this machine: cross-memory attach as a rule. Sockets that
 may grow come to hold a whole write, which then ends without its sender."""
 GPU: Final = "gpu"
-"""What UCX picks for a GPU's memory: copies that the GPU makes, as a rule."""
+"""Transport that UCX picks for a GPU's memory: usually copies by the GPU."""
 LARGE: Final = 16
 """Pages of a room that does not fit beside another such."""
 PATIENCE_S: Final = 60.0

@@ -19,10 +19,10 @@ INT4: Final = FORMATS["int4 of compressed-tensors, with zero points and in order
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one model."""
+    """Shape of one released model."""
 
     kind: str
-    """Its `model_type`."""
+    """The model's `model_type`."""
     form: Format | None = None
     """Its files', where they do not have plain numbers."""
 

@@ -57,7 +57,7 @@ class FoundDrafts(Disturbance):
     missed: int = 0
     """Drafts, before anything was killed."""
     rest: str = ""
-    """Which gauges were not back where they were."""
+    """Gauges that did not return to their idle values."""
     seconds: float = 0.0
 
     @property
@@ -81,7 +81,7 @@ def drafting_pairs(model: Path, speculate: str = "ngram") -> Iterator[Stack]:
 
 
 class AskingDrafts:
-    """Of one request for each prompt, always the same."""
+    """Sender of one request for each prompt, always the same."""
 
     def __init__(self, stack: Stack, count: int) -> None:
         self._url = f"{stack.url}/v1/completions"

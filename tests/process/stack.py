@@ -33,7 +33,7 @@ READY_S = 180.0
 STOP_S = 40.0
 CALL_S = 5.0
 SPLIT: Final[Mapping[str, str]] = {"local_gap_ms": "0"}
-"""Of a decode worker in a test of the hand-over: it computes no prompt while a prefill worker is there."""
+"""Settings of a decode worker that computes no prompt while a prefill worker is there."""
 
 LISTENING = re.compile(r" listening (?:rank=(\d+) )?worker=\S+ .*?metrics_port=(\d+) pid=(\d+)")
 
@@ -133,12 +133,12 @@ class Stack:
     common: Mapping[str, str] = field(default_factory=dict)
     """Flags of every worker."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Of every process, beside this one's."""
+    """Variables of every process, beside this one's."""
     services: dict[str, Service] = field(default_factory=dict)
     http_port: int = field(default_factory=free_port)
     grpc_port: int = field(default_factory=free_port)
     hosts: Hosts | None = None
-    """Where workers have hosts of their own; without, all processes are on this one."""
+    """Hosts of the workers. None: all processes are on this one."""
     by_commands: bool = False
     """Start each process by its command line, as a pod does, and fork none."""
     _gone: set[str] = field(default_factory=set)
@@ -233,12 +233,12 @@ class Stack:
             raise AssertionError("not back at their start:\n" + "\n".join(different) + "\n" + self.tails())
 
     def _workers(self) -> list[dict[str, Any]]:
-        """What the bootstrap lists."""
+        """Return the workers that the bootstrap lists."""
         listed: list[dict[str, Any]] = web().get(f"{self.url}/ready", timeout=10).json()["workers"]
         return listed
 
     def _gauges(self) -> dict[str, dict[Sample, float]]:
-        """By process: a worker's other ranks are `name/1`, `name/2`, …"""
+        """Return gauges by process. A worker's other ranks are `name/1`, `name/2`, and so on."""
         found = {name: service.gauges() for name, service in self.services.items()}
         for name, service in self.services.items():
             if service.other_side:

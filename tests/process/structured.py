@@ -31,7 +31,7 @@ from tests.process.stack import Stack, running_stack
 
 TOKENS: Final = 900
 SHORTEST, LONGEST = 500, 900
-"""Of the prompts, in tokens, so that a prefill worker computes at most times."""
+"""Shortest and longest prompt, in tokens, so that a prefill worker is usually computing."""
 CUT_OFF_MAX: Final = 0.01
 """Share of answers that `max_tokens` may end: they prove nothing."""
 
@@ -41,12 +41,12 @@ class Found(Disturbance):
     schemas: int = 0
     valid: int = 0
     cut_off: int = 0
-    """By `max_tokens`."""
+    """Answers cut off by `max_tokens`."""
     refused: int = 0
     invalid: list[str] = field(default_factory=list)
-    """What is none of its schema's, and what was not answered."""
+    """Answers that do not fit their schema, and failures."""
     rest: str = ""
-    """Which gauges were not back where they were."""
+    """Gauges that did not return to their idle values."""
     seconds: float = 0.0
 
     @property
@@ -60,7 +60,7 @@ class Found(Disturbance):
 
 
 def tiny_model(directory: Path, demo: Path, layers: int = 2) -> Path:
-    """With the demo model's whole vocabulary and its ends."""
+    """Return a tiny model with the demo model's vocabulary and end tokens."""
     config = json.loads((demo / "config.json").read_text(encoding="utf-8"))
     shape = LlamaConfig(
         vocab_size=config["vocab_size"],
@@ -94,7 +94,7 @@ def pairs(model: Path) -> Iterator[Stack]:
 
 
 class Asking:
-    """Of one request for each schema, always the same."""
+    """Sender of one request for each schema, always the same."""
 
     def __init__(self, stack: Stack, schemas: Sequence[dict[str, Any]]) -> None:
         self._stack = stack

@@ -1,4 +1,4 @@
-"""What do clients see of processes that serve both sides?"""
+"""Tests of processes that serve both sides, by what clients see."""
 
 import time
 from collections.abc import Iterator

@@ -67,7 +67,7 @@ def test_one_that_was_declared_gone_ends_itself_with_one_line_and_does_not_distu
 def test_exit_by_starter_one_whose_name_another_has_is_not_declared_gone_and_says_goodbye_itself(
     stack: Stack,
 ) -> None:
-    """It stays outside, since its name is in use."""
+    """The process is not registered, because its name is in use."""
     with succeeded(stack, reported=False) as was:
         was.process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + STOP_S

@@ -1,4 +1,4 @@
-"""Does a stream go on, token for token, when the process that draws it or reads its prompt is killed?"""
+"""Tests of failover: a stream goes on, token for token, when its decode or prefill worker is killed."""
 
 import json
 import threading
@@ -60,7 +60,7 @@ def pairs(stacks: Shared[Stack], request: pytest.FixtureRequest) -> Stack:
 
 @dataclass
 class Streamed:
-    """What a client saw of one chat."""
+    """One streamed chat as its client received it."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Is a process that tests fork what one that is started by its command would be to them?"""
+"""Tests that a forked process is like one started by its command."""
 
 import os
 import signal

@@ -57,7 +57,7 @@ ONE, A_HEAD_EACH, COPIES = "one", "a head each", "copies"
 TENSOR: Final = {"small": {ONE: 1, A_HEAD_EACH: 2, COPIES: 4}, "demo": {ONE: 1, A_HEAD_EACH: 3}}
 """Tensor ranks, by how many of the model's KV heads each of them holds."""
 RANKS_MAX: Final = 9
-"""Of a worker: each takes memory."""
+"""Most ranks of a worker, because each takes memory."""
 SHAPES: Final[dict[str, Sequence[Any]]] = {
     "model": ("small", "demo"),
     "prefill": (ONE, A_HEAD_EACH, COPIES),
@@ -71,7 +71,7 @@ WAYS: Final[dict[str, Sequence[Any]]] = {
 
 
 def ranks(case: Case) -> int:
-    """Of its prefill worker."""
+    """Ranks of the prefill worker."""
     stages: int = case["stages"]
     return TENSOR[case["model"]][case["prefill"]] * stages
 
@@ -219,7 +219,7 @@ def check_held(stack: Stack) -> None:
 
 @cache
 def drawn_alone(model: Path) -> list[list[Token]]:
-    """By each of the samplings, in this process."""
+    """Return the tokens drawn by each sampling, computed in this process."""
     engine = load_engine(model, dtype="float32", device="cpu", kv_cache_memory=2**26, threads=1)
     samplings = [Sampling(**each, top_logprobs=TOP) for each in SAMPLINGS]
     return drawn(engine, [DRAWN_FROM] * len(samplings), samplings, OUTPUT_TOKENS)

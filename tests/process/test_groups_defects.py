@@ -240,7 +240,7 @@ def test_a_stage_that_drops_an_aborted_room_by_itself_leaves_it_in_the_queue_of_
 
 
 def _end(group: Group) -> None:
-    """As a machine's power does it."""
+    """End the process as a power failure does."""
     for service in group.ranks:
         service.kill()
 

@@ -1,4 +1,4 @@
-"""Does a stack whose processes reach each other at IPv6 addresses come up and hand over?"""
+"""Test of a stack at IPv6 addresses: it comes up and hands over."""
 
 from dataclasses import dataclass
 from pathlib import Path

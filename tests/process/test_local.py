@@ -1,4 +1,4 @@
-"""What do clients see where decode computes prompts itself?"""
+"""Tests of local rooms, whose prompts the decode worker computes, by what clients see."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -34,13 +34,13 @@ WAITING: Final = 24
 """Chats that come at once: a few of them fit."""
 FAILED: Final = "baton_rooms_failed_total"
 STOPPED: Final = 1
-"""Which of ASKED ends with a stop string."""
+"""Index in ASKED of the request that ends with a stop string."""
 CONTEXT: Final = 192
 LOGPROB_ERROR: Final = 1e-3
 PAGE_TOKENS: Final = 8
 PAGES: Final = 32
 PAGE_BYTES: Final = PAGE_TOKENS * 512
-"""Of the tiny model: two layers, two heads of 16 numbers, of 4 bytes each, keys and values."""
+"""Bytes of a page of the tiny model: two layers, two heads of 16 numbers, 4 bytes each, keys and values."""
 SEEDED: Final[dict[str, Any]] = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
 NUMBERS: Final = {"type": "array", "items": {"type": "integer"}, "minItems": 9, "maxItems": 9}
 ASKED: Final[list[dict[str, Any]]] = [
@@ -54,7 +54,7 @@ ASKED: Final[list[dict[str, Any]]] = [
     SEEDED | {"seed": 19},
 ]
 LENGTHS: Final = (30, 37, 41, 48, 52, 33, 60, 45)
-"""Of their prompts."""
+"""Lengths of the prompts, in tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,13 @@ NONE: Final[dict[str, Any]] = {"token_logprobs": []}
 
 @dataclass(frozen=True)
 class Answer:
-    """Of each choice."""
+    """Token ids of each choice."""
 
     ids: Sequence[Sequence[int]]
     texts: Sequence[str]
     finishes: Sequence[str]
     logprobs: Sequence[float]
-    """Of all choices."""
+    """Log-probabilities of all choices."""
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Answer)
@@ -119,12 +119,12 @@ class Refused(Exception):
 
 @dataclass
 class Asking:
-    """Of each of ASKED, always alike."""
+    """Sender of each request of ASKED, always the same."""
 
     stack: Stack
     bodies: list[dict[str, Any]] = field(init=False)
     alone: list[Answer] = field(init=False)
-    """What each gets while nobody else asks."""
+    """Answers to each request sent alone."""
 
     def __post_init__(self) -> None:
         had = retractions(self.stack)
@@ -163,7 +163,7 @@ class Asking:
 
     @contextmanager
     def over_and_over(self) -> Iterator["Rounds"]:
-        """By AT_ONCE clients, until the block ends."""
+        """Send requests from AT_ONCE clients until the block ends."""
         rounds = Rounds(self)
         threads = [threading.Thread(target=rounds.run, args=(place,)) for place in range(AT_ONCE)]
         for each in threads:

@@ -1,4 +1,4 @@
-"""Does a prefill worker that stops and stays stopped cost the decode worker its memory, on the real stack?"""
+"""Tests of a prefill worker that stays stopped: the decode worker gets its memory back."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Does `baton serve` bring up a real stack, keep it and take it down?"""
+"""Tests of `baton serve`: it starts a real stack, keeps it running and stops it."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def _ask(url: str, tokens: int = 4) -> str:
 
 
 def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
-    """Where the bootstrap listens beyond the loopback."""
+    """Return the addresses beyond the loopback on which the bootstrap listens."""
     return {
         each.laddr.port
         for process in processes
@@ -47,7 +47,7 @@ def _open_to_others(processes: Sequence[psutil.Process]) -> set[int]:
 
 
 def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path) -> None:
-    """Who has not the token, which no other user can read, is refused."""
+    """Callers without the token, which no other user can read, are refused."""
     [token] = {each.environ()["BATON_RUN_TOKEN"] for each in processes if "bootstrap" in each.cmdline()}
     said = [" ".join(each.cmdline()) for each in processes] + [log.read_text()]
     assert not any(token in text for text in said)

@@ -1,4 +1,4 @@
-"""Are answers the same with drafts and without, and where a worker that drafts is killed?"""
+"""Tests of draft tokens: answers are the same with them, without, and when a drafting worker is killed."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
 
 PROMPTS: Final = 16
-"""By hand: `python -m tests.process.speculated --prompts 200`."""
+"""Prompts of this test. More by hand: `python -m tests.process.speculated --prompts 200`."""
 LIMIT_S: Final = 240.0
 
 
@@ -19,7 +19,7 @@ LIMIT_S: Final = 240.0
 def test_drawn_is_drawn_with_drafts_and_without_and_after_a_kill_of_either_side(
     tmp_path: Path, demo_model_dir: Path, drafts: str
 ) -> None:
-    """By the text, and by another random model, which is mostly wrong."""
+    """Drafts come from the text, and from another random model, which is mostly wrong."""
     speculate = drafts
     if drafts == "model":
         speculate += f":{tiny_model(tmp_path / 'drafts', demo_model_dir, layers=1)}"

@@ -1,4 +1,4 @@
-"""SIGTERM while a service comes up: does it end at once, with exit code 0, whatever it waits for?"""
+"""Tests of SIGTERM during start-up: the service ends at once with exit code 0."""
 
 import signal
 import sys
@@ -30,7 +30,7 @@ def _loads(*_: object) -> None:
 
 
 def _come_up(role: str) -> None:
-    """As the service of that name, whose model takes its time."""
+    """Start the service with a model that loads slowly."""
     logging.configure("info", "text")
     wiring = import_module(f"baton.{role}.wiring")
     if role == BOOTSTRAP:

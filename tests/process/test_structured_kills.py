@@ -1,4 +1,4 @@
-"""Are answers what their schemas say, and the same where a worker that reads or draws them is killed?"""
+"""Tests of constrained answers while a worker that computes or draws them is killed."""
 
 from pathlib import Path
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from tests.process.structured import pairs, run, tiny_model
 
 SCHEMAS: Final = 12
-"""By hand: `python -m tests.process.structured --schemas 1000`."""
+"""Schemas of this test. More by hand: `python -m tests.process.structured --schemas 1000`."""
 LIMIT_S: Final = 240.0
 
 

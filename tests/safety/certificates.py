@@ -1,4 +1,4 @@
-"""What certificates do the tests have? A stack's own, and those of somebody else's authority."""
+"""Certificates of the tests: a stack's own, and another authority's."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may call what over gRPC, when every connection has to show a certificate?"""
+"""Tests of which certificate may call which gRPC method."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -89,7 +89,7 @@ async def serving(files: TlsFiles, port: int = 0) -> AsyncIterator[tuple[str, li
 
 
 def request_of(method: MethodDescriptor, party: ServiceRole) -> Any:
-    """What `party` would ask."""
+    """Return a request that `party` would send."""
     request = message_factory.GetMessageClass(method.input_type)()
     if isinstance(request, workers_pb2.RegisterRequest):
         request.side = side_to_wire(Side.DECODE if party is ServiceRole.DECODE else Side.PREFILL)
@@ -99,8 +99,8 @@ def request_of(method: MethodDescriptor, party: ServiceRole) -> Any:
 
 
 async def call(channel: grpc.aio.Channel, method: MethodDescriptor, request: Any) -> str:
-    """How it ended: OK, or the status. A stream is opened and nothing asked on it: a message on its way when
-    the stream ends would be an error of the caller's library."""
+    """Return how a call ended: OK, or its status. A stream is only opened: a message under way at its end
+    would be an error of the client library."""
     reply = message_factory.GetMessageClass(method.output_type)
     path = f"/{method.containing_service.full_name}/{method.name}"
     kinds = {
@@ -240,7 +240,7 @@ async def test_a_renewed_certificate_is_shown_to_who_connects_next(
 async def test_a_caller_that_has_to_connect_anew_shows_the_renewed_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a worker does when its certificate was renewed long ago and the bootstrap is restarted."""
+    """A worker's certificate was renewed long ago, and the bootstrap is restarted."""
     now_s = [0.0]
     monkeypatch.setattr("baton.wire.tls_identity.FileChanges", partial(_changes, now_s))
     before, after = made(tmp_path / "before"), made(tmp_path / "after")

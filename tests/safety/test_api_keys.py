@@ -1,4 +1,4 @@
-"""Whose keys are good, while their file changes under the process?"""
+"""Tests of API keys whose file changes while the process runs."""
 
 import logging
 from pathlib import Path
@@ -25,7 +25,7 @@ class Watch:
 
 
 def write(path: Path, text: str) -> Path:
-    """As editors and platforms do it: another file in its place."""
+    """Write the file as editors and platforms do: another file in its place."""
     beside = path.with_suffix(".new")
     beside.write_text(text)
     beside.replace(path)

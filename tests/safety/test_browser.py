@@ -1,4 +1,4 @@
-"""Does a person with a browser reach the pages behind the keys, and nobody else?"""
+"""Tests that a browser with a key reaches the pages, and one without does not."""
 
 import shutil
 from functools import partial

@@ -1,4 +1,4 @@
-"""What does `baton certs` leave behind, and what does it refuse?"""
+"""Tests of the files that `baton certs` writes, and of what it refuses."""
 
 import ssl
 import sys

@@ -1,4 +1,4 @@
-"""Which pages of other origins may ask, and are told what the door tells everybody?"""
+"""Tests of requests by pages of other origins."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Who comes in at the HTTP port, and how often?"""
+"""Tests of authentication and rate limits at the HTTP port."""
 
 import base64
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Is it said, at the start, that something is open to others?"""
+"""Tests of the warning at start about ports that are open to others."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Does the HTTP server speak TLS, take a renewed certificate, hang up on a head without end, or on none?"""
+"""Tests of TLS at the HTTP server: renewed certificates, endless heads, connections without a head."""
 
 import asyncio
 import ssl
@@ -187,7 +187,7 @@ async def test_a_long_head_and_a_long_body_are_served() -> None:
 
 
 async def pieces(body: bytes) -> AsyncIterator[bytes]:
-    """As many small chunks."""
+    """Yield the body in many small chunks."""
     for at in range(0, len(body), 100):
         yield body[at : at + 100]
 

@@ -101,7 +101,7 @@ class Forger:
 def test_authorised_writer_nobody_has_a_rooms_pages_written_into_memory_of_its_own(
     pair: WorkerTrio, thief: Actor
 ) -> None:
-    """By a wrong secret, its own, none, or what is told of the true one."""
+    """The thief uses a wrong secret, its own, none, or what is known of the true one."""
     prefill = pair.steady
     room = pair.begin(prefill, PAGES)
     true = secret_of(pair.decode.incarnation)
@@ -119,7 +119,7 @@ def test_authorised_writer_nobody_has_a_rooms_pages_written_into_memory_of_its_o
 
 
 def test_the_control_without_the_check_the_pages_are_written_there(pair: WorkerTrio, thief: Actor) -> None:
-    """What the check is for. On a worker of its own, which ends with it."""
+    """The control: without the check the pages are written. It ends its own worker."""
     prefill = pair.start("prefill")
     pair.open(prefill, 1).check_answered()
     prefill.ask("believe")

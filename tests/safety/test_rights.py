@@ -1,4 +1,4 @@
-"""Which caller is let in where: every route of the bootstrap, without a key and with each kind of key."""
+"""Tests of the rights of callers: every route of the bootstrap, without a key and with each kind of key."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -108,7 +108,7 @@ RIGHTS: Final[Mapping[str, Mapping[str, tuple[str, str, str, str]]]] = {
     },
     "an admin's key alone": {API: ALL, OPERATORS: ADMINS, METRICS: ADMINS, PAGE: ADMINS, ROOT: ALL},
 }
-"""What each caller is answered, in the order of CALLERS."""
+"""Status for each caller, in the order of CALLERS."""
 
 APART: Final[Mapping[str, Mapping[str, tuple[str, str, str, str]]]] = {
     "no admin key": dict.fromkeys((API, OPERATORS, METRICS, PAGE, ROOT), ALL),

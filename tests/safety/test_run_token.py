@@ -1,4 +1,4 @@
-"""Does another user of the machine get anything of a stack whose parts show a token?"""
+"""Tests that another user of the machine gets nothing of a stack with a run token."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What does `baton serve` hand to its parts, for a stack behind keys and certificates?"""
+"""Tests of the keys and certificates that `baton serve` gives to its parts."""
 
 from pathlib import Path
 

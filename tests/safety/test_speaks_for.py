@@ -1,4 +1,4 @@
-"""Does one side's certificate let anybody speak for a worker of the other, or have it taken for dead?"""
+"""Tests that one side's certificate cannot act for a worker of the other, nor declare it dead."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,7 +45,7 @@ class Stack:
         }
 
     async def ask(self, party: ServiceRole, request: Any) -> str:
-        """What becomes of it: OK, or the kind of error."""
+        """Return how the call ended: OK, or the kind of error."""
         channel = self.channels[party].to(self._address, ServiceRole.BOOTSTRAP)
         workers = workers_pb2_grpc.WorkerRegistryStub(channel)
         method = {
@@ -159,7 +159,7 @@ async def test_nobody_speaks_for_a_worker_of_the_other_side(ours: Path, side: Si
 async def test_exit_by_starter_whom_a_bootstrap_has_forgotten_nobody_registers_as_and_says_goodbye(
     ours: Path, side: Side
 ) -> None:
-    """As after a restart of the bootstrap, while the worker is stopped."""
+    """The bootstrap was restarted while the worker was stopped."""
     async with stack(ours) as here:
         for shown in DRAWN[1:]:
             forged = registration(ServiceRole.of(side), "another", UNKNOWN, shown)
@@ -177,7 +177,7 @@ async def test_exit_by_starter_whom_a_bootstrap_has_forgotten_nobody_registers_a
 async def test_a_worker_that_fell_silent_is_not_taken_for_dead_on_the_other_sides_word(
     ours: Path, side: Side
 ) -> None:
-    """Its process may still write."""
+    """The silent worker's process may still write."""
     async with stack(ours) as here:
         worker, registry = here.worker(side), here.at.registry
         for silent in (here.at.prefill, here.at.decode):
@@ -198,7 +198,7 @@ async def test_a_worker_that_fell_silent_is_not_taken_for_dead_on_the_other_side
 
 
 async def test_nobody_says_goodbye_for_a_worker_that_is_not_known(ours: Path) -> None:
-    """As after a restart of the bootstrap, before the workers have registered again."""
+    """The bootstrap was restarted, and the workers have not registered again."""
     async with stack(ours) as here:
         goodbye = workers_pb2.LeaveRequest(incarnation=UNKNOWN)
         for party in (ServiceRole.PREFILL, ServiceRole.DECODE):

@@ -1,4 +1,4 @@
-"""A whole stack behind keys, HTTPS and mutual TLS: who gets in, who does not, and what does it let slip?"""
+"""Tests of a whole stack behind keys, HTTPS and mutual TLS: access, refusals and leaks."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ BODY_MAX: Final = 64 * 1024
 
 @dataclass
 class SafeStack(Stack):
-    """Its pages are on a port of their own: `url` is theirs."""
+    """Stack whose pages have a port of their own; `url` is its address."""
 
     admin_port: int = field(default_factory=free_port)
 
@@ -261,7 +261,7 @@ async def test_nobody_else_reads_a_destination_or_opens_a_room(
     prefill, decode = safe.incarnation("prefill-0"), safe.incarnation("decode-0")
 
     async def ended(channel: grpc.aio.Channel, side: ServiceRole) -> set[str]:
-        """How each call ends that matters there."""
+        """Return how each relevant call ends."""
         if side is ServiceRole.PREFILL:
             handover = inference_pb2_grpc.HandoverServiceStub(channel)
             calls = [

@@ -1,4 +1,4 @@
-"""What can whoever stole one certificate, or one secret, do? A test for each line of docs/security.md."""
+"""Tests of what a stolen certificate or secret allows, one for each line of docs/security.md."""
 
 import re
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ def test_each_line_of_the_page_has_its_test() -> None:
 
 
 async def reached(folder: Path, party: ServiceRole) -> set[str]:
-    """What a certificate is admitted to, of all that there is."""
+    """Return all methods that a certificate may call."""
     async with serving_all(of(folder, "bootstrap")) as (address, _):
         channel = open_channel(address, ServiceRole.BOOTSTRAP, Identity(of(folder, party)))
         found = {
@@ -131,7 +131,7 @@ async def test_a_workers_certificate_makes_another_worker_of_its_side_and_speaks
 async def test_the_authoritys_key_is_every_party_of_its_stack_and_of_no_other(
     tmp_path: Path, ours: Path, strangers: Path
 ) -> None:
-    """What it signs is believed, whoever signs it; what another authority signed is not."""
+    """A certificate signed by the stack's authority is accepted. One signed by another authority is not."""
     assert await reached(ours, ServiceRole.BOOTSTRAP) | await reached(ours, ServiceRole.DECODE) == set(
         ALLOWED_CALLERS
     ) - {

@@ -1,4 +1,4 @@
-"""How long do the tests wait for something that happens in another process?"""
+"""Time-outs of tests for events in another process."""
 
 import ssl
 import time

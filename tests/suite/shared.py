@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 How = ParamSpec("How")
 
 FAILED: Final = pytest.StashKey[bool]()
-"""Of a test, one of whose phases failed."""
+"""Key of tests of which a phase failed."""
 STARTS_MAX: Final = 2
 """In vain, one after the other: it will not come up for a third test either."""
 
@@ -58,7 +58,7 @@ class Shared(Generic[Thing]):
         return self._lent[1]
 
     def once(self, name: str, do: Callable[[Thing], Result]) -> Result:
-        """What `do` returned, which is done once with each thing."""
+        """Return the result of `do`, which runs once with each thing."""
         assert self._lent is not None, "nothing is lent"
         if name not in self._done:
             self._done[name] = do(self._lent[1])
@@ -66,7 +66,7 @@ class Shared(Generic[Thing]):
         return result
 
     def retire(self) -> None:
-        """What is lent is at its end: the next test gets another."""
+        """End the lent thing: the next test gets another."""
         self._end()
 
     def _begin(self) -> tuple[AbstractContextManager[Thing], Thing]:

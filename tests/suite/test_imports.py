@@ -1,4 +1,4 @@
-"""Can each module of the product be understood before those that import it?"""
+"""Tests of the product's imports: no circles, and each name from the module that defines it."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -27,7 +27,7 @@ def sources() -> dict[str, str]:
 
 
 def imported(source: str) -> set[str]:
-    """What a source imports at its top, within a function or for its types alone."""
+    """Return all modules that a source imports, also within functions and for types alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         match node:

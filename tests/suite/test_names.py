@@ -1,6 +1,6 @@
-"""Does each class have a name that no other class has?
+"""Tests that no two classes have the same name.
 
-A name that is searched for, or that stands in a trace, leads to one place.
+A name in a search or a trace then leads to one place.
 """
 
 import ast
@@ -13,7 +13,7 @@ GENERATED: Final = SERVICES / "wire" / "baton"
 
 
 def classes() -> dict[str, list[str]]:
-    """Where each class of a module is defined, by its name."""
+    """Return the place of each class of a module, by its name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SERVICES.rglob("*.py")):
         if path.is_relative_to(GENERATED):

@@ -25,7 +25,7 @@ EFFECTS: Final = {
     "pool": {"reserve", "expose", "commit", "quarantine", "cache", "release"},
     "slots": {"hand_out", "expose", "commit", "quarantine", "release", "moved"},
 }
-"""By what the object is called that performs it."""
+"""Effects by the name of the object that performs them."""
 
 
 def effects(source: str) -> Iterator[str]:
@@ -36,7 +36,7 @@ def effects(source: str) -> Iterator[str]:
 
 
 def _called(owner: ast.expr) -> str:
-    """What the object is called, without the underscore of what is private and the s of several."""
+    """Return the object's name, without the underscore of private names and the plural s."""
     match owner:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             name = name.lstrip("_")

@@ -1,4 +1,4 @@
-"""Is what a failed test leaves behind anybody else's trouble?"""
+"""Tests that a failed test hands nothing on to the next."""
 
 import os
 import subprocess

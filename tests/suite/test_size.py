@@ -1,4 +1,4 @@
-"""Is a file read in one sitting, is an object made of few parts, and is all of the product used by it?"""
+"""Tests of the size of files and constructors, and that the product uses all of its modules."""
 
 import ast
 from collections.abc import Iterator

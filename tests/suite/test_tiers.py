@@ -42,7 +42,7 @@ def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
 def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each(
     broken: str, tmp_path: Path
 ) -> None:
-    """Its last line is that of the last word, so pytest's."""
+    """The last line of the script is that of its last word, pytest's."""
     make = tmp_path / "make"
     make.write_text(f'#!/bin/sh\necho "$2 in $CI"\n[ "$2" != {broken} ]\n')
     make.chmod(0o755)
@@ -55,7 +55,7 @@ def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each
 
 
 def test_no_test_is_left_out_of_both_tiers(request: pytest.FixtureRequest) -> None:
-    """Of all tests that this run collected, those it runs are the ones that its tier has."""
+    """The run has all collected tests of its tier."""
     tier = request.config.getoption("--tier")
     run = {item.nodeid for item in request.session.items}
     collected = request.config.stash[tiers.COLLECTED]

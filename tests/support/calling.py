@@ -1,4 +1,4 @@
-"""What records steps where there are no graphs?"""
+"""Recorder of steps on devices without graphs."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What is a clock whose time a test decides?"""
+"""Clock whose time a test sets."""
 
 
 class ManualClock:

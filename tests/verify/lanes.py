@@ -1,4 +1,4 @@
-"""How are many pieces of work done, so many at a time?"""
+"""Pieces of work done a fixed number at a time."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What is verified when there are hours? The model's large scopes, and seeds of the simulation for ever."""
+"""Verification for hours: the model's large scopes, and endless seeds of the simulation."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tests.verify.lanes import Piece, in_lanes
 from tests.verify.parts import SEEDS_AT_A_TIME, asked, simulated
 
 HOURS_MAX: Final = 24.0
-"""Of one scope of the model."""
+"""Most hours of one scope of the model."""
 SEEDS_MAX: Final = 10**9
 
 

@@ -1,4 +1,4 @@
-"""What is verified, piece by piece, and what does each piece come to?"""
+"""Pieces of verification, and the result of each."""
 
 import json
 import subprocess
@@ -33,10 +33,10 @@ REQUESTS: Final = {
     "seals": 40,
     "thirds": 40,
 }
-"""Of a run, by profile, where it is another number than elsewhere: fewer where one costs a multiple, as in
-"seals", where every turn looks at what comes late, and more where it costs little."""
+"""Requests of a run, for profiles with another number: fewer where one costs more, as in "seals", and more
+where it costs little."""
 SCOPES_AT_A_TIME: Final = 8
-"""Of the quick ones."""
+"""Quick scopes that run at the same time."""
 
 
 class Broken(Exception):
@@ -59,8 +59,8 @@ def asked(module: str, *words: str, limit_s: float) -> dict[str, Any]:
 
 
 def simulated(seeds: range, profile: str | None = None, rooms: int | None = None) -> dict[str, Any]:
-    """What these seeds of the simulation come to, of a profile or of their own ones, with so many requests
-    each: without a number as many as `REQUESTS` says, or as a run has. Raises NoAnswer."""
+    """Return the result of simulation seeds, by profile or with their own profiles. Requests default to
+    `REQUESTS`, or to a run's own number. Raises NoAnswer."""
     came: dict[str, Any] = answer_of(_simulate, seeds, profile, rooms, limit_s=SEEDS_S)
     return came
 
@@ -78,7 +78,7 @@ def _simulate(seeds: range, profile: str | None, rooms: int | None) -> dict[str,
 
 
 def seeds_of_mutants() -> dict[str, range]:
-    """By profile: what must find nothing in the source as it is."""
+    """Return the mutants' seeds by profile, which must find nothing in the unchanged source."""
     known: dict[str, range] = {}
     for check in (check for mutant in MUTANTS for check in mutant.checks if check.kind == "sim"):
         profile, seeds = seeds_of(check.what)

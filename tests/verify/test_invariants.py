@@ -1,7 +1,4 @@
-"""Does docs/invariants.md say what holds each invariant, and is it so?
-
-`--rewrite` writes the column of mutants anew.
-"""
+"""Tests that docs/invariants.md names what holds each invariant. `--rewrite` writes the mutants' column."""
 
 import re
 from collections import defaultdict

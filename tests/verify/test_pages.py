@@ -1,4 +1,4 @@
-"""Does what the project's pages tell a reader to follow and to type lead somewhere?"""
+"""Tests that links and commands in the project's pages work."""
 
 import re
 import shlex
@@ -70,7 +70,7 @@ def broken(page: Path, target: str) -> bool:
 
 
 def typed() -> list[tuple[str, str]]:
-    """Where a page shows a command of baton, and its words."""
+    """Yield each command of baton on a page, with its place and words."""
     return sorted(
         {
             (str(page), words[1].strip())

@@ -19,14 +19,14 @@ def page() -> str:
 
 
 def walks() -> dict[str, list[tuple[str, str]]]:
-    """Of each walk the stations, as name and file."""
+    """Return the stations of each walk, as name and file."""
     text = page().split("## Four walks\n", 1)[1].split("\n## ", 1)[0]
     parts = re.split(r"^\*\*(.+)\*\*$", text, flags=re.MULTILINE)[1:]
     return {title: STATION.findall(rows) for title, rows in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def names_in(file: str) -> set[str]:
-    """What the file defines: classes, functions, methods and constants."""
+    """Return the names that the file defines: classes, functions, methods and constants."""
     tree = ast.parse((ROOT / "services" / file).read_text(encoding="utf-8"))
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     names = {node.name for node in ast.walk(tree) if isinstance(node, defined)}

@@ -1,4 +1,4 @@
-"""Do real processes that sum their pages serve what the reference library says, and refuse who sums none?"""
+"""Tests of --kv-checksum: answers are the reference library's, and a peer without checksums is refused."""
 
 import time
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""What does a client see when a part of a real stack is killed, stopped or told to leave, and no other pair
-is there to go on? (`tests/process/test_failover.py`: where there is one.)
+"""Tests of a client's view when part of the only pair is killed, stopped or told to leave.
+
+`tests/process/test_failover.py` has the same with a second pair.
 """
 
 import json

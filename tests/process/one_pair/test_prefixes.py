@@ -1,4 +1,4 @@
-"""Is what begins alike computed and sent once, and is the answer the reference library's all the same?"""
+"""Tests of shared prefixes: computed and sent once, with the reference library's answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.process.stack import Stack, running_stack
 OUTPUT_TOKENS = 8
 BEGINNING = [*range(2000, 3000)]
 WHOLE = 992
-"""What whole pages of 16 tokens hold of it."""
+"""Tokens of the prompt in whole pages of 16."""
 
 
 @pytest.fixture(params=["one", pytest.param("tp3", marks=pytest.mark.all_groups)])

@@ -1,4 +1,4 @@
-"""Does every process of a stack end with exit code 0 when it is told to stop, workers first?"""
+"""Tests of stopping a stack: every process ends with exit code 0, workers first."""
 
 from tests.process.stack import Stack
 from tests.suite.shared import Shared

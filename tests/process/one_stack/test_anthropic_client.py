@@ -1,4 +1,4 @@
-"""What does the real `anthropic` client see of a real stack?"""
+"""Tests of the real `anthropic` client against a real stack."""
 
 from collections.abc import Iterator
 from typing import Any, Final

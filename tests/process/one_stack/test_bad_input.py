@@ -1,4 +1,4 @@
-"""Is bad input refused at intake by a real stack, by name, with nothing entering the pipeline?"""
+"""Tests of bad input to a real stack: refused by field name before the pipeline."""
 
 import json
 from typing import Any

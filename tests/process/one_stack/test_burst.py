@@ -1,4 +1,4 @@
-"""Is every request of a burst answered by a healthy stack, without a room that failed behind it?"""
+"""Test of a burst of requests: all are answered, and no room fails."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Are several answers of a real stack those that requests of their own get?"""
+"""Tests of several answers to one prompt: equal to answers of separate requests."""
 
 import json
 from collections import defaultdict

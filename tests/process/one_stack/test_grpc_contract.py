@@ -1,4 +1,4 @@
-"""Can another router use the wire contract alone: open a room, drive both workers, watch it retire?"""
+"""Tests of the wire contract alone: open a room, drive both workers, watch it retire."""
 
 import asyncio
 

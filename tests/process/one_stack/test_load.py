@@ -1,4 +1,4 @@
-"""Does a real stack move the pages of its prompts, no more, and sleep when nothing is asked?"""
+"""Tests of a stack's traffic: it moves the pages of its prompts, no more, and sleeps when idle."""
 
 import asyncio
 import json

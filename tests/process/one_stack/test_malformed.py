@@ -91,7 +91,7 @@ async def send(
 
 
 def answer(stack: Stack) -> str:
-    """What the stack says to a client now."""
+    """Return the stack's answer to a client."""
     model = web().get(f"{stack.url}/v1/models", timeout=CALL_S).json()["data"][0]["id"]
     body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     reply = web().post(f"{stack.url}/v1/completions", json=body, timeout=60)
@@ -247,7 +247,7 @@ def long_request(kind: type[Any], length: int, incarnation: int) -> bytes:
 
 @pytest.mark.parametrize("over", [-64, 1, 56 << 20], ids=["below", "above", "far above"])
 async def test_the_longest_message_and_more_are_refused(unharmed: Stack, over: int) -> None:
-    """As long as the wire carries at all, which is as much as any turn takes."""
+    """The longest message that the wire carries takes as long as any turn."""
     limits = [("grpc.max_send_message_length", -1)]
     async with opened(unharmed) as room:
         for peer, path, kind in (

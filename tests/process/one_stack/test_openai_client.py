@@ -1,4 +1,4 @@
-"""What does the real `openai` client see of a real stack?"""
+"""Tests of the real `openai` client against a real stack."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Is greedy output through real processes the reference library's, where a prompt takes several chunks?"""
+"""Tests of greedy output with chunked prompts: equal to the reference library's."""
 
 from pathlib import Path
 

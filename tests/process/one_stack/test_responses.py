@@ -1,4 +1,4 @@
-"""What does the real `openai` client see of a real stack's Responses API?"""
+"""Tests of the real `openai` client against a real stack's Responses API."""
 
 from typing import Any, Final
 

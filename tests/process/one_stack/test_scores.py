@@ -1,4 +1,4 @@
-"""Does an evaluation score texts by this stack as by the reference library, in the words of lm-eval?
+"""Tests of scored texts, as lm-eval scores them: equal to the reference library's.
 
 `docs/api.md` has the commands that run lm-eval itself.
 """

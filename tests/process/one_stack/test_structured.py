@@ -1,4 +1,4 @@
-"""Is an answer of a real stack what its request holds it to, whole and streamed, one beside the other?"""
+"""Tests of constrained answers of a real stack, whole and streamed, side by side."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ ASK: Final[list[Any]] = [{"role": "user", "content": "Describe a person with a p
 
 
 def test_the_clients_own_parse_gives_an_object(client: openai.OpenAI, model: str) -> None:
-    """What it makes of a pydantic class: a strict schema, with $defs and $ref."""
+    """The client makes a strict schema of a pydantic class, with $defs and $ref."""
     reply = client.chat.completions.parse(
         model=model, messages=ASK, response_format=Person, max_tokens=TOKENS, temperature=1, seed=5
     )
@@ -51,7 +51,7 @@ def test_a_stream_grows_to_the_same_object(client: openai.OpenAI, model: str) ->
 
 
 def test_answers_beside_each_other_are_each_held_to_their_own(client: openai.OpenAI, model: str) -> None:
-    """And one in between to none, which is what it is alone."""
+    """An unconstrained answer between them is the same as alone."""
     forms: list[dict[str, Any]] = [
         {"guided_json": Person.model_json_schema()},
         {"structured_outputs": {"regex": r"[0-9]{3}-[0-9]{4}"}},

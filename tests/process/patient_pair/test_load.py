@@ -1,4 +1,4 @@
-"""Does a loaded pair, which shares the prompts out by its load, give everything back?"""
+"""Tests of a loaded pair that shares prompts out by load: everything is given back."""
 
 import asyncio
 import random

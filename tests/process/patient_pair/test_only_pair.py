@@ -1,4 +1,4 @@
-"""Does the stream of the only pair wait for the worker that is started again?"""
+"""Tests of the only pair's streams: they wait for a worker that is restarted."""
 
 import pytest
 

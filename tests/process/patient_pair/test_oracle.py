@@ -1,4 +1,4 @@
-"""Is the greedy output through real processes the reference library's, in chunks of the default's length?"""
+"""Tests of greedy output in chunks of the default length: equal to the reference library's."""
 
 from pathlib import Path
 
