@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from baton.grammars.fold import Fold
-from baton.pages.checksum import WORD
+from baton.pages.kv_checksum import WORD
 from baton.pages.layout import GroupHead, KvLayout
 from baton.rooms.request import Grammar, Request, Score, Token
 from baton.runtime.host_memory import Movable
@@ -75,7 +75,7 @@ class RankGroupBroken(Exception):
 
 @dataclass(slots=True, eq=False)
 class PageSum:
-    """The sum of what a sequence's pages hold (`services/pages/checksum.py`), from some position on."""
+    """The sum of what a sequence's pages hold (`services/pages/kv_checksum.py`), from some position on."""
 
     stop: int
     """How far it has got; at first, where it starts."""

@@ -20,16 +20,16 @@ from typing import Any, Final
 from baton.handover.route import Route, Target
 from baton.ids import Generation, Incarnation, PageId
 from baton.pages.layout import KvGroup, KvLayout, full_group
-from baton.pages.plan import PageRun, plan_hand_over
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.pages.record import SLOT_BYTES
+from baton.pages.transfer_plan import PageRun, plan_hand_over
 from baton.prefill.room_transfer import RoomTransfer
 from baton.rooms.evidence import Granted
 from baton.runtime.host_memory import HostMemory
 from baton.topology import Topology
-from baton.transfer.interface import Endpoint, Region, kv_region
 from baton.transfer.nixl import NixlTransfer, nixl_memory
 from baton.transfer.nixl_library import Library, unframed
+from baton.transfer.transfer_protocol import Endpoint, Region, kv_region
 from bench.pages.device_memory import copying, take
 from bench.report import seconds_of
 

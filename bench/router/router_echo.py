@@ -36,7 +36,7 @@ from baton.wire.conversions import (
 from baton.wire.layout_messages import layout_to_wire
 from baton.wire.load_messages import load_to_wire
 from baton.wire.service_role import ServiceRole
-from baton.worker.lease import LeaseKeeper
+from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from baton.worker.reporter import Reporter
 from baton.worker.shared_stream import ends_some, rooms_reply
 

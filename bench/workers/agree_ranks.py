@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.rooms.ballot import HEADER, Ballot
 from baton.rooms.phases import Vote
 from baton.runtime.clock import SystemClock
 from baton.testing.idle_work import IdleWork
-from baton.worker.turns import TurnProgress, take_turn
+from baton.worker.turn_loop import TurnProgress, take_turn
 
 HOST: Final = "127.0.0.1"
 TIMEOUT_S: Final = 30.0

@@ -18,17 +18,17 @@ from typing import Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from baton.decode.handover_client import FollowerPeers, endpoint_to_wire
+from baton.decode.decode_work import DecodeWork
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.turn import DecodeWork
+from baton.decode.prefill_peers import FollowerPeers, endpoint_to_wire
 from baton.engine_interface import PageSumRequest, Row, RowResult
-from baton.handover.growing import AHEAD
+from baton.handover.page_growth import AHEAD
 from baton.ids import Incarnation, RoomId
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.record import SCHEMA_HASH, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from baton.parallel.solo import SoloGroup
 from baton.prefill.metrics import PrefillMetrics
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Phase
 from baton.rooms.request import Request, Token
@@ -37,7 +37,7 @@ from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import PutId, PutState, Region, Transfer, kv_region
+from baton.transfer.transfer_protocol import PutId, PutState, Region, Transfer, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.channel import Channels, open_channel
 from baton.wire.conversions import request_to_wire
@@ -47,8 +47,8 @@ from baton.wire.service_role import ServiceRole
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
-from baton.worker.stepper import Stepper
-from baton.worker.turns import TurnProgress, Work, take_turn
+from baton.worker.step_thread import StepThread
+from baton.worker.turn_loop import TurnProgress, Work, take_turn
 from bench.workers.rooms_worker import CONTEXT, VOCABULARY
 
 PREFILL: Final = Incarnation(11)
@@ -173,7 +173,7 @@ class _TurnWorker(ABC):
         self._group = SoloGroup()
         self._mailbox = Mailbox()
         self._engine = _Engine()
-        self._stepper = Stepper(self._engine, self._mailbox.wake)
+        self._stepper = StepThread(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
         self._reporter = Reporter(
             self._channels.to(NOWHERE, ServiceRole.BOOTSTRAP), PREFILL, "bench", self._clock

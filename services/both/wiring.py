@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Any, Final
 
 from baton.both.settings import BothSettings, side_names
+from baton.decode.decode_work import DecodeWork
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.turn import DecodeWork
 from baton.decode.wiring import fit as fit_decode
 from baton.engine_interface import Engine, EnginePairLoader
 from baton.prefill.metrics import PrefillMetrics
@@ -27,9 +27,9 @@ from baton.runtime.cpu_affinity import pin
 from baton.transfer.nixl_library import install_memory_hooks
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import workers_pb2
-from baton.worker.leader_host import WorkerHost
-from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
-from baton.worker.own_exit import OwnExit
+from baton.worker.exit_reporter import ExitReporter
+from baton.worker.lifecycle.leader_host import WorkerHost
+from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
@@ -41,15 +41,15 @@ def run(settings: BothSettings, load: EnginePairLoader) -> int:
     """Run a worker of both sides, on the engines that `load` brings up, until it is told to stop. Returns the
     exit code."""
     threads = pin(settings.cpus, settings.threads)
-    own_exit, settings = OwnExit.prepare(settings, side_names(settings.name))
+    exit_reporter, settings = ExitReporter.prepare(settings, side_names(settings.name))
 
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
-        own_exit.begin(settings)
+        exit_reporter.begin(settings)
         try:
             return await serve_both(settings, partial(load, settings.of_engine, threads), shutdown)
         finally:
-            await own_exit.end()
+            await exit_reporter.end()
 
     return service_process.run(main)
 
@@ -117,7 +117,7 @@ class SharedEngines:
         self._loading = Lock()
         self._engines: tuple[Engine, Engine] | None = None
         self._failed: Exception | None = None
-        self._neighbour: Neighbour = NO_NEIGHBOUR
+        self._prompt_budget: PromptBudget = FULL_BUDGET
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
         self.thread = BorrowedThread(self._pool)
 
@@ -140,7 +140,7 @@ class SharedEngines:
     def fit_decode(self, rank: Rank[Any], metrics: DecodeMetrics) -> Fitting:
         fitted = fit_decode(rank, metrics)
         if isinstance(fitted.work, DecodeWork):
-            self._neighbour = fitted.work.neighbour
+            self._prompt_budget = fitted.work.prompt_budget
         return fitted
 
     def close(self) -> None:
@@ -153,10 +153,10 @@ class SharedEngines:
     # ---- as a Neighbour of the prefill side: decode, once that is there
 
     def chunk_tokens(self, most: int) -> int:
-        return self._neighbour.chunk_tokens(most)
+        return self._prompt_budget.chunk_tokens(most)
 
     def stepped(self, tokens: int, ms: float) -> None:
-        self._neighbour.stepped(tokens, ms)
+        self._prompt_budget.stepped(tokens, ms)
 
 
 class BorrowedThread(Executor):

@@ -7,7 +7,7 @@ from typing import Any, Final
 from baton.models.model_files import prepare, resolve
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
 from baton.runtime.model_options import LoadFormat

@@ -11,7 +11,7 @@ for no more than such a step.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.decode.room import Choice, DecodeRoom
+from baton.decode.decode_room import Choice, DecodeRoom
 
 
 class ChoiceStep(NamedTuple):

@@ -8,11 +8,11 @@ Sums and steps take turns: neither waits for more than one of the other, whateve
 
 from typing import Final
 
-from baton.decode.room import DecodeRoom
+from baton.decode.decode_room import DecodeRoom
 from baton.engine_interface import PageSum, PageSumRequest
-from baton.handover.receiving import Receiving
+from baton.handover.receiving_side import ReceivingSide
 from baton.rooms.errors import Reason
-from baton.worker.stepper import StepFailed, Stepper
+from baton.worker.step_thread import StepFailed, StepThread
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
 """Of pages summed before the batch has its next step; of all rooms together."""
@@ -21,7 +21,7 @@ BYTES_AT_A_TIME: Final = 64 * 2**20
 class PageCheck:
     """Keeps nothing of a room but in its record."""
 
-    def __init__(self, receiving: Receiving[DecodeRoom], stepper: Stepper) -> None:
+    def __init__(self, receiving: ReceivingSide[DecodeRoom], stepper: StepThread) -> None:
         self._receiving = receiving
         self._stepper = stepper
         self._tokens_at_a_time = max(

@@ -16,11 +16,11 @@ from typing import Final, TypeAlias
 import grpc
 
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.checksum import KvChecksum
 from baton.pages.errors import LayoutMismatch
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
-from baton.pages.plan import plan_hand_over
 from baton.pages.record import SCHEMA_HASH
+from baton.pages.transfer_plan import plan_hand_over
 from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, rooms_pb2
@@ -55,7 +55,7 @@ Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 
 @dataclass(slots=True)
-class Speaker:
+class ReceiverIdentity:
     """Who this decode worker is to its senders, and where its memory lies."""
 
     incarnation: Incarnation
@@ -105,7 +105,7 @@ class SenderLink:
     def __init__(
         self,
         peer: rooms_pb2.Peer,
-        speaker: Speaker,
+        identity: ReceiverIdentity,
         mailbox: Mailbox,
         channels: Channels,
         connect_timeout_s: Callable[[], float],
@@ -122,7 +122,7 @@ class SenderLink:
         self.knows = False
         """Of this exposure or an older one: it is to hear of the next."""
         self.connecting = False
-        self._speaker = speaker
+        self._identity = identity
         self._mailbox = mailbox
         self._channels = channels
         self._connect_timeout_s = connect_timeout_s
@@ -223,7 +223,7 @@ class SenderLink:
     def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
         if not self.connecting or reply.exposure != self._asked:
             return
-        if self._asked != self._speaker.exposure:  # it was taken back meanwhile
+        if self._asked != self._identity.exposure:  # it was taken back meanwhile
             self._ask_connection()
             return
         problem = self._problem(reply)
@@ -239,7 +239,7 @@ class SenderLink:
         if reply.HasField("refused"):
             return refusal_from_wire(reply.refused)
         try:
-            plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._speaker.layouts)
+            plan_hand_over([layout_from_wire(each) for each in reply.layouts], self._identity.layouts)
         except (Malformed, LayoutMismatch) as error:
             return error
         return None
@@ -369,8 +369,8 @@ class SenderLink:
         if not self._greeted:
             self._greeted = True
             message.greeting.incarnation = self.incarnation
-            message.greeting.receiver = self._speaker.incarnation
-            message.greeting.secret = self._speaker.secret
+            message.greeting.receiver = self._identity.incarnation
+            message.greeting.secret = self._identity.secret
         return message
 
     def _message(self) -> inference_pb2.HandOverRequest:
@@ -378,9 +378,9 @@ class SenderLink:
         message = inference_pb2.HandOverRequest()
         if self._connect_to_send:
             self._connect_to_send = False
-            if self._asked != self._speaker.exposure:
-                self._asked, self._refused_s = self._speaker.exposure, 0.0
-            message.connect.CopyFrom(self._speaker.connect())
+            if self._asked != self._identity.exposure:
+                self._asked, self._refused_s = self._identity.exposure, 0.0
+            message.connect.CopyFrom(self._identity.connect())
         length = 0
         while self._grants_to_send and length < MESSAGE_BYTES:
             room = next(iter(self._grants_to_send))

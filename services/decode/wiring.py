@@ -3,18 +3,18 @@
 from functools import partial
 from typing import Final
 
-from baton.decode.drafting import Drafting
-from baton.decode.handover_client import FollowerPeers, LeaderPeers, Peers
+from baton.decode.decode_service import DecodeService
+from baton.decode.decode_work import DecodeWork
+from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.rpc import DecodeService
+from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
 from baton.decode.settings import DecodeSettings
-from baton.decode.turn import DecodeWork
 from baton.engine_interface import EngineLoader
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
 from baton.wire.receiver_secret import digest_of, draw_secret
-from baton.worker.leader_host import WorkerHost
+from baton.worker.lifecycle.leader_host import WorkerHost
 from baton.worker.wiring import Fitting, Rank, run_worker
 
 DECODING_MS: Final = 3_600_000
@@ -48,7 +48,7 @@ def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
         peers=peers,
         metrics=metrics,
         max_running=settings.max_running,
-        drafting=Drafting(speculation.longest, speculation.ahead, rank.engine.draft_pages),
+        drafting=DraftScheduler(speculation.longest, speculation.ahead, rank.engine.draft_pages),
         local_gap_ms=settings.local_gap_ms,
     )
     service = DecodeService(work)

@@ -1,6 +1,6 @@
 """What do the KV pages of a sequence hold, as one number for each KV head?
 
-The sum that `services/pages/checksum.py` defines, on the device where the pages are; only the numbers leave
+The sum that `services/pages/kv_checksum.py` defines, on the device where the pages are; only the numbers leave
 it. Exact on every device: integers that wrap.
 """
 
@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import torch
 
-from baton.pages.checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
+from baton.pages.kv_checksum import GAMMA, MIX, WORD, lane, multiplier, word_bytes
 from baton.pages.layout import KvGroup
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
@@ -85,7 +85,7 @@ class PageSummer:
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """`baton.pages.checksum.mix` of each value, in place."""
+    """`baton.pages.kv_checksum.mix` of each value, in place."""
     values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(MIX[0]))
     values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(MIX[1]))
     return values.bitwise_xor_(_shifted(values, 31))

@@ -28,7 +28,7 @@ from baton.engine_interface import (
 )
 from baton.grammars.shelf import Shelf
 from baton.pages.layout import KvLayout
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError
 from baton.sampling.draft_model import DraftModel

@@ -78,7 +78,7 @@ class ReceivingRoom(Receiver):
         return not (self.finished or self.stopping or self.retracting is not None)
 
     @property
-    def is_held_up(self) -> bool:
+    def needs_short_steps(self) -> bool:
         """By each step that takes longer: it runs, or is about to."""
         return self.runs or self.phase is Phase.TRANSFERRING
 

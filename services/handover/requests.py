@@ -92,7 +92,7 @@ class ClaimRoom:
 @dataclass(slots=True)
 class Close:
     """Ask the sender until it has proven that it writes nothing more for this tenancy. Comes back as
-    `Receiving.quiet`."""
+    `ReceivingSide.quiet`."""
 
     room: RoomId
     peer: Incarnation
@@ -103,7 +103,7 @@ class Close:
 
 @dataclass(slots=True)
 class SumPages:
-    """Sum what landed in the room's pages from this token on. Comes back as `Receiving.summed`."""
+    """Sum what landed in the room's pages from this token on. Comes back as `ReceivingSide.summed`."""
 
     room: RoomId
     first_token: int

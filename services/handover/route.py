@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.ids import Incarnation
 from baton.pages.layout import GroupHead
-from baton.pages.plan import TransferPlan
+from baton.pages.transfer_plan import TransferPlan
 
 
 @dataclass(frozen=True, slots=True)

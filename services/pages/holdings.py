@@ -18,7 +18,7 @@ from typing import TypeAlias
 from baton.ids import PageCounts, PageId, PageTables, RoomId
 from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated, added
 from baton.pages.pool import PagePool, PageState
-from baton.pages.prefixes import UNSALTED, PrefixTree
+from baton.pages.prefix_tree import UNSALTED, PrefixTree
 from baton.pages.slots import Slot, SlotPool
 
 _Move: TypeAlias = Callable[[PagePool, Iterable[PageId]], None]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.parallel.interface import (
+from baton.parallel.rank_group import (
     BALLOT_WORDS_MAX,
     COMMAND_BYTES_MAX,
     GATHER_BYTES_MAX,

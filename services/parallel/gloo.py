@@ -20,7 +20,7 @@ import torch
 from baton.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
 from baton.parallel.failure_detector import FailureDetector, Whereabouts
 from baton.parallel.gloo_exchange import GlooExchange
-from baton.parallel.interface import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
+from baton.parallel.rank_group import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, GroupBroken
 from baton.parallel.rendezvous import Rendezvous, Store, meet
 
 FRAME_BYTES: Final = 1024
@@ -42,7 +42,7 @@ class Tag(IntEnum):
 
 
 class GlooGroup:
-    """`baton.parallel.interface.RankGroup` of one process per rank. Made by `join`."""
+    """`baton.parallel.rank_group.RankGroup` of one process per rank. Made by `join`."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import torch.distributed
 
 from baton.parallel.failure_detector import FailureDetector, FollowerDetector, LeaderDetector, Whereabouts
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 from baton.runtime.gloo_connections import connect_gloo, first_line
 
 WATCH_KEY: Final = "baton/watch"

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from baton.parallel.checks import BallotShape, check_commands, check_gathered
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 
 
 class SoloGroup:
-    """`baton.parallel.interface.RankGroup` of one rank."""
+    """`baton.parallel.rank_group.RankGroup` of one rank."""
 
     rank: Final = 0
     size: Final = 1

@@ -12,13 +12,13 @@ from typing import Final
 
 from baton.ids import Incarnation, RoomId
 
-KEPT_S: Final = 60.0
+EARLY_GRANT_S: Final = 60.0
 """As long as whoever opens a room may take to bring it to both workers
 (`baton.fleet.registry.DELIVERY_MS`): after that it does not come."""
 
 
 @dataclass(eq=False, slots=True)
-class KeptGrant:
+class EarlyGrant:
     """One that is kept, of one receiver."""
 
     room: RoomId
@@ -34,7 +34,7 @@ class EarlyGrants:
     def __init__(self, most: int) -> None:
         """`most`: of one receiver."""
         self._most = most
-        self._kept: dict[RoomId, dict[Incarnation, KeptGrant]] = {}
+        self._kept: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
         self._counts: Counter[Incarnation] = Counter()
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class EarlyGrants:
 
     def keep(
         self, room: RoomId, receiver: Incarnation, again: Callable[[], None], expired: Callable[[], None]
-    ) -> KeptGrant | None:
+    ) -> EarlyGrant | None:
         """Call `again` when the room comes, or `expired` when it does not in time. Of an earlier grant of
         the room and receiver, which was said on another stream, nothing is called. None when the receiver has
         as many as it may have; nothing is called then either."""
@@ -51,8 +51,8 @@ class EarlyGrants:
             self.drop(before)
         if self._counts[receiver] >= self._most:
             return None
-        kept = KeptGrant(room, receiver, again, expired)
-        kept.timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire, kept)
+        kept = EarlyGrant(room, receiver, again, expired)
+        kept.timer = asyncio.get_running_loop().call_later(EARLY_GRANT_S, self._expire, kept)
         self._kept.setdefault(room, {})[receiver] = kept
         self._counts[receiver] += 1
         return kept
@@ -63,7 +63,7 @@ class EarlyGrants:
             self.drop(kept)
             kept.again()
 
-    def drop(self, kept: KeptGrant) -> None:
+    def drop(self, kept: EarlyGrant) -> None:
         """It is not wanted any more. Idempotent: another that took its place stays."""
         grants = self._kept.get(kept.room, {})
         if grants.get(kept.receiver) is not kept:
@@ -75,6 +75,6 @@ class EarlyGrants:
         if kept.timer is not None:
             kept.timer.cancel()
 
-    def _expire(self, kept: KeptGrant) -> None:
+    def _expire(self, kept: EarlyGrant) -> None:
         self.drop(kept)
         kept.expired()

@@ -19,18 +19,10 @@ from typing import Final
 from baton.handover.route import Route
 from baton.ids import Incarnation, PageTables
 from baton.pages.layout import GroupHead
-from baton.pages.plan import Window, windows
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
+from baton.pages.transfer_plan import Window, windows
 from baton.rooms.evidence import Granted
-from baton.transfer.interface import (
-    SLOTS,
-    PutId,
-    PutState,
-    Run,
-    Transfer,
-    TransferError,
-    kv_region,
-)
+from baton.transfer.transfer_protocol import SLOTS, PutId, PutState, Run, Transfer, TransferError, kv_region
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3

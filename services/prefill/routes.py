@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from baton.handover.route import Route, Target
 from baton.ids import Incarnation
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
-from baton.pages.plan import HandoverPlan, plan_hand_over
 from baton.pages.record import SCHEMA_HASH
+from baton.pages.transfer_plan import HandoverPlan, plan_hand_over
 from baton.rooms.errors import NotConnected, WorkerRefused
 from baton.transfer.bounds import check_endpoint
-from baton.transfer.interface import Endpoint, PutsUnended, Region, Transfer, TransferError
+from baton.transfer.transfer_protocol import Endpoint, PutsUnended, Region, Transfer, TransferError
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.conversions import Malformed
 from baton.wire.errors import NotQuiet

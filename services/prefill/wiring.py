@@ -4,13 +4,13 @@ import grpc
 
 from baton.engine_interface import EngineLoader
 from baton.prefill.metrics import PrefillMetrics
-from baton.prefill.rpc import HandoverService, PrefillService
+from baton.prefill.prefill_service import HandoverService, PrefillService
+from baton.prefill.prefill_work import PrefillWork
 from baton.prefill.settings import PrefillSettings
-from baton.prefill.turn import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import inference_pb2_grpc, rooms_pb2
-from baton.worker.neighbour import NO_NEIGHBOUR, Neighbour
+from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.wiring import Fitting, Rank, run_worker
 
 
@@ -20,8 +20,10 @@ def run(settings: PrefillSettings, load: EngineLoader) -> int:
     return run_worker(settings, load, PrefillMetrics, fit)
 
 
-def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics, neighbour: Neighbour = NO_NEIGHBOUR) -> Fitting:
-    """The prefill side of a rank. `neighbour`: who else has steps made on its engine's thread."""
+def fit(
+    rank: Rank[PrefillSettings], metrics: PrefillMetrics, prompt_budget: PromptBudget = FULL_BUDGET
+) -> Fitting:
+    """The prefill side of a rank. `prompt_budget`: who else has steps made on its engine's thread."""
     settings = rank.settings
     deadlines = Deadlines(
         bootstrapping_ms=settings.bootstrap_timeout_ms,
@@ -37,7 +39,7 @@ def fit(rank: Rank[PrefillSettings], metrics: PrefillMetrics, neighbour: Neighbo
         chunk_tokens=settings.chunk_tokens,
         window_bytes=settings.transfer_window,
         scored_tokens=rank.engine.scored_max,
-        neighbour=neighbour,
+        prompt_budget=prompt_budget,
     )
     rooms, handover = PrefillService(work), HandoverService(work)
 

@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.rooms.ballot import PLACES_MAX
 from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.runtime.errors import SettingsError

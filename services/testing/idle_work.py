@@ -9,7 +9,7 @@ from baton.rooms.roster import NOTHING, Capacity, Roster
 
 
 class IdleWork:
-    """`baton.worker.turns.Work` of a worker that holds no room."""
+    """`baton.worker.turn_loop.Work` of a worker that holds no room."""
 
     def __init__(self, places: int) -> None:
         self.roster = Roster[Receiver](places)

@@ -14,7 +14,7 @@ from typing import Final
 
 from baton.ids import Incarnation
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
-from baton.transfer.interface import Endpoint, PutState, Region, Run, TransferError
+from baton.transfer.transfer_protocol import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
 """Most puts under way in a fabric; past it a put is refused."""

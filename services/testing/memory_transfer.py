@@ -10,14 +10,14 @@ from typing import Final
 from baton.ids import Incarnation
 from baton.testing.memory_fabric import MemoryFabric, Write
 from baton.transfer.bounds import check_endpoint, check_region, check_runs, region_named
-from baton.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from baton.transfer.ledger import Ledger
+from baton.transfer.transfer_protocol import Endpoint, PutId, PutState, Region, Run, TransferError
 
 METADATA: Final = b"memory"
 
 
 class MemoryTransfer:
-    """`baton.transfer.interface.Transfer` within a process. Regions are real addresses, which stay
+    """`baton.transfer.transfer_protocol.Transfer` within a process. Regions are real addresses, which stay
     mapped until `close` of this endpoint (or `kill` of its incarnation)."""
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, agent_name: str | None = None) -> None:
@@ -73,7 +73,7 @@ class MemoryTransfer:
         return self._ledger.post(peer, write)
 
     def poll(self, put: PutId) -> PutState:
-        told = self._ledger.told_end(put)
+        told = self._ledger.note_end(put)
         if told is not None:
             return told
         write = self._ledger.write(put)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from baton.transfer.interface import Endpoint, OutOfRegion, Region, Run, TransferError
+from baton.transfer.transfer_protocol import Endpoint, OutOfRegion, Region, Run, TransferError
 
 ADDRESS_END: Final = 1 << 64
 REGIONS_MAX: Final = 16

@@ -13,7 +13,7 @@ from typing import Final
 
 from baton.ids import Incarnation
 from baton.runtime.host_memory import Movable
-from baton.transfer.interface import Endpoint, Region, Transfer
+from baton.transfer.transfer_protocol import Endpoint, Region, Transfer
 
 
 class Exposure:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from baton.ids import Incarnation
-from baton.transfer.interface import (
+from baton.transfer.transfer_protocol import (
     ABANDONED_ENDS_MAX,
     Endpoint,
     PutId,
@@ -113,7 +113,7 @@ class Ledger(Generic[Write]):
         self._links[peer].pending += 1
         return put
 
-    def told_end(self, put: PutId) -> PutState | None:
+    def note_end(self, put: PutId) -> PutState | None:
         """How an abandoned put ended, once."""
         return self._ends.pop(put, None)
 
@@ -131,7 +131,7 @@ class Ledger(Generic[Write]):
         return write
 
     def end_abandoned(self, put: PutId, state: PutState) -> Write:
-        """It has ended, and nobody asked: `told_end` will say it."""
+        """It has ended, and nobody asked: `note_end` will say it."""
         self._ends[put] = state
         while len(self._ends) > ABANDONED_ENDS_MAX:
             del self._ends[next(iter(self._ends))]

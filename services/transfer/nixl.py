@@ -43,9 +43,9 @@ from baton.transfer.bounds import (
     device_index,
     region_named,
 )
-from baton.transfer.interface import Endpoint, PutId, PutState, Region, Run, TransferError
 from baton.transfer.ledger import Ledger
 from baton.transfer.nixl_library import Library, framed, unframed
+from baton.transfer.transfer_protocol import Endpoint, PutId, PutState, Region, Run, TransferError
 
 log = Log(__name__)
 
@@ -63,7 +63,7 @@ class _Write:
 
 
 class NixlTransfer:
-    """`baton.transfer.interface.Transfer` between processes. Raises TransferError if nixl or its UCX
+    """`baton.transfer.transfer_protocol.Transfer` between processes. Raises TransferError if nixl or its UCX
     backend does not load. To be closed before the process ends: see CLOSING_ROUNDS."""
 
     def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:
@@ -158,7 +158,7 @@ class NixlTransfer:
             write.fate = PutState.DONE if status == "DONE" else None
 
     def poll(self, put: PutId) -> PutState:
-        told = self._ledger.told_end(put)
+        told = self._ledger.note_end(put)
         if told is not None:
             return told
         state = self._state(put, self._ledger.write(put))

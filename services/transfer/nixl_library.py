@@ -9,7 +9,7 @@ import os
 from typing import Any, Final
 
 from baton.runtime.errors import StartupError
-from baton.transfer.interface import Endpoint, TransferError
+from baton.transfer.transfer_protocol import Endpoint, TransferError
 
 BACKEND: Final = "UCX"
 MAGIC: Final = b"baton-nixl-1\0"
@@ -54,17 +54,17 @@ class Library:
 
     def new_agent(self, name: str) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
-        with self.as_transfer_error("no NIXL agent can be made", settings_said()):
+        with self.as_transfer_error("no NIXL agent can be made", describe_settings()):
             agent = self._api.nixl_agent(name, config)
         if BACKEND not in agent.backends:
-            raise TransferError(f"NIXL has no {BACKEND} backend on this machine{settings_said()}")
+            raise TransferError(f"NIXL has no {BACKEND} backend on this machine{describe_settings()}")
         return agent
 
     def as_transfer_error(self, what: str, besides: str = "") -> "AsTransferError":
         return AsTransferError(self.errors, what, besides)
 
 
-def settings_said() -> str:
+def describe_settings() -> str:
     """For the end of an error: the variables by which its environment sets the library, with their values."""
     told = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
     listed = " ".join(f"{name}={value}" for name, value in sorted(told.items()) if name not in OURS)

@@ -5,7 +5,7 @@ A message that makes no sense is a `Malformed` (`malformed-is-contained`).
 
 from itertools import pairwise
 
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import (
     DTYPE_BYTES,
     GROUPS_MAX,

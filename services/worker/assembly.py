@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 from baton.engine_interface import Grammars
 from baton.ids import Incarnation
-from baton.pages.checksum import KvChecksum
 from baton.pages.holdings import Holdings
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
 from baton.pages.pool import PagePool
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SLOT_BYTES
 from baton.pages.slots import SlotPool
 from baton.runtime.clock import Clock
 from baton.runtime.host_memory import HostMemory, Movable
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import SLOTS, kv_region
+from baton.transfer.transfer_protocol import SLOTS, kv_region
 from baton.wire.model_bounds import ModelBounds
-from baton.worker.folds import Folds
+from baton.worker.grammar_states import GrammarStates
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
-from baton.worker.stepper import Stepper
+from baton.worker.step_thread import StepThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RankPorts:
     """The model's vocabulary and context length."""
     checksum: KvChecksum = KvChecksum.RECORD
     """What is summed of each hand-over."""
-    stepper: Stepper
+    stepper: StepThread
     """Runs the engine's steps on their thread."""
     grammars: Grammars | None = None
     """Compiler of grammars. None on a rank that does not sample."""
@@ -94,11 +94,11 @@ class RankPorts:
     reporter: Reporter
     """Timeline lines for the bootstrap."""
     clock: Clock
-    folds: Folds = field(init=False)
+    folds: GrammarStates = field(init=False)
     """Grammar states of rooms that wait for their grammar."""
 
     def __post_init__(self) -> None:
-        self.folds = Folds(self.grammars, self.mailbox.wake)
+        self.folds = GrammarStates(self.grammars, self.mailbox.wake)
 
     @property
     def layout(self) -> KvLayout:

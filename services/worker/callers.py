@@ -16,13 +16,13 @@ from baton.wire.conversions import cause_to_wire
 from baton.worker.mailbox import Mailbox
 
 Reply = TypeVar("Reply")
-Said = TypeVar("Said", contravariant=True)
+AnyReply = TypeVar("Said", contravariant=True)
 
 
-class Replies(Protocol[Said]):
+class Replies(Protocol[AnyReply]):
     """Where a room's replies go."""
 
-    def put_nowait(self, reply: Said, /) -> None:
+    def put_nowait(self, reply: AnyReply, /) -> None:
         """Never waits. Raises QueueFull for more replies than a room can have."""
 
 

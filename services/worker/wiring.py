@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from baton.engine_interface import Engine, EngineLoader, RankGroupBroken
 from baton.ids import Incarnation
-from baton.pages.checksum import KvChecksum
 from baton.pages.errors import added
-from baton.pages.ranks import rank_layout
+from baton.pages.kv_checksum import KvChecksum
+from baton.pages.rank_layout import rank_layout
 from baton.pages.record import SCHEMA_HASH
 from baton.parallel.gloo import GlooGroup
-from baton.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.rank_group import GroupBroken, RankGroup
 from baton.rooms.errors import RostersDiverged
 from baton.rooms.phases import Side
 from baton.runtime import service_process
@@ -31,21 +31,21 @@ from baton.telemetry.process_metrics import describe_process
 from baton.transfer.exposure import Exposure
 from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import install_memory_hooks
-from baton.transfer.start import offering
+from baton.transfer.refused_memory import explain_refused_memory
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import rooms_pb2, workers_pb2
 from baton.wire.conversions import side_to_wire
 from baton.wire.layout_messages import layout_to_wire, topology_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
-from baton.worker.follower_host import FollowerHost
-from baton.worker.leader_host import Role, WorkerHost
+from baton.worker.exit_reporter import ExitReporter
+from baton.worker.lifecycle.follower_host import FollowerHost
+from baton.worker.lifecycle.leader_host import Role, WorkerHost
+from baton.worker.lifecycle.startup import agree_on, explained, form_group, load_together
 from baton.worker.metrics import WorkerMetrics
-from baton.worker.own_exit import OwnExit
-from baton.worker.startup import agree_on, explained, form_group, load_together
-from baton.worker.stepper import Stepper
-from baton.worker.turn import RankWork
-from baton.worker.turns import TurnProgress, run_turns
+from baton.worker.rank_work import RankWork
+from baton.worker.step_thread import StepThread
+from baton.worker.turn_loop import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
 """What ends a rank's turns because of another rank."""
@@ -109,11 +109,11 @@ def run_worker(
 ) -> int:
     """Run a worker, or one rank of it, until it is told to stop. Returns the exit code."""
     threads = pin(settings.cpus, settings.threads)
-    own_exit, settings = OwnExit.prepare(settings, (settings.name,))
+    exit_reporter, settings = ExitReporter.prepare(settings, (settings.name,))
 
     async def main(shutdown: asyncio.Event) -> int:
         install_memory_hooks()
-        own_exit.begin(settings)
+        exit_reporter.begin(settings)
         own = worker_credential.draw()
         mine = worker_credential.incarnation_of(own)
         host = FollowerHost(settings) if settings.rank else WorkerHost(settings, mine, own)
@@ -121,7 +121,7 @@ def run_worker(
         try:
             return await start.serve(count, fit, shutdown)
         finally:
-            await own_exit.end()
+            await exit_reporter.end()
             await host.close()
 
     return service_process.run(main)
@@ -210,7 +210,7 @@ class Start(Generic[Settings]):
             settings.places,
             keeps_prefixes=settings.prefix_cache,
         )
-        with offering(engine.caches[0].device):
+        with explain_refused_memory(engine.caches[0].device):
             exposure = Exposure(NixlTransfer, draw_incarnation, memory.regions)
         return RankPorts(
             incarnation=worker,
@@ -218,7 +218,7 @@ class Start(Generic[Settings]):
             rank=settings.rank or 0,
             bounds=ModelBounds(engine.vocab_size, engine.context_length),
             checksum=KvChecksum(settings.kv_checksum),
-            stepper=Stepper(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
+            stepper=StepThread(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
             grammars=engine.grammars,
             memory=memory,
             exposure=exposure,
@@ -229,7 +229,7 @@ class Start(Generic[Settings]):
 
 
 async def end(
-    group: RankGroup, leave: Callable[[], Awaitable[None]], stepper: Stepper, exposure: Exposure
+    group: RankGroup, leave: Callable[[], Awaitable[None]], stepper: StepThread, exposure: Exposure
 ) -> None:
     """The turns have ended, whatever it was: the other ranks, and then the workers of the other side
     (`leave`), learn it before a step is waited for. Raises EngineStuck where that hangs."""

@@ -18,7 +18,7 @@ from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.listening_ports import bind_port, port_of
 from baton.runtime.settings import load, settings_of
 from baton.wire.worker_credential import draw
-from baton.worker.leader_host import WorkerHost
+from baton.worker.lifecycle.leader_host import WorkerHost
 
 
 def _named(part: StackCommand) -> dict[str, str | None]:

@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from baton.decode.drafting import Drafting
-from baton.decode.handover_client import FollowerPeers, LeaderPeers, Peers
+from baton.decode.decode_room import replies_max
+from baton.decode.decode_work import DecodeWork
+from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.room import replies_max
-from baton.decode.turn import DecodeWork
+from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
 from baton.grammars.shelf import Shelf
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.checksum import KvChecksum, told
+from baton.pages.kv_checksum import KvChecksum, told
 from baton.pages.pool import PageState
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.parallel.solo import SoloGroup
 from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.rooms.phases import Phase
@@ -37,8 +37,8 @@ from baton.wire.errors import NotQuiet, errors_as_status, refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
-from baton.worker.stepper import Stepper
-from baton.worker.turns import Lap, TurnProgress, take_turn
+from baton.worker.step_thread import StepThread
+from baton.worker.turn_loop import Lap, TurnProgress, take_turn
 from tests.decode.links import asking, closing
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
@@ -177,7 +177,7 @@ class DecodeBench:
         reuse: bool = False,
         grammars: Shelf | None = None,
         drafts_by: int = 0,
-        drafting: Drafting | None = None,
+        drafting: DraftScheduler | None = None,
         local_gap_ms: int = 0,
     ) -> None:
         """`group`: of a worker of several ranks, which all hold the same. `reuse`: keep prefixes, of rooms
@@ -191,7 +191,7 @@ class DecodeBench:
         self.fabric = fabric or MemoryFabric()
         self.mailbox = Mailbox()
         self.channels = Channels()
-        self.stepper = Stepper(self.engine, self.mailbox.wake)
+        self.stepper = StepThread(self.engine, self.mailbox.wake)
         self.registry = CollectorRegistry()
         memory = RankMemory.of([self.engine.memory], [pages], toy.LAYOUT, PLACES, keeps_prefixes=reuse)
         self.slots, self.holdings = memory.slots, memory.holdings
@@ -222,7 +222,7 @@ class DecodeBench:
             peers=self.peers,
             metrics=DecodeMetrics(self.registry, max_running),
             max_running=max_running,
-            drafting=drafting or Drafting(drafts_by),
+            drafting=drafting or DraftScheduler(drafts_by),
             local_gap_ms=local_gap_ms,
         )
         self.receiving = self.work.receiving
@@ -431,7 +431,7 @@ async def decoding(
     reuse: bool = False,
     grammars: Shelf | None = None,
     drafts_by: int = 0,
-    drafting: Drafting | None = None,
+    drafting: DraftScheduler | None = None,
     local_gap_ms: int = 0,
 ) -> AsyncIterator[DecodeBench]:
     sender = Sender()

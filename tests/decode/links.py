@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from baton.decode.handover_client import LeaderPeers, Peers
+from baton.decode.prefill_peers import LeaderPeers, Peers
 from baton.ids import Incarnation
 
 

@@ -1,7 +1,7 @@
 """Which sequences take part in the next step?"""
 
 from baton.decode.batch import how_many, next_batch, unfinished
-from baton.decode.room import DecodeRoom
+from baton.decode.decode_room import DecodeRoom
 from baton.ids import Incarnation, RoomId
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.phases import Phase

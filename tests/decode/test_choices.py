@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.ids import RoomId
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from baton.rooms.errors import Refusal
 from baton.rooms.phases import Phase

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.decode.drafting import Drafting
+from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.settings import AHEAD, DecodeSettings, Speculation
 from baton.engine_interface import Proposal, Row, RowResult
 from baton.ids import RoomId
@@ -75,7 +75,7 @@ async def test_drawn_is_drawn_what_a_draft_model_says_is_checked_and_the_same_co
     pages: Pages, choices: int
 ) -> None:
     request = asked(1, 1, MAX_TOKENS, choices=choices)
-    async with decoding(pages=40, drafting=Drafting(ahead=4, pages=pages)) as bench:
+    async with decoding(pages=40, drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         await bench.enter(group_pb2.Command(step_costs=CHEAP))
         caller = await running(bench, request)
         await bench.settle()
@@ -94,7 +94,7 @@ async def test_drawn_is_drawn_what_a_draft_model_says_is_checked_and_the_same_co
 async def test_zero_at_idle_a_sequence_that_has_ended_has_no_pages_of_the_draft_model(
     pages: Pages, ends: str
 ) -> None:
-    async with decoding(pages=40, drafting=Drafting(ahead=4, pages=pages)) as bench:
+    async with decoding(pages=40, drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         await bench.enter(group_pb2.Command(step_costs=CHEAP))
         bench.engine.hold()
         caller = await running(bench, asked(1, 1, MAX_TOKENS, choices=2))
@@ -120,7 +120,7 @@ async def test_a_choice_that_has_ended_leaves_the_draft_models_pages_to_those_th
     if ends == "drawn":
         last = next(token for token in second[8:] if token not in first)
         request = replace(request, stop_token_ids=(last,))
-    async with decoding(pages=40, drafting=Drafting(ahead=4, pages=pages)) as bench:
+    async with decoding(pages=40, drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         await bench.enter(group_pb2.Command(step_costs=CHEAP))
         bench.engine.hold()
         await running(bench, request)
@@ -142,7 +142,7 @@ async def test_the_model_is_asked_for_what_is_worth_its_cost_and_the_cost_is_the
     pages: Pages,
 ) -> None:
     """A position costs nothing; a token of the model costs more than it can bring."""
-    async with decoding(drafting=Drafting(ahead=4, pages=pages)) as bench:
+    async with decoding(drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         dear = group_pb2.StepCosts(position=1, draft=10_000)
         await bench.enter(group_pb2.Command(step_costs=dear))
         caller = await running(bench, asked(1, 1, max_tokens=9))
@@ -153,7 +153,7 @@ async def test_the_model_is_asked_for_what_is_worth_its_cost_and_the_cost_is_the
 
 
 async def test_a_request_may_refuse_a_draft_model(pages: Pages) -> None:
-    async with decoding(drafting=Drafting(ahead=4, pages=pages)) as bench:
+    async with decoding(drafting=DraftScheduler(ahead=4, pages=pages)) as bench:
         caller = await running(bench, replace(asked(1, 1, MAX_TOKENS), speculates=False))
         await bench.settle()
         assert caller.tokens == toy.answer(asked(1, 1, MAX_TOKENS))

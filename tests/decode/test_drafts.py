@@ -274,7 +274,7 @@ async def test_a_step_that_computes_a_prompt_too_is_longer_by_that_for_its_draft
         seen.append((rows, positions))
         return allocate_drafts(drafts, rows, positions, cost)
 
-    monkeypatch.setattr("baton.decode.drafting.allocate_drafts", noting)
+    monkeypatch.setattr("baton.decode.draft_scheduler.allocate_drafts", noting)
     local = asked(2, 2, 1, prompt=tuple(range(30)))
     async with decoding(pages=40, drafts_by=LONGEST) as bench:
         bench.engine.hold()

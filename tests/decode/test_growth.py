@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.handover.growing import AHEAD
+from baton.handover.page_growth import AHEAD
 from baton.ids import RoomId
 from baton.pages.pool import PageState
 from baton.rooms.errors import Cause, Reason
@@ -15,7 +15,7 @@ from baton.rooms.quarantine import HURRY
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire
-from baton.worker.turns import Lap
+from baton.worker.turn_loop import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import RANKS, Group, grouped
 from tests.patience import PATIENCE_S

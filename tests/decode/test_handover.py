@@ -14,21 +14,21 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from baton.decode.rpc import DecodeService
+from baton.decode.decode_service import DecodeService
 from baton.ids import Incarnation
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.parallel.solo import SoloGroup
-from baton.prefill.rpc import HandoverService, PrefillService
+from baton.prefill.prefill_service import HandoverService, PrefillService
 from baton.rooms.request import Request, Sampling
 from baton.testing.memory_fabric import MemoryFabric, Write
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
-from baton.transfer.interface import Region, Run, kv_region
+from baton.transfer.transfer_protocol import Region, Run, kv_region
 from baton.wire.baton.v1 import inference_pb2, inference_pb2_grpc, rooms_pb2
 from baton.wire.channel import Channels
 from baton.wire.conversions import request_to_wire
 from baton.wire.errors import remote_error
 from baton.wire.service_role import ServiceRole
-from baton.worker.turns import TurnProgress, run_turns
+from baton.worker.turn_loop import TurnProgress, run_turns
 from tests.decode.bench import DecodeBench, Sender
 from tests.decode.links import asking
 from tests.parallel.arrivals import NoArrivals

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.decode.rpc import DecodeService
+from baton.decode.decode_service import DecodeService
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.load_messages import load_from_wire
 from tests.decode.bench import DecodeBench, decoding

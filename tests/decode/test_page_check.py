@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from baton.pages.record import SLOT_BYTES
 from baton.rooms.phases import Phase
 from baton.rooms.request import Request
-from baton.worker.turns import Lap
+from baton.worker.turn_loop import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.links import closing
 from tests.prefill import toy

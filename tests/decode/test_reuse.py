@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.ids import PageId, RoomId
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PageState
 from tests.decode.bench import DecodeBench, decoding
 from tests.prefill import toy

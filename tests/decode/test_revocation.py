@@ -17,7 +17,7 @@ from baton.runtime.host_memory import CannotMove, HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import FaultPlan
-from baton.transfer.interface import Region, kv_region
+from baton.transfer.transfer_protocol import Region, kv_region
 from baton.wire.baton.v1 import group_pb2
 from baton.wire.errors import WrongIncarnation
 from baton.worker.polling import HEARTBEAT_S

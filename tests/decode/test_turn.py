@@ -19,7 +19,7 @@ from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.conversions import cause_to_wire, finish_from_wire
 from baton.wire.errors import NotQuiet, UnknownReceiver, WrongIncarnation
 from baton.worker.polling import HEARTBEAT_S
-from baton.worker.turns import Lap
+from baton.worker.turn_loop import Lap
 from tests.decode.bench import SECRET, Caller, DecodeBench, decoding
 from tests.decode.links import asking, closing, links_of, needed
 from tests.patience import PATIENCE_S

@@ -9,7 +9,7 @@ from tests.deploy.flags import variables
 LISTENS = """
 import os
 from baton.ids import Incarnation
-from baton.transfer.interface import Region
+from baton.transfer.transfer_protocol import Region
 from baton.transfer.nixl import NixlTransfer
 from baton.runtime.host_memory import HostMemory
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from baton.engine.kv_cache import PagedKvCache
-from baton.pages.checksum import WORD, key, lane, mix, multiplier, word_bytes
+from baton.pages.kv_checksum import WORD, key, lane, mix, multiplier, word_bytes
 from baton.pages.layout import KvLayout
 
 Place = tuple[int, int, int, int]

@@ -20,7 +20,7 @@ from baton.ids import Incarnation
 from baton.prefill.metrics import PrefillMetrics
 from baton.prefill.settings import PrefillSettings
 from baton.worker import wiring
-from baton.worker.stepper import Stepper
+from baton.worker.step_thread import StepThread
 from bench.workers.rooms_worker import ToyEngine
 from tests.engine.conftest import MakeEngine
 
@@ -68,7 +68,7 @@ def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny
     """Else it computes with as many as the process began with, until something asks."""
     counted: list[str] = []
     with patch.object(torch, "get_num_threads", lambda: counted.append(threading.current_thread().name)):
-        stepper = Stepper(tiny_engine("llama-gqa-untied"), lambda: None)
+        stepper = StepThread(tiny_engine("llama-gqa-untied"), lambda: None)
         stepper._thread.submit(lambda: None).result()
         stepper.close()
     assert counted == ["engine_0"]

@@ -12,10 +12,10 @@ from baton.engine import page_checksum
 from baton.engine.page_checksum import PageSummer
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import PageSum, PageSumRequest, Row, Sequence
-from baton.pages.checksum import WORD, told
+from baton.pages.kv_checksum import WORD, told
 from baton.pages.layout import DTYPE_BYTES, KvLayout
-from baton.pages.plan import plan_hand_over, windows
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
+from baton.pages.transfer_plan import plan_hand_over, windows
 from baton.rooms.request import Request
 from baton.topology import Topology
 from tests.engine.conftest import MakeEngine

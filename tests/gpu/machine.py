@@ -207,15 +207,15 @@ def _check_kernel(kit: Kit) -> None:
 
 def _check_registration(kit: Kit, found: Finding) -> None:
     from baton.ids import Incarnation
-    from baton.transfer.interface import Region
     from baton.transfer.nixl import NixlTransfer
-    from baton.transfer.start import offering
+    from baton.transfer.refused_memory import explain_refused_memory
+    from baton.transfer.transfer_protocol import Region
     from bench.pages.device_memory import take
 
     memory = take(MIB, kit.device)
     transfer = NixlTransfer(Incarnation(1))
     try:
-        with offering(kit.device):
+        with explain_refused_memory(kit.device):
             transfer.register(Region("kv", memory.address, memory.length, kit.device))
             found.detail = f"{len(transfer.endpoint().metadata)} bytes of metadata"
     finally:

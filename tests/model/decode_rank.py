@@ -1,4 +1,4 @@
-"""What surrounds one rank of a decode worker? Its hand-over is `baton.handover.receiving`, which decides.
+"""What surrounds one rank of a decode worker? Its hand-over is `baton.handover.receiving_side`, which decides.
 
 Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
 """
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from baton.handover.receiving import Receiving
 from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import ClaimRoom, Close, Grant, Join, Outcome, SumPages
 from baton.ids import Generation, Incarnation, PageTables, RoomId
-from baton.pages.checksum import KvChecksum
 from baton.pages.holdings import Holdings
 from baton.pages.holdings import Standing as Held
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PagePool
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES, seal_bytes
 from baton.pages.slots import SlotPool
 from baton.rooms.ballot import Verdict
@@ -88,7 +88,7 @@ class DecodeRank(Rank[WatchedRoom]):
         """What was written to each strip since its page was taken: 0 for nothing."""
         self._slot_writers: dict[int, int] = {}
         """Which rank of the sender wrote to a slot since it was handed out."""
-        self.side: Receiving[WatchedRoom] = Receiving(
+        self.side: ReceivingSide[WatchedRoom] = ReceivingSide(
             WatchedRoom,
             scope.rooms,
             Holdings(

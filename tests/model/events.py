@@ -10,7 +10,7 @@ from functools import partial
 
 from baton.ids import RoomId
 from baton.rooms.phases import Phase
-from baton.transfer.interface import PutState
+from baton.transfer.transfer_protocol import PutState
 from tests.model.cast import Deed
 from tests.model.flights import RECORD, Flight, exposed_by, rank_of
 from tests.model.handover import acknowledge, can_acknowledge

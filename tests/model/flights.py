@@ -12,15 +12,7 @@ from typing import Final, TypeVar
 
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.record import SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
-from baton.transfer.interface import (
-    SLOTS,
-    Endpoint,
-    PutId,
-    PutState,
-    PutsUnended,
-    Run,
-    TransferError,
-)
+from baton.transfer.transfer_protocol import SLOTS, Endpoint, PutId, PutState, PutsUnended, Run, TransferError
 from tests.model.laws import Broken, Law
 from tests.model.scopes import Scope
 from tests.model.shapes import STRIP, content, layouts, strips
@@ -99,7 +91,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Airspace:
-    """One sender rank's writes, and the ways they take: of `baton.transfer.interface.Transfer`, what
+    """One sender rank's writes, and the ways they take: of `baton.transfer.transfer_protocol.Transfer`, what
     the product's `Routes` calls."""
 
     rank: int
@@ -181,7 +173,7 @@ def _with(writes: dict[int, V], number: int, told: V) -> dict[int, V]:
 
 @dataclass(slots=True)
 class Line:
-    """What a `RoomTransfer` posts through, for one room: the part of `baton.transfer.interface.Transfer`
+    """What a `RoomTransfer` posts through, for one room: the part of `baton.transfer.transfer_protocol.Transfer`
     that it calls."""
 
     air: Airspace

@@ -1,6 +1,6 @@
 """What do the two workers say to each other about a room?
 
-As `baton.decode.handover_client` and `baton.prefill.handover` do: connect, grant, close.
+As `baton.decode.prefill_peers` and `baton.prefill.handover_stream` do: connect, grant, close.
 The receiver's leader calls, and the sender's leader answers. A call that is not answered has been lost, or
 the sender stands still; either way what the receiver makes of it is here.
 """

@@ -16,7 +16,7 @@ from baton.handover.requests import (
     SendSeal,
 )
 from baton.handover.route import Route
-from baton.handover.sending import GIVEN_UP, Sending, SendingRoom
+from baton.handover.sending_side import GIVEN_UP, SendingRoom, SendingSide
 from baton.ids import Generation, Incarnation, PageTables, RoomId
 from baton.pages.errors import Truncated
 from baton.pages.holdings import Holdings
@@ -31,7 +31,7 @@ from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, UnknownRo
 from baton.rooms.evidence import Granted, Proof
 from baton.rooms.phases import Effect, SenderEffect
 from baton.rooms.request import Request, Token
-from baton.transfer.interface import PutState, Transfer
+from baton.transfer.transfer_protocol import PutState, Transfer
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.layout_messages import layout_to_wire
 from tests.model.flights import PAGE, RECORD, SEAL, Airspace, Flight, Line, exposed_by
@@ -62,7 +62,7 @@ class PrefillRank(Rank[WritingRoom]):
         self._air = Airspace.of(scope, rank)
         self._routes = Routes(cast(Transfer, self._air), layouts(scope, 0), rank)
         self._slot_memory = bytearray(scope.rooms * SLOT_BYTES)
-        self.side: Sending[WritingRoom] = Sending(
+        self.side: SendingSide[WritingRoom] = SendingSide(
             WritingRoom,
             scope.rooms,
             Holdings([PagePool(scope.sender_pages)], SlotPool(memoryview(self._slot_memory))),

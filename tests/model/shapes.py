@@ -11,7 +11,7 @@ from typing import Final
 
 from baton.ids import RoomId
 from baton.pages.layout import DTYPE_BYTES, GroupHead, KvLayout
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
 from baton.topology import Topology
 from tests.layouts import changed, one_group

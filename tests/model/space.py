@@ -7,9 +7,9 @@ step. A page has one token here.
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from baton.handover.growing import Space
-from baton.handover.receiving import Receiving
+from baton.handover.page_growth import Space
 from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.receiving_side import ReceivingSide
 from baton.ids import PageId
 from baton.pages.holdings import Holdings
 from baton.rooms.errors import Reason
@@ -54,7 +54,7 @@ def check_wait(room: Any) -> None:
         raise Broken(Law.WAITING_HAS_NO_DEADLINE, f"room {room.id} waited, and ends for that")
 
 
-def reach(receiving: Receiving[Any], room: Any, choice: int, stop: int, drafts: int) -> int:
+def reach(receiving: ReceivingSide[Any], room: Any, choice: int, stop: int, drafts: int) -> int:
     """How many of so many drafts a row of `stop` tokens has. Raises Broken where they take from others."""
     rooms, holdings = list(receiving.roster), receiving.holdings
     left = room.request.max_tokens - len(room.outputs[choice]) - 1
@@ -83,7 +83,7 @@ def _age(room: ReceivingRoom) -> tuple[int, int]:
 class BeforeStep:
     """One rank, before space is made for its next step."""
 
-    def __init__(self, receiving: Receiving[Any], rows: Sequence[Row]) -> None:
+    def __init__(self, receiving: ReceivingSide[Any], rows: Sequence[Row]) -> None:
         self._rows = rows
         self._holdings = receiving.holdings
         self._rooms = list(receiving.roster)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from baton.ids import RoomId
 from baton.rooms.errors import Reason
 from baton.rooms.receiver import UNDECIDED
-from baton.transfer.interface import PutState
+from baton.transfer.transfer_protocol import PutState
 from tests.model.cast import Deed
 from tests.model.flights import exposed_before
 from tests.model.handover import cancel_here, not_connected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.pages.checksum import WORD, KvChecksum, key, lane, mix, multiplier, told, word_bytes
+from baton.pages.kv_checksum import WORD, KvChecksum, key, lane, mix, multiplier, told, word_bytes
 
 WORDS_MAX = 256
 """Of a vector: 512 numbers of two bytes."""

@@ -11,7 +11,7 @@ from baton.ids import PageCounts, PageId, PageTables, RoomId
 from baton.pages.errors import IllegalPageMove, OutOfPages, Truncated
 from baton.pages.holdings import Holding, Holdings, Standing
 from baton.pages.pool import PagePool, PageState
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SLOT_BYTES
 from baton.pages.slots import SlotPool
 from tests.pages.ids import page_ids

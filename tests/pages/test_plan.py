@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from baton.pages.errors import LayoutMismatch, Truncated
 from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane, full_group
-from baton.pages.plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
+from baton.pages.transfer_plan import GroupPlan, HandoverPlan, PageRun, TransferPlan, plan_hand_over, windows
 from baton.topology import RANKS_MAX, Topology
 from tests.layouts import changed, one_group
 

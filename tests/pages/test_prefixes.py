@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from baton.ids import PageId, PageTables
 from baton.pages.errors import IllegalPageMove, OutOfPages
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from tests.pages.ids import page_ids
 
 SIZE = 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.topology import RANKS_MAX, Place, Topology
 from tests.layouts import group_of, one_group
 

@@ -10,21 +10,21 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from baton.handover.receiving import Receiving
+from baton.handover.handover_side import HandOverSide
 from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import Grant, SendRecord
 from baton.handover.route import Route, Target
-from baton.handover.sending import Sending, SendingRoom
-from baton.handover.side import HandOverSide
+from baton.handover.sending_side import SendingRoom, SendingSide
 from baton.ids import Incarnation, RoomId
 from baton.pages.errors import Truncated
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvGroup, KvKind, KvLayout, KvPlane
-from baton.pages.plan import plan_hand_over
 from baton.pages.pool import PagePool, PageState
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from baton.pages.slots import SlotPool
+from baton.pages.transfer_plan import plan_hand_over
 from baton.rooms.evidence import Connected, Granted
 from baton.rooms.phases import Phase, Vote
 from baton.rooms.request import Request, Token
@@ -81,8 +81,10 @@ def ours() -> Memory:
 
 
 @pytest.fixture
-def receiving(ours: Memory) -> Receiving[ReceivingRoom]:
-    return Receiving(ReceivingRoom, 2, ours.holdings, OURS, deadlines(), exposure=RECEIVER, vocabulary=100)
+def receiving(ours: Memory) -> ReceivingSide[ReceivingRoom]:
+    return ReceivingSide(
+        ReceivingRoom, 2, ours.holdings, OURS, deadlines(), exposure=RECEIVER, vocabulary=100
+    )
 
 
 @pytest.fixture
@@ -91,12 +93,15 @@ def theirs() -> Memory:
 
 
 @pytest.fixture
-def sending(theirs: Memory) -> Sending[SendingRoom]:
-    return Sending(SendingRoom, 2, theirs.holdings, THEIRS, deadlines(), elected=True)
+def sending(theirs: Memory) -> SendingSide[SendingRoom]:
+    return SendingSide(SendingRoom, 2, theirs.holdings, THEIRS, deadlines(), elected=True)
 
 
 def granted(
-    receiving: Receiving[ReceivingRoom], room: int, max_tokens: int = 6, further_seeds: tuple[int, ...] = ()
+    receiving: ReceivingSide[ReceivingRoom],
+    room: int,
+    max_tokens: int = 6,
+    further_seeds: tuple[int, ...] = (),
 ) -> tuple[ReceivingRoom, Grant]:
     request = Request(f"request-{room}", PROMPT, max_tokens, further_seeds=further_seeds)
     receiver = receiving.open(RoomId(room), request, SENDER, 0)
@@ -106,8 +111,8 @@ def granted(
 
 
 def hand_over(
-    receiving: Receiving[ReceivingRoom],
-    sending: Sending[SendingRoom],
+    receiving: ReceivingSide[ReceivingRoom],
+    sending: SendingSide[SendingRoom],
     ours: Memory,
     theirs: Memory,
     max_tokens: int = 6,
@@ -144,7 +149,7 @@ def hand_over(
 
 
 def test_each_group_is_granted_sent_counted_and_admitted_by_its_own_pages(
-    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+    receiving: ReceivingSide[ReceivingRoom], sending: SendingSide[SendingRoom], ours: Memory, theirs: Memory
 ) -> None:
     grant, record = hand_over(receiving, sending, ours, theirs)
     assert tuple(map(len, grant.pages)) == record.pages == (6, 3), "11 tokens in pages of 2, and of 4"
@@ -157,7 +162,7 @@ def test_each_group_is_granted_sent_counted_and_admitted_by_its_own_pages(
 
 
 def test_what_begins_alike_is_held_in_every_group_and_the_rest_alone_is_granted(
-    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+    receiving: ReceivingSide[ReceivingRoom], sending: SendingSide[SendingRoom], ours: Memory, theirs: Memory
 ) -> None:
     first, _ = hand_over(receiving, sending, ours, theirs)
     second, grant = granted(receiving, 8)
@@ -169,7 +174,7 @@ def test_what_begins_alike_is_held_in_every_group_and_the_rest_alone_is_granted(
 
 
 def test_memory_as_used_a_room_grows_in_each_group_by_the_pages_that_it_lacks_there(
-    receiving: Receiving[ReceivingRoom], sending: Sending[SendingRoom], ours: Memory, theirs: Memory
+    receiving: ReceivingSide[ReceivingRoom], sending: SendingSide[SendingRoom], ours: Memory, theirs: Memory
 ) -> None:
     """Pages of 2 tokens, and of 4. A block is of 4, and a further choice begins behind two."""
     hand_over(receiving, sending, ours, theirs, max_tokens=12, further_seeds=(5,))
@@ -184,7 +189,7 @@ def test_memory_as_used_a_room_grows_in_each_group_by_the_pages_that_it_lacks_th
     assert room.covered == [20, 12]
 
 
-def test_a_room_waits_until_every_group_has_pages_for_it(receiving: Receiving[ReceivingRoom]) -> None:
+def test_a_room_waits_until_every_group_has_pages_for_it(receiving: ReceivingSide[ReceivingRoom]) -> None:
     _, short = receiving.holdings.pools
     held = short.reserve(PAGES - 3)
     room = receiving.open(ROOM, Request("request", PROMPT, 6), SENDER, 0)
@@ -198,7 +203,7 @@ def test_a_room_waits_until_every_group_has_pages_for_it(receiving: Receiving[Re
 
 
 def test_no_free_under_write_what_is_exposed_waits_in_every_group_for_a_proof(
-    receiving: Receiving[ReceivingRoom],
+    receiving: ReceivingSide[ReceivingRoom],
 ) -> None:
     room, _ = granted(receiving, ROOM)
     receiving.depart(SENDER)
@@ -210,7 +215,7 @@ def test_no_free_under_write_what_is_exposed_waits_in_every_group_for_a_proof(
 
 
 def test_no_truncation_a_grant_that_is_short_in_one_group_is_refused(
-    sending: Sending[SendingRoom], receiving: Receiving[ReceivingRoom]
+    sending: SendingSide[SendingRoom], receiving: ReceivingSide[ReceivingRoom]
 ) -> None:
     room, grant = granted(receiving, ROOM)
     sending.open(ROOM, room.request, RECEIVER, 0)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from baton.parallel.gloo import GlooGroup
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.parallel.solo import SoloGroup
 from tests.ports import free_port
 from tests.support.loopback import Loopback

@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from baton.parallel.gloo import GlooGroup
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 
 TURNS = 3
 REST_S = 60

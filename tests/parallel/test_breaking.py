@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from baton.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.rank_group import GroupBroken, RankGroup
 from tests.parallel.groups import gloo_groups
 
 PATIENCE_S = 60

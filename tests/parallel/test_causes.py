@@ -10,7 +10,7 @@ from baton.rooms.evidence import Failed
 from baton.rooms.phases import Phase
 from baton.rooms.receiver import Receiver
 from baton.rooms.roster import Roster
-from baton.worker.turns import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
+from baton.worker.turn_loop import ROOMS_MAX, WORDS_MAX, TurnProgress, take_turn
 from tests.parallel.groups import loopback_groups
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.rooms.group import receiver

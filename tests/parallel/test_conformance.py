@@ -1,11 +1,11 @@
-"""Does a backend keep every sentence of `baton.parallel.interface`?"""
+"""Does a backend keep every sentence of `baton.parallel.rank_group`?"""
 
 import random
 from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.parallel.interface import (
+from baton.parallel.rank_group import (
     BALLOT_WORDS_MAX,
     COMMAND_BYTES_MAX,
     GATHER_BYTES_MAX,

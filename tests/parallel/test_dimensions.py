@@ -12,14 +12,14 @@ from typing import Final
 import pytest
 
 from baton.ids import RoomId
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
 from baton.rooms.phases import AnyEffect, Effect, Phase
 from baton.rooms.room import Room
 from baton.testing.idle_work import IdleWork
 from baton.topology import Place, Topology
-from baton.worker.turns import TurnProgress, take_turn
+from baton.worker.turn_loop import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
 from tests.rooms.group import receiver
 from tests.support.manual_clock import ManualClock
@@ -31,7 +31,7 @@ PLACES: Final = 4
 
 
 class RoomsOnly(IdleWork):
-    """`baton.worker.turns.Work` of a rank that only holds rooms."""
+    """`baton.worker.turn_loop.Work` of a rank that only holds rooms."""
 
     def __init__(self) -> None:
         super().__init__(PLACES)

@@ -8,10 +8,10 @@ import pytest
 
 from baton.decode.settings import DecodeSettings
 from baton.parallel.gloo import GlooGroup
-from baton.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.rank_group import GroupBroken, RankGroup
 from baton.runtime.errors import GroupLost, StartupError
 from baton.runtime.settings import load, settings_of
-from baton.worker.startup import (
+from baton.worker.lifecycle.startup import (
     OWN,
     StartedDifferently,
     agree_on,

@@ -11,7 +11,7 @@ import pytest
 
 from baton.parallel.gloo import GlooGroup
 from baton.parallel.gloo_exchange import whole_wait
-from baton.parallel.interface import GroupBroken, RankGroup
+from baton.parallel.rank_group import GroupBroken, RankGroup
 from tests.forks import Forked, fork_call
 from tests.parallel import rank_process
 from tests.parallel.groups import gloo_groups, play

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 from tests.support.loopback import Loopback, LoopbackGroup
 
 

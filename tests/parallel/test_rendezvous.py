@@ -7,7 +7,7 @@ import pytest
 
 from baton.parallel.failure_detector import ANSWER_S
 from baton.parallel.gloo import GlooGroup
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 from baton.parallel.rendezvous import Rendezvous, open_store
 from tests.parallel.groups import GROUP_TIMEOUT_S, gloo_groups
 from tests.ports import free_port

@@ -11,12 +11,12 @@ from contextlib import suppress
 import pytest
 import uvloop
 
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.parallel.solo import SoloGroup
 from baton.runtime.clock import SystemClock
 from baton.runtime.pending_events import SystemPendingEvents
-from baton.worker.share import SHARE_MAX_US, TimedGroup
-from baton.worker.turns import TurnProgress, run_turns
+from baton.worker.loop_share import SHARE_MAX_US, TimedGroup
+from baton.worker.turn_loop import TurnProgress, run_turns
 from tests.parallel.test_dimensions import RoomsOnly
 from tests.patience import PATIENCE_S
 

@@ -8,18 +8,18 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from baton.decode.handover_client import endpoint_to_wire
+from baton.decode.prefill_peers import endpoint_to_wire
 from baton.grammars.shelf import Shelf
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
 from baton.pages.pool import PageState
 from baton.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.parallel.solo import SoloGroup
 from baton.prefill.metrics import PrefillMetrics
-from baton.prefill.room import REPLIES_MAX
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_room import REPLIES_MAX
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request
@@ -27,7 +27,7 @@ from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import Region, kv_region
+from baton.transfer.transfer_protocol import Region, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import cause_to_wire, request_to_wire
 from baton.wire.layout_messages import layout_to_wire
@@ -35,8 +35,8 @@ from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
-from baton.worker.stepper import Stepper
-from baton.worker.turns import Lap, TurnProgress, take_turn
+from baton.worker.step_thread import StepThread
+from baton.worker.turn_loop import Lap, TurnProgress, take_turn
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
 from tests.support.manual_clock import ManualClock
@@ -100,7 +100,7 @@ class PrefillBench:
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
         self.mailbox = Mailbox()
-        self.stepper = Stepper(self.engine, self.mailbox.wake)
+        self.stepper = StepThread(self.engine, self.mailbox.wake)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
         memory = RankMemory.of([self.engine.memory], [pages], layouts[rank], PLACES, keeps_prefixes=reuse)

@@ -5,17 +5,17 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from baton.decode.handover_client import endpoint_to_wire
+from baton.decode.prefill_peers import endpoint_to_wire
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.layout import KvLayout
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.pages.record import SCHEMA_HASH, SLOT_BYTES, MetadataRecord, read_slot
 from baton.prefill.routes import Routes
 from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.topology import Topology
-from baton.transfer.interface import PutId, Region, Run, kv_region
+from baton.transfer.transfer_protocol import PutId, Region, Run, kv_region
 from baton.wire.baton.v1 import inference_pb2
 from baton.wire.layout_messages import layout_to_wire
 from tests.layouts import changed, group_of, one_group

@@ -5,10 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.ids import Incarnation, RoomId
-from baton.prefill.room import PrefillRoom
+from baton.prefill.prefill_room import PrefillRoom
 from baton.rooms.request import Request
 from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
-from baton.worker.prompts import next_parts
+from baton.worker.prompt_chunks import next_chunks
 from tests.prefill import toy
 from tests.prefill.bench import deadlines
 
@@ -46,7 +46,7 @@ def may_take(room: PrefillRoom, budget: int) -> int:
 def test_the_last_part_of_a_prompt_of_several_steps_is_small(prompt: int, stops: list[int]) -> None:
     long, seen = room(1, prompt), []
     while not long.complete:
-        (part,) = next_parts([long], 8, 8)
+        (part,) = next_chunks([long], 8, 8)
         seen.append(part.stop)
         assert part.start == long.computed
         long.computed = part.stop
@@ -61,7 +61,7 @@ Told = list[tuple[int, int, int, bool]]
 
 
 def told(rooms: list[PrefillRoom], budget: int, scored: int = 1, fixed: int | None = None) -> Told:
-    parts = next_parts(rooms, budget, scored, fixed_tokens=fixed)
+    parts = next_chunks(rooms, budget, scored, fixed_tokens=fixed)
     return [(each.room.id, each.start, each.stop, each.last) for each in parts]
 
 
@@ -86,7 +86,7 @@ def test_a_long_prompt_is_not_kept_waiting_by_short_ones_that_never_end() -> Non
     long, steps = room(1, 100), 0
     while not long.complete:
         rooms = [long, *(room(2 + number, 4) for number in range(9))]
-        for part in next_parts(rooms, 10, 1):
+        for part in next_chunks(rooms, 10, 1):
             part.room.computed = part.stop
         steps += 1
     assert steps <= 100 // (10 // 2)
@@ -97,7 +97,7 @@ def test_half_is_the_oldests_and_no_budget_is_left_over_or_exceeded(
     sizes: list[tuple[int, int]], budget: int
 ) -> None:
     rooms = [room(name, prompt, min(done, prompt)) for name, (prompt, done) in enumerate(sizes, 1)]
-    parts = next_parts(rooms, budget, 1)
+    parts = next_chunks(rooms, budget, 1)
     wanted = [each for each in rooms if not each.complete]
     assert [part.room for part in parts] == [each for each in wanted if each in [part.room for part in parts]]
     taken = [part.stop - part.start for part in parts]
@@ -125,15 +125,15 @@ def test_behind_the_last_token_that_is_scored_nothing_is() -> None:
         (1, 8, 9, True),
         (2, 3, 7, False),
     ]
-    (part,) = next_parts([room(1, 9, computed=4, top=0)], 20, 20)
+    (part,) = next_chunks([room(1, 9, computed=4, top=0)], 20, 20)
     assert part.scored == 4
-    (part,) = next_parts([room(1, 9, computed=8, top=0)], 20, 20)
+    (part,) = next_chunks([room(1, 9, computed=8, top=0)], 20, 20)
     assert part.scored == 0
 
 
 def test_what_an_earlier_room_drew_is_not_scored() -> None:
     asked = toy.request("1", range(6), 9, output=(1, 2, 3), prompt_logprobs=0)
-    (part,) = next_parts([made(asked)], 20, 20)
+    (part,) = next_chunks([made(asked)], 20, 20)
     assert (part.stop, part.scored) == (9, 5)
 
 
@@ -142,7 +142,7 @@ PRICE = 13_000
 
 
 def bought(rooms: list[PrefillRoom], budget: int, price: int = PRICE) -> Told:
-    parts = next_parts(rooms, budget, 341, score_price=price)
+    parts = next_chunks(rooms, budget, 341, score_price=price)
     return [(each.room.id, each.start, each.stop, each.last) for each in parts]
 
 
@@ -155,7 +155,7 @@ def test_counted_work_a_short_prompt_has_its_part_beside_one_that_is_scored() ->
     for price in (0, 1_000, PRICE, 64_000):
         long, short = room(1, 7800, top=1), room(2, 200)
         taken = {
-            int(part.room.id): part.stop for part in next_parts([long, short], 512, 341, score_price=price)
+            int(part.room.id): part.stop for part in next_chunks([long, short], 512, 341, score_price=price)
         }
         assert taken[2] == (171 if price == 0 else 200), "whole, but where half is the other's"
         assert taken[1] > 0
@@ -166,7 +166,7 @@ def test_counted_work_no_step_costs_more_than_its_budget_or_one_token(
     sizes: list[tuple[int, bool]], budget: int
 ) -> None:
     rooms = [room(name, prompt, top=0 if scored else None) for name, (prompt, scored) in enumerate(sizes, 1)]
-    parts = next_parts(rooms, budget, 20, score_price=PRICE)
+    parts = next_chunks(rooms, budget, 20, score_price=PRICE)
     costs = [part.stop - part.start + 13 * part.scored for part in parts]
     assert parts[0].room is rooms[0]
     assert sum(costs) <= max(budget, 14 + budget // 2)
@@ -176,7 +176,7 @@ def test_counted_work_a_scored_prompt_is_not_kept_waiting_by_short_ones_that_nev
     long, steps = room(1, 100, top=0), 0
     while not long.complete:
         rooms = [long, *(room(2 + number, 4) for number in range(9))]
-        for part in next_parts(rooms, 10, 20, score_price=64_000):
+        for part in next_chunks(rooms, 10, 20, score_price=64_000):
             part.room.computed = part.stop
         steps += 1
     assert steps <= 100
@@ -187,7 +187,7 @@ def test_counted_work_what_scoring_costs_is_measured_and_steps_are_as_long_as_ot
     cost, longest = StepCost(PROMPTS, PROMPTS_ALIKE), 0
     for number in range(200):
         rooms = [room(1, 7800, top=1)] if number % 4 else [room(2, 128 + 64 * (number % 7))]
-        parts = next_parts(rooms, 512, 341, score_price=cost.told.score_price)
+        parts = next_chunks(rooms, 512, 341, score_price=cost.told.score_price)
         tokens, scored = sum(part.stop - part.start for part in parts), sum(part.scored for part in parts)
         ms = 20 + tokens + 13 * scored
         cost.note(tokens, ms, scored)

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.pages.checksum import KvChecksum, told
+from baton.pages.kv_checksum import KvChecksum, told
 from baton.rooms.errors import WorkerRefused
 from baton.testing.memory_fabric import MemoryFabric
 from baton.wire.baton.v1 import group_pb2

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from baton.ids import Incarnation, RoomId
-from baton.prefill.room import PrefillRoom
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_room import PrefillRoom
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Cause, NotConnected, Reason, WorkerRefused
 from baton.rooms.evidence import Failed
 from baton.rooms.phases import Phase
 from baton.testing.memory_fabric import MemoryFabric
-from baton.transfer.interface import Endpoint, TransferError
+from baton.transfer.transfer_protocol import Endpoint, TransferError
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
 from baton.wire.conversions import cause_to_wire, request_to_wire
-from baton.worker.turns import Lap
+from baton.worker.turn_loop import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, PrefillBench, Receiver, connect_request
 from tests.support.loopback import Loopback

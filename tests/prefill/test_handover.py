@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from baton.ids import Incarnation, RoomId
-from baton.prefill import early_grants, handover
+from baton.prefill import early_grants, handover_stream
+from baton.prefill.prefill_service import HandoverService, PrefillService
 from baton.prefill.receivers import NAMED_MAX, Receivers
-from baton.prefill.rpc import HandoverService, PrefillService
 from baton.rooms.errors import PeerFault
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.transfer_faults import FaultPlan
@@ -301,8 +301,8 @@ async def test_what_comes_in_one_message_enters_one_turn(served: Served) -> None
 async def test_a_receiver_that_takes_no_answers_is_not_read_any_further(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "ANSWERS_MAX", 4)
-    stream = handover.HandOverStream(served.bench.work)
+    monkeypatch.setattr(handover_stream, "ANSWERS_MAX", 4)
+    stream = handover_stream.HandOverStream(served.bench.work)
     served.name()
     read: list[int] = []
 
@@ -374,7 +374,7 @@ async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place
     """Said again on another stream, a grant is that one's."""
     served.name()
     served.bench.connect(served.receiver)
-    last, next_one = (handover.HandOverStream(served.bench.work) for _ in range(2))
+    last, next_one = (handover_stream.HandOverStream(served.bench.work) for _ in range(2))
     greeting = inference_pb2.Greeting(incarnation=PREFILL, receiver=DECODE, secret=secret_of(DECODE))
 
     async def requests() -> AsyncIterator[inference_pb2.HandOverRequest]:
@@ -444,7 +444,7 @@ async def test_terminal_reaches_peer_a_grant_for_a_room_that_is_over_is_refused_
 async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a_bound(
     served: Served, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(early_grants, "KEPT_S", 0.05 if end == "time" else 60.0)
+    monkeypatch.setattr(early_grants, "EARLY_GRANT_S", 0.05 if end == "time" else 60.0)
     if end == "too many":
         served.bench.work.early._most = 1
         assert served.bench.work.early.keep(RoomId(9), DECODE, lambda: None, lambda: None)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from baton.prefill.rpc import PrefillService
+from baton.prefill.prefill_service import PrefillService
 from baton.testing.memory_fabric import MemoryFabric
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
 from baton.wire.load_messages import load_from_wire

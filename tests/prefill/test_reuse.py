@@ -12,7 +12,7 @@ from baton.rooms.errors import PeerFault
 from baton.rooms.phases import Phase
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import FaultPlan
-from baton.transfer.interface import PutId, Run
+from baton.transfer.transfer_protocol import PutId, Run
 from tests.prefill import toy
 from tests.prefill.bench import PAGES
 from tests.prefill.test_turn import Pair, computing, settle

@@ -6,15 +6,15 @@ import pytest
 
 from baton.handover.route import Route, Target
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.plan import PageRun, TransferPlan, plan_hand_over
 from baton.pages.record import SLOT_BYTES, MetadataRecord
+from baton.pages.transfer_plan import PageRun, TransferPlan, plan_hand_over
 from baton.prefill.room_transfer import WINDOWS_IN_FLIGHT_MAX, Quota, RoomTransfer, TransferStage
 from baton.rooms.evidence import Granted
 from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
-from baton.transfer.interface import PutId, Region, Run, kv_region
+from baton.transfer.transfer_protocol import PutId, Region, Run, kv_region
 from tests.pages.ids import page_ids
 from tests.prefill import toy
 from tests.prefill.bench import DECODE, PAGES, PLACES, PREFILL, Receiver

@@ -12,7 +12,7 @@ from baton.rooms.evidence import Granted
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.topology import Topology
-from baton.transfer.interface import PutId, Run, kv_region
+from baton.transfer.transfer_protocol import PutId, Run, kv_region
 from tests.pages.ids import page_ids
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.prefill.room import REPLIES_MAX
+from baton.prefill.prefill_room import REPLIES_MAX
 from baton.rooms.request import SCORES_MAX, Score, Token
 from baton.wire import conversions
 from baton.wire.baton.v1 import group_pb2

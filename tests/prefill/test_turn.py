@@ -8,7 +8,7 @@ import pytest
 
 from baton.ids import RoomId
 from baton.pages.errors import Truncated
-from baton.prefill.turn import LOOKS_MAX
+from baton.prefill.prefill_work import LOOKS_MAX
 from baton.rooms.errors import (
     Cause,
     LocalBug,
@@ -28,8 +28,8 @@ from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.wire.baton.v1 import group_pb2, rooms_pb2
 from baton.wire.conversions import Malformed
 from baton.worker.mailbox import Mailbox
-from baton.worker.stepper import STEP_MS
-from baton.worker.turns import Lap
+from baton.worker.step_thread import STEP_MS
+from baton.worker.turn_loop import Lap
 from tests.prefill import toy
 from tests.prefill.bench import DEADLINE_MS, DECODE, PrefillBench, Receiver
 from tests.wire.servers import until
@@ -121,7 +121,7 @@ async def test_however_many_chunks_a_prompt_has_few_lines_tell_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What comes after them has its place in the timeline."""
-    monkeypatch.setattr("baton.prefill.stepping.CHUNK_LINES_MAX", 3)
+    monkeypatch.setattr("baton.prefill.prefill_scheduler.CHUNK_LINES_MAX", 3)
     made = Pair(chunk_tokens=1)
     await made.bench.run(toy.request("1", PROMPT))
     await made.bench.grant(1, GRANTED, slot=1)
@@ -524,7 +524,7 @@ async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own
 ) -> None:
     """Of three prompts beside each other, all in one step where each step takes long; else one after the
     other."""
-    monkeypatch.setattr("baton.worker.prompts.LOT_MIN", 1)
+    monkeypatch.setattr("baton.worker.prompt_chunks.LOT_MIN", 1)
     for position, steps in ((1, 1), (10_000, 3)):
         made = Pair(chunk_tokens=24)
         bench = made.bench

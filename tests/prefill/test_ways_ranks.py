@@ -7,7 +7,7 @@ from baton.pages.errors import LayoutMismatch
 from baton.rooms.errors import NotConnected
 from baton.testing.memory_fabric import MemoryFabric
 from baton.topology import Topology
-from baton.transfer.interface import TransferError
+from baton.transfer.transfer_protocol import TransferError
 from baton.wire.conversions import Malformed
 from baton.wire.layout_messages import layout_to_wire
 from tests.prefill.ranks import RECEIVER, RECEIVER_RANKS, RankMemory, Ranks, layouts

@@ -16,7 +16,7 @@ from baton.engine_interface import (
     RowResult,
     take,
 )
-from baton.pages.checksum import WORD, key, lane, mix, multiplier
+from baton.pages.kv_checksum import WORD, key, lane, mix, multiplier
 from baton.pages.layout import KvLayout, full_group
 from baton.rooms.request import Request, Sampling, Score, Token
 from baton.runtime.host_memory import HostMemory
@@ -73,7 +73,7 @@ def answer(asked: Request) -> list[int]:
 
 
 def summed(memory: HostMemory, pages: Sequenced[int], start: int, stop: int) -> int:
-    """Of positions [start, stop), as `services/pages/checksum.py` says it. A position's K and V lie side by
+    """Of positions [start, stop), as `services/pages/kv_checksum.py` says it. A position's K and V lie side by
     side."""
     total = 0
     for position in range(start, stop):
@@ -89,7 +89,7 @@ def _offset(pages: Sequenced[int], position: int) -> int:
 
 
 class ToyEngine:
-    """Use through a `Stepper`. `hold` it, and a step waits in its thread until `go`."""
+    """Use through a `StepThread`. `hold` it, and a step waits in its thread until `go`."""
 
     def __init__(self, pages: int) -> None:
         assert GROUP.token_bytes == _POSITION.size

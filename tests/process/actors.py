@@ -17,10 +17,10 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from baton.decode.handover_client import LeaderPeers
+from baton.decode.decode_service import DecodeService
+from baton.decode.decode_work import DecodeWork
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.rpc import DecodeService
-from baton.decode.turn import DecodeWork
+from baton.decode.prefill_peers import LeaderPeers
 from baton.ids import Incarnation, RoomId
 from baton.pages.holdings import Holdings
 from baton.pages.pool import PagePool
@@ -28,23 +28,23 @@ from baton.pages.record import SLOT_BYTES
 from baton.pages.slots import SlotPool
 from baton.parallel.solo import SoloGroup
 from baton.prefill.metrics import PrefillMetrics
-from baton.prefill.room import PrefillRoom
-from baton.prefill.rpc import HandoverService, PrefillService
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_room import PrefillRoom
+from baton.prefill.prefill_service import HandoverService, PrefillService
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.runtime.clock import SystemClock
 from baton.runtime.host_memory import HostMemory
 from baton.runtime.pending_events import SystemPendingEvents
 from baton.runtime.tls_files import TlsFiles
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import PutId, Run, kv_region
+from baton.transfer.transfer_protocol import PutId, Run, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc
 from baton.wire.channel import Channels
 from baton.wire.tls_identity import Identity
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
-from baton.worker.stepper import Stepper
-from baton.worker.turns import TurnProgress, run_turns
+from baton.worker.step_thread import StepThread
+from baton.worker.turn_loop import TurnProgress, run_turns
 from bench.pages.device_memory import DeviceMemory, bytes_of, take
 from tests.layouts import group_of
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
@@ -186,7 +186,7 @@ def _ports(
         incarnation=incarnation,
         layouts=[LAYOUT],
         bounds=BOUNDS,
-        stepper=Stepper(engine, mailbox.wake),
+        stepper=StepThread(engine, mailbox.wake),
         memory=memory,
         exposure=exposure,
         mailbox=mailbox,

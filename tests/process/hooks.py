@@ -11,14 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from baton.decode.handover_client import LeaderPeers
-from baton.decode.room import DecodeRoom
-from baton.decode.turn import DecodeWork
+from baton.decode.decode_room import DecodeRoom
+from baton.decode.decode_work import DecodeWork
+from baton.decode.prefill_peers import LeaderPeers
 from baton.ids import Incarnation, RoomId
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES
-from baton.prefill.room import PrefillRoom
+from baton.prefill.prefill_room import PrefillRoom
+from baton.prefill.prefill_work import PrefillWork
 from baton.prefill.routes import Routes
-from baton.prefill.turn import PrefillWork
 from baton.rooms.ballot import Ballot, Verdict, read_verdict
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.deadlines import Deadlines
@@ -27,10 +27,10 @@ from baton.rooms.evidence import Failed
 from baton.rooms.phases import AnyEffect, Phase, Vote
 from baton.rooms.request import Request
 from baton.rooms.roster import Capacity, Roster
-from baton.transfer.interface import SLOTS, PutId, PutState, Run, TransferError
 from baton.transfer.nixl import NixlTransfer
+from baton.transfer.transfer_protocol import SLOTS, PutId, PutState, Run, TransferError
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2
-from baton.worker import turns
+from baton.worker import turn_loop
 
 TOLD: Final = "prefill: a hook says so to this rank alone"
 STRAY_ROOM: Final = RoomId(77)
@@ -146,10 +146,10 @@ def fail_alone(folder: Folder) -> None:
 
 def stray_room(folder: Folder) -> None:
     """This rank's roster holds a room that no command opened. Once; says in which turn."""
-    take_turn, see_sent, see_received = turns.take_turn, PrefillWork.observe, DecodeWork.observe
+    take_turn, see_sent, see_received = turn_loop.take_turn, PrefillWork.observe, DecodeWork.observe
     turn = 0
 
-    async def taking(work: Any, group: Any, clock: Any, progress: turns.TurnProgress) -> turns.Lap:
+    async def taking(work: Any, group: Any, clock: Any, progress: turn_loop.TurnProgress) -> turn_loop.Lap:
         nonlocal turn
         turn = progress.turn
         return await take_turn(work, group, clock, progress)
@@ -175,7 +175,7 @@ def stray_room(folder: Folder) -> None:
         enter(work, partial(DecodeRoom, request=asked, division=ChoicePages(1, 1, 1, (1,))))
         return see_received(work)
 
-    _replace(turns, take_turn=taking)
+    _replace(turn_loop, take_turn=taking)
     _replace(PrefillWork, observe=seeing_sent)
     _replace(DecodeWork, observe=seeing_received)
 
@@ -192,7 +192,7 @@ def own_evidence(folder: Folder) -> None:
         votes = tuple(wish if wish is Vote.ADVANCE else agreed for wish, agreed in pairs)
         return Verdict(verdict.compute, verdict.leave, votes, verdict.reasons, verdict.connects)
 
-    _replace(turns, read_verdict=reading)
+    _replace(turn_loop, read_verdict=reading)
 
 
 def blind() -> None:

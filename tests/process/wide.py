@@ -27,7 +27,7 @@ _UNHELD: Final = 100_000
 
 
 class WideEngine:
-    """Use through a `Stepper`. `hold` it, and a step waits in its thread until `go`."""
+    """Use through a `StepThread`. `hold` it, and a step waits in its thread until `go`."""
 
     def __init__(self, memory: Memory) -> None:
         """`memory`: of whole pages."""

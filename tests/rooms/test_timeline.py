@@ -38,8 +38,8 @@ OF: Final[Mapping[str, Set[str]]] = {
     "bootstrap": {"Bootstrap"},
     "prefill": {"Prefill"},
     "decode": {"Decode"},
-    "handover/sending.py": {"Prefill"},
-    "handover/receiving.py": {"Decode"},
+    "handover/sending_side.py": {"Prefill"},
+    "handover/receiving_side.py": {"Decode"},
     "worker": {"Prefill", "Decode"},
     "wire": {"Nobody"},
 }

@@ -22,7 +22,7 @@ def loaded(script: str) -> str:
 @pytest.mark.parametrize(
     "modules",
     [
-        "baton.decode.batch, baton.decode.turn, baton.prefill.turn, baton.worker.stepper",
+        "baton.decode.batch, baton.decode.decode_work, baton.prefill.prefill_work, baton.worker.step_thread",
         "baton.bootstrap.wiring",
         "tests.sim.__main__",
         "tests.model.__main__",

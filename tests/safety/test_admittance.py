@@ -35,7 +35,7 @@ from baton.wire.errors import remote_error
 from baton.wire.method_authorization import ALLOWED_CALLERS, OURS
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
-from baton.worker.follower_host import FollowerHost
+from baton.worker.lifecycle.follower_host import FollowerHost
 from tests.safety.certificates import made, of
 
 CALL_S: Final = 20.0

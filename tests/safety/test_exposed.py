@@ -17,7 +17,7 @@ from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.settings import load
 from baton.web.closed_connections import ClosedConnections
 from baton.wire.worker_credential import draw
-from baton.worker.leader_host import WorkerHost
+from baton.worker.lifecycle.leader_host import WorkerHost
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 

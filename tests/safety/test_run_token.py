@@ -25,8 +25,8 @@ from baton.wire.run_token import KEY, TokenChannel
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
 from baton.wire.worker_credential import draw
-from baton.worker.leader_host import WorkerHost
-from baton.worker.startup import OWN
+from baton.worker.lifecycle.leader_host import WorkerHost
+from baton.worker.lifecycle.startup import OWN
 from tests.safety.certificates import of
 from tests.safety.test_admittance import ADDERS, CALL_S, METHODS, answers, call, request_of
 from tests.support.manual_clock import ManualClock

@@ -29,7 +29,7 @@ from baton.wire.channel import open_channel
 from baton.wire.errors import RemoteError, remote_error
 from baton.wire.service_role import ServiceRole
 from baton.wire.tls_identity import Identity
-from baton.worker.lease import LeaseKeeper
+from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from tests.models.eight_heads import eight_heads
 from tests.ports import free_port
 from tests.process.stack import Stack

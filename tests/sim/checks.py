@@ -7,13 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from baton.fleet.retry import RetryBounds
 from baton.fleet.room_entry import RoomEntry
-from baton.handover.growing import AHEAD
+from baton.handover.page_growth import AHEAD
 from baton.ids import Incarnation, RoomId
 from baton.pages.pool import PageState
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Reason
 from baton.rooms.phases import Phase
-from baton.transfer.interface import Transfer
+from baton.transfer.transfer_protocol import Transfer
 from tests.decode.links import asking, closing, needed
 from tests.sim.rank import World
 from tests.sim.worker import SimulatedWorker

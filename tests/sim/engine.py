@@ -15,7 +15,7 @@ from hashlib import shake_128
 from typing import Any, Final
 
 from baton.engine_interface import PageSumRequest, Row, RowResult, take
-from baton.pages.checksum import key, lane, mix, multiplier
+from baton.pages.kv_checksum import key, lane, mix, multiplier
 from baton.pages.layout import GroupHead, KvLayout
 from baton.rooms.request import Request, Token
 from baton.runtime.host_memory import HostMemory
@@ -114,7 +114,7 @@ class SimulatedModel:
         return self._words[place]
 
     def summed(self, known: tuple[int, ...], start: int) -> dict[GroupHead, int]:
-        """Of the positions of `known` from `start` on, as `baton.pages.checksum` sums them, by KV head."""
+        """Of the positions of `known` from `start` on, as `baton.pages.kv_checksum` sums them, by KV head."""
         words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
         totals: dict[GroupHead, int] = {}
         for number, (head, layer, plane) in enumerate(self.lanes):

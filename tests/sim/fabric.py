@@ -14,7 +14,7 @@ from baton.runtime.host_memory import HostMemory
 from baton.testing.memory_fabric import MemoryFabric, Write, due_next
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
-from baton.transfer.interface import Region, Run
+from baton.transfer.transfer_protocol import Region, Run
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network
 from tests.sim.trace import Trace

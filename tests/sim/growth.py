@@ -6,8 +6,8 @@ Looked at where each rank begins a step, or finds that there is none to begin.
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from baton.decode.room import DecodeRoom
-from baton.handover.receiving import Receiving
+from baton.decode.decode_room import DecodeRoom
+from baton.handover.receiving_side import ReceivingSide
 from baton.ids import PageCounts, RoomId
 from baton.rooms.phases import Phase
 
@@ -32,7 +32,7 @@ class WorkerGrowth:
         self._retracted = [set[RoomId]() for _ in range(ranks)]
         """Of each rank: rooms that it has retracted and not released yet."""
 
-    def look(self, rank: int, receiving: Receiving[DecodeRoom], *, computes: bool) -> None:
+    def look(self, rank: int, receiving: ReceivingSide[DecodeRoom], *, computes: bool) -> None:
         """At a rank, in a turn in which the engine of each was free. `computes`: a step runs now."""
         if len(self._turns) > 1:
             self._compare(rank, tuple(_held(receiving)))
@@ -50,7 +50,7 @@ class WorkerGrowth:
         for old in [each for each in self._tables if each < turn - TURNS_MAX]:
             del self._tables[old]
 
-    def _look_at_retractions(self, rank: int, receiving: Receiving[DecodeRoom]) -> None:
+    def _look_at_retractions(self, rank: int, receiving: ReceivingSide[DecodeRoom]) -> None:
         known = self._retracted[rank]
         retracted = [room for room in receiving.roster if room.retracting is not None]
         for room in [each for each in retracted if each.id not in known]:
@@ -62,7 +62,7 @@ class WorkerGrowth:
         known.clear()
         known.update(room.id for room in retracted)
 
-    def _look_for_a_step(self, receiving: Receiving[DecodeRoom]) -> None:
+    def _look_for_a_step(self, receiving: ReceivingSide[DecodeRoom]) -> None:
         """Where all rooms that hold pages run, one of them takes part in a step."""
         holding = [room for room in receiving.roster if room.id in receiving.holdings]
         if holding and all(room.runs and room.cause is None for room in holding):
@@ -70,7 +70,7 @@ class WorkerGrowth:
             self._violate("oldest-goes-on", f"no room computes, and room {oldest.id} runs", oldest.id)
 
 
-def _held(receiving: Receiving[DecodeRoom]) -> Iterator[tuple[RoomId, Phase, PageCounts]]:
+def _held(receiving: ReceivingSide[DecodeRoom]) -> Iterator[tuple[RoomId, Phase, PageCounts]]:
     holdings = receiving.holdings
     for room in receiving.roster:
         if room.id in holdings:

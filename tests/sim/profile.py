@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from baton.pages.checksum import KvChecksum
+from baton.pages.kv_checksum import KvChecksum
 from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.topology import Topology
 from tests.sim.network import CALM, Weather

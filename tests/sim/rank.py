@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
-from baton.decode.drafting import Drafting
-from baton.decode.handover_client import FollowerPeers, LeaderPeers
+from baton.decode.decode_room import DecodeRoom
+from baton.decode.decode_work import DecodeWork
+from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
-from baton.decode.room import DecodeRoom
-from baton.decode.turn import DecodeWork
-from baton.handover.receiving import Receiving
+from baton.decode.prefill_peers import FollowerPeers, LeaderPeers
+from baton.handover.receiving_side import ReceivingSide
 from baton.ids import Incarnation, RoomId
 from baton.pages.layout import KvLayout
-from baton.pages.ranks import rank_layout
-from baton.parallel.interface import RankGroup
+from baton.pages.rank_layout import rank_layout
+from baton.parallel.rank_group import RankGroup
 from baton.prefill.metrics import PrefillMetrics
-from baton.prefill.turn import PrefillWork
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause
 from baton.rooms.phases import Effect, ReceiverEffect, Side
@@ -27,7 +27,7 @@ from baton.rooms.timeline import Moment
 from baton.rooms.worker_facts import CANARY_ROOMS
 from baton.topology import Topology
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import Transfer
+from baton.transfer.transfer_protocol import Transfer
 from baton.wire.baton.v1 import group_pb2
 from baton.wire.channel import Channels
 from baton.wire.model_bounds import ModelBounds
@@ -35,7 +35,7 @@ from baton.wire.service_role import ServiceRole
 from baton.worker.assembly import RankMemory, RankPorts
 from baton.worker.mailbox import Mailbox
 from baton.worker.reporter import Reporter
-from baton.worker.stepper import Stepper
+from baton.worker.step_thread import StepThread
 from tests.layouts import changed, group_of
 from tests.sim.clock import SkewedClock
 from tests.sim.engine import (
@@ -111,7 +111,7 @@ class Rank:
     group: RankGroup
     mailbox: Mailbox
     bank: Bank
-    stepper: Stepper
+    stepper: StepThread
     registry: CollectorRegistry
     work: PrefillWork | DecodeWork
     endpoints: list[Incarnation]
@@ -183,7 +183,7 @@ class ChanceClaims:
         self._turns: dict[RoomId, int] = {}
         """In how many turns each that waits is claimed; never, where it is negative."""
 
-    def due(self, receiving: Receiving[DecodeRoom]) -> list[RoomId]:
+    def due(self, receiving: ReceivingSide[DecodeRoom]) -> list[RoomId]:
         if not self._share:
             return []
         waiting = [room for room in receiving.roster if room.phase in UNDECIDED and not room.local]
@@ -261,7 +261,7 @@ def make_rank(
         return True
 
     engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
-    stepper = Stepper(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
+    stepper = StepThread(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
     places = shape.places + CANARY_ROOMS
     memory = RankMemory.of([engine.memory], [worker_shape.pages], layout, places, keeps_prefixes=shape.reuse)
     bank = Bank(
@@ -315,7 +315,7 @@ def make_rank(
             peers=FollowerPeers() if outside is None else outside.peers(ports),
             metrics=DecodeMetrics(registry, shape.max_running),
             max_running=shape.max_running,
-            drafting=Drafting(shape.drafts_by),
+            drafting=DraftScheduler(shape.drafts_by),
             near_s=0.0,  # time stands still for who looks without a pause
         )
         work.landed, work.rank = engine, group.rank

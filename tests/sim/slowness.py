@@ -5,10 +5,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from baton.parallel.interface import RankGroup
+from baton.parallel.rank_group import RankGroup
 from baton.runtime.clock import Clock
 from baton.worker.mailbox import Mailbox
-from baton.worker.turns import Work
+from baton.worker.turn_loop import Work
 from tests.sim.loop import SimulatedProcess
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from baton.decode.handover_client import Peers
-from baton.decode.rpc import DecodeService
-from baton.decode.turn import DecodeWork
+from baton.decode.decode_service import DecodeService
+from baton.decode.decode_work import DecodeWork
+from baton.decode.prefill_peers import Peers
 from baton.ids import Incarnation
 from baton.pages.record import SCHEMA_HASH
-from baton.parallel.interface import GroupBroken
-from baton.prefill.rpc import HandoverService, PrefillService
-from baton.prefill.turn import PrefillWork
+from baton.parallel.rank_group import GroupBroken
+from baton.prefill.prefill_service import HandoverService, PrefillService
+from baton.prefill.prefill_work import PrefillWork
 from baton.rooms.errors import Cause, Reason, RostersDiverged
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import group_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
@@ -26,10 +26,10 @@ from baton.wire.liveness import PresenceService
 from baton.wire.receiver_secret import digest_of
 from baton.wire.service_role import ServiceRole
 from baton.wire.worker_credential import incarnation_of
-from baton.worker.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
-from baton.worker.lease import LeaseKeeper
+from baton.worker.lifecycle.leader_host import LAST_REPLIES_S, LAST_WORD_S, drain
+from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 from baton.worker.reporter import Reporter
-from baton.worker.turns import TurnProgress, run_turns
+from baton.worker.turn_loop import TurnProgress, run_turns
 from tests.layouts import group_of
 from tests.sim.calls import Channel, SimulatedServer
 from tests.sim.loop import Life, SimulatedProcess

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from baton.handover.receiving import Receiving
+from baton.handover.handover_side import HandOverSide
 from baton.handover.receiving_room import ReceivingRoom
+from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import Grant
-from baton.handover.sending import Sending, SendingRoom
-from baton.handover.side import HandOverSide
+from baton.handover.sending_side import SendingRoom, SendingSide
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.checksum import KvChecksum
 from baton.pages.holdings import Holdings, Standing
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.pool import PagePool
-from baton.pages.prefixes import PrefixTree
+from baton.pages.prefix_tree import PrefixTree
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from baton.pages.slots import SlotPool
 from baton.rooms.request import Request, Token
@@ -114,7 +114,7 @@ class Stage(Generic[S]):
         return 0
 
 
-class DecodeStage(Stage[Receiving[ReceivingRoom]]):
+class DecodeStage(Stage[ReceivingSide[ReceivingRoom]]):
     def __init__(
         self, ranks: int, pages: int, slots: int, *, prefixes: str = "off", checksum: str = "record"
     ) -> None:
@@ -123,7 +123,7 @@ class DecodeStage(Stage[Receiving[ReceivingRoom]]):
         self.told: dict[tuple[int, RoomId], Destination] = {}
         """By rank and room."""
         receivings = [
-            Receiving(
+            ReceivingSide(
                 ReceivingRoom,
                 PLACES,
                 memory.holdings(prefixes),
@@ -247,10 +247,10 @@ class StagedWrites:
     sealed: bool = False
 
 
-class PrefillStage(Stage[Sending[SendingRoom]]):
+class PrefillStage(Stage[SendingSide[SendingRoom]]):
     def __init__(self, ranks: int, pages: int, slots: int, *, prefixes: str = "off") -> None:
         sendings = [
-            Sending(
+            SendingSide(
                 SendingRoom,
                 PLACES,
                 RankMemory.of(pages, slots).holdings(prefixes),

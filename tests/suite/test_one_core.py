@@ -13,7 +13,7 @@ TESTS: Final = Path(__file__).parents[1]
 OF_THESE_CLASSES: Final = ("pages", "rooms")
 """Folders of the unit tests of holdings, pools and rosters themselves."""
 WITHOUT_MEMORY: Final = {
-    "decode/test_polling.py": "rooms in some phases, to be waited for",
+    "decode/test_landing_polls.py": "rooms in some phases, to be waited for",
     "parallel/test_causes.py": "rooms whose causes ranks tell each other",
     "parallel/test_dimensions.py": "rooms that ranks vote on, however many",
     "process/hooks.py": "a room on one rank alone: the fault that is tried",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from baton.parallel.checks import BallotShape, check_commands, check_gathered, check_rank
-from baton.parallel.interface import GroupBroken
+from baton.parallel.rank_group import GroupBroken
 
 Brought = TypeVar("Brought")
 Outcome = TypeVar("Outcome")
@@ -86,7 +86,7 @@ class Loopback:
 
 
 class LoopbackGroup:
-    """`baton.parallel.interface.RankGroup` of one rank of a `Loopback`."""
+    """`baton.parallel.rank_group.RankGroup` of one rank of a `Loopback`."""
 
     def __init__(self, meeting: Loopback, rank: int) -> None:
         self._meeting = meeting

@@ -35,7 +35,7 @@ def collector() -> Iterator[Collector]:
 def test_without_an_endpoint_nothing_of_the_sdk_is_imported() -> None:
     program = (
         "import sys, baton.bootstrap.room_controller, baton.api.app;"
-        "import baton.worker.leader_host as host;"
+        "import baton.worker.lifecycle.leader_host as host;"
         "from baton.telemetry.trace_endpoint import make_tracer;"
         "from baton.telemetry.tracing import OFF;"
         "assert make_tracer('', 1.0, 's', 'i', {}) is OFF;"

@@ -8,7 +8,7 @@ from typing import Final
 
 from baton.ids import Incarnation
 from baton.runtime.host_memory import HostMemory
-from baton.transfer.interface import PutId, PutState, Region, Run, Transfer
+from baton.transfer.transfer_protocol import PutId, PutState, Region, Run, Transfer
 
 KV_BYTES: Final = 1 << 20
 SLOTS_BYTES: Final = 4096

@@ -8,8 +8,8 @@ import pytest
 from baton.ids import Incarnation
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
-from baton.transfer.interface import Transfer
 from baton.transfer.nixl import NixlTransfer
+from baton.transfer.transfer_protocol import Transfer
 from tests.transfer.bench import Bench, MakeTransfer
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from baton.ids import Incarnation
 from baton.runtime.host_memory import HostMemory
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import Endpoint
+from baton.transfer.transfer_protocol import Endpoint
 from bench.pages.device_memory import DeviceMemory
 from tests.transfer.child import Child
 

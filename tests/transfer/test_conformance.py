@@ -1,4 +1,4 @@
-"""Does a backend keep every sentence of `baton.transfer.interface`?"""
+"""Does a backend keep every sentence of `baton.transfer.transfer_protocol`?"""
 
 import pickle
 import random
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.ids import Incarnation
-from baton.transfer.interface import (
+from baton.transfer.transfer_protocol import (
     Endpoint,
     OutOfRegion,
     PutId,

@@ -14,7 +14,7 @@ from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import FaultPlan
 from baton.transfer.exposure import Exposure
-from baton.transfer.interface import PutId, PutState, Transfer, TransferError
+from baton.transfer.transfer_protocol import PutId, PutState, Transfer, TransferError
 from tests.transfer.bench import KV_BYTES, Bench, MakeTransfer, Node
 
 WHOLE = [(0, 0, KV_BYTES)]

@@ -6,7 +6,7 @@ from baton.ids import Incarnation
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
 from baton.testing.transfer_faults import FaultPlan
-from baton.transfer.interface import PutState, Transfer, TransferError
+from baton.transfer.transfer_protocol import PutState, Transfer, TransferError
 from tests.transfer.bench import KV_BYTES, Bench, Node
 
 WHOLE = [(0, 0, KV_BYTES)]

@@ -11,7 +11,7 @@ SCRIPT = """
 import ctypes, json, sys
 from baton.ids import Incarnation
 from baton.runtime.host_memory import HostMemory
-from baton.transfer.interface import Region
+from baton.transfer.transfer_protocol import Region
 from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import install_memory_hooks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.transfer.interface import PutId, PutState, TransferError
+from baton.transfer.transfer_protocol import PutId, PutState, TransferError
 from tests.transfer.puppet import Puppet
 
 MIB = 1 << 20

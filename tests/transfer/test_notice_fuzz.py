@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from baton.transfer.interface import PutState
 from baton.transfer.nixl import NixlTransfer
 from baton.transfer.nixl_library import Library, unframed
+from baton.transfer.transfer_protocol import PutState
 from tests.forks import fork_call
 from tests.transfer.bench import PATIENCE_S, Bench, Node
 

@@ -7,9 +7,9 @@ import pytest
 from baton.ids import Incarnation
 from baton.runtime.errors import StartupError
 from baton.runtime.host_memory import HostMemory
-from baton.transfer.interface import Region, TransferError
 from baton.transfer.nixl import NixlTransfer
-from baton.transfer.start import offering
+from baton.transfer.refused_memory import explain_refused_memory
+from baton.transfer.transfer_protocol import Region, TransferError
 
 
 def test_settings_of_the_library_in_the_environment_are_named_with_its_error(
@@ -20,7 +20,7 @@ def test_settings_of_the_library_in_the_environment_are_named_with_its_error(
         monkeypatch.delenv(name)
     monkeypatch.setenv("UCX_TLS", "nonsense")
     monkeypatch.setenv("UCX_NET_DEVICES", "eth99")
-    with pytest.raises(StartupError) as refused, offering("cpu"):
+    with pytest.raises(StartupError) as refused, explain_refused_memory("cpu"):
         raise TransferError("NIXL_ERR_BACKEND")
     assert str(refused.value) == (
         "the KV pages on cpu cannot be transferred: NIXL_ERR_BACKEND; the environment sets "
@@ -32,7 +32,7 @@ def test_memory_that_is_on_no_device_here_is_refused_by_name() -> None:
     memory = HostMemory(4096)
     transfer = NixlTransfer(Incarnation(5))
     try:
-        with pytest.raises(StartupError) as refused, offering("cuda:0"):
+        with pytest.raises(StartupError) as refused, explain_refused_memory("cuda:0"):
             transfer.register(Region("kv", memory.address, memory.length, "cuda:0"))
     finally:
         transfer.close()

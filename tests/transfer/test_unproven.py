@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.transfer.interface import PutState, PutsUnended
+from baton.transfer.transfer_protocol import PutState, PutsUnended
 from tests.transfer.bench import Bench, Node
 from tests.transfer.conftest import over_nixl
 

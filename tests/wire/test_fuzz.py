@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.decode.handover_client import endpoint_to_wire
+from baton.decode.prefill_peers import endpoint_to_wire
 from baton.engine_interface import Sequence
 from baton.pages.layout import DTYPE_BYTES, KvKind
 from baton.prefill.routes import endpoint_from_wire
@@ -20,7 +20,7 @@ from baton.rooms.request import LOGPROBS_MAX, Request, Sampling, Token
 from baton.rooms.trace import read_trace
 from baton.sampling.sampler import sample
 from baton.transfer.bounds import check_endpoint
-from baton.transfer.interface import TransferError
+from baton.transfer.transfer_protocol import TransferError
 from baton.wire import conversions as wire
 from baton.wire import event_messages
 from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2, workers_pb2

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from baton.prefill.handover import HandOverStream
+from baton.prefill.handover_stream import HandOverStream
 from baton.rooms.errors import PeerFault, Refusal
 from baton.testing.memory_fabric import MemoryFabric
 from baton.wire.baton.v1 import inference_pb2

@@ -11,7 +11,7 @@ from typing import Final
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from baton.decode.handover_client import endpoint_to_wire
+from baton.decode.prefill_peers import endpoint_to_wire
 from baton.ids import Incarnation, RoomId
 from baton.pages.errors import LayoutMismatch, Truncated
 from baton.pages.record import SCHEMA_HASH, SLOT_BYTES
@@ -19,7 +19,7 @@ from baton.prefill.routes import endpoint_from_wire
 from baton.rooms.errors import PeerFault, Reason, Refusal
 from baton.testing.memory_fabric import MemoryFabric
 from baton.transfer.bounds import check_endpoint
-from baton.transfer.interface import TransferError, kv_region
+from baton.transfer.transfer_protocol import TransferError, kv_region
 from baton.wire.baton.v1 import group_pb2, inference_pb2
 from baton.wire.layout_messages import layout_to_wire
 from tests.prefill import toy

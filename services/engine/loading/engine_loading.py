@@ -24,7 +24,7 @@ from baton.engine.torch_engine import TorchEngine, drawing_rank
 from baton.grammars.shelf import Shelf
 from baton.grammars.vocabulary import read_vocabulary
 from baton.pages.layout import KvLayout, full_group
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
 from baton.sampling.prompt_scores import BESIDE_BYTES

@@ -11,7 +11,7 @@ from baton.engine.ranks.collectives import LocalRankGroup, Team
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 
 

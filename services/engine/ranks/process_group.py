@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 
 from baton.engine_interface import RankGroupBroken
-from baton.pages.checksum import WORD
+from baton.pages.kv_checksum import WORD
 from baton.runtime.gloo_connections import connect_gloo, first_line, set_timeout
 from baton.topology import Topology
 

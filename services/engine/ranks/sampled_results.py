@@ -24,7 +24,7 @@ from baton.engine_interface import (
     take,
 )
 from baton.pages.layout import GroupHead, KvLayout
-from baton.pages.ranks import rank_layout
+from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Score, Token
 from baton.sampling.draft_rows import sample_rows
 from baton.sampling.prompt_scores import score

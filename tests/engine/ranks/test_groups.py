@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from baton.engine_interface import GrammarUnsatisfied, LogitsNotFinite
-from baton.pages.checksum import WORD
+from baton.pages.kv_checksum import WORD
 from baton.pages.layout import GroupHead
 from baton.rooms.request import Sampling
 from baton.topology import Topology

@@ -1,0 +1,62 @@
+"""What does each command of a decode worker change on a rank?"""
+
+from typing import Any
+
+from baton.decode.decode_room import DecodeRoom
+from baton.decode.draft_scheduler import DraftScheduler
+from baton.handover.receiving_side import ReceivingSide
+from baton.ids import Generation, Incarnation, RoomId
+from baton.rooms.errors import Refusal
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import Malformed
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.rank_commands import RankCommands
+
+
+class DecodeCommands(RankCommands[ReceivingSide[DecodeRoom]]):
+    def __init__(
+        self,
+        core: ReceivingSide[DecodeRoom],
+        callers: Callers[Any],
+        ports: RankPorts,
+        drafting: DraftScheduler,
+    ) -> None:
+        super().__init__(core, callers, ports, drafting.cost)
+        self._drafting = drafting
+
+    def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
+        match what:
+            case "stream":
+                self._stream(command.stream)
+            case "connected":
+                self._core.connected(Incarnation(command.connected))
+            case "quiet":
+                self._core.quiet(RoomId(command.quiet.room), Generation(command.quiet.generation))
+            case "end_choice":
+                self._cut(command.end_choice)
+            case "compute_here":
+                told = command.compute_here
+                self._core.compute_here(RoomId(told.room), told.chunk_tokens, told.near_tokens, told.why)
+            case "revoke":
+                self._core.revoke()
+            case _:
+                return False
+        return True
+
+    def _stream(self, wire: inference_pb2.StreamRoomRequest) -> None:
+        if not wire.HasField("prefill") and wire.request.HasField("prompt_logprobs"):
+            raise Refusal("a prompt is scored by a prefill worker, and there is none")  # `scored-is-computed`
+        room: DecodeRoom = self._open(wire, wire.prefill if wire.HasField("prefill") else None, "prefill")
+        room.prefill.CopyFrom(wire.prefill)
+        if wire.HasField("prefill_ms"):
+            room.prefill_by_ms = self._ports.clock.now_ms() + wire.prefill_ms
+            room.prefill_own_ms = wire.prefill_own_ms
+
+    def _cut(self, wire: inference_pb2.EndChoiceRequest) -> None:
+        room, rooms = RoomId(wire.room), self._core.roster
+        if room in rooms and wire.choice >= rooms.get(room).request.choices:
+            raise Malformed(f"choice {wire.choice} of a room that has {rooms.get(room).request.choices}")
+        self._core.cut(room, wire.choice)
+        if room in rooms:
+            self._drafting.over([rooms.get(room).choices[wire.choice]])

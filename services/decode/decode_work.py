@@ -1,0 +1,259 @@
+"""What does a decode rank see, do and compute in a turn?
+
+`baton.handover.receiving_side` decides; here is the world that it asks: peers, callers, the engine, the
+transfer, timelines and metrics.
+
+Which queue a room stands in follows from the rooms' phases and their order: there are no lists beside the
+roster that could disagree with it.
+"""
+
+import asyncio
+from collections import abc
+from typing import assert_never
+
+from baton.decode.batch import how_many
+from baton.decode.decode_commands import DecodeCommands
+from baton.decode.decode_room import DecodeRoom
+from baton.decode.decode_scheduler import DecodeScheduler
+from baton.decode.draft_scheduler import DraftScheduler
+from baton.decode.landing_polls import poll_s
+from baton.decode.local_prefill import LocalPrefill
+from baton.decode.metrics import DecodeMetrics
+from baton.decode.page_check import PageCheck
+from baton.decode.prefill_peers import Peers, endpoint_to_wire
+from baton.decode.prompt_budget import DecodePromptBudget
+from baton.handover.receiving_side import NEAR_S, ReceivingSide
+from baton.handover.requests import (
+    ClaimRoom,
+    Close,
+    Connect,
+    Forget,
+    Grant,
+    Join,
+    ReceiverRequest,
+    Retired,
+    SumPages,
+)
+from baton.rooms.deadlines import Deadlines
+from baton.rooms.errors import Cause
+from baton.rooms.evidence import Connected
+from baton.rooms.phases import Phase
+from baton.rooms.queues import RoomQueue
+from baton.rooms.roster import Roster
+from baton.rooms.worker_load import WorkerLoad
+from baton.runtime.errors import MemoryKept
+from baton.runtime.host_memory import CannotMove
+from baton.runtime.logging import Log
+from baton.transfer.transfer_protocol import TransferError
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import tables_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.polling import deadline_s
+from baton.worker.rank_work import RankWork
+
+log = Log(__name__)
+
+
+class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
+    """The decode side of `baton.worker.turn_loop.Work`."""
+
+    roster: Roster[DecodeRoom]
+    _computing: DecodeScheduler
+    _metrics: DecodeMetrics
+
+    def __init__(
+        self,
+        ports: RankPorts,
+        deadlines: Deadlines,
+        *,
+        peers: Peers,
+        metrics: DecodeMetrics,
+        max_running: int,
+        drafting: DraftScheduler | None = None,
+        local_gap_ms: int = 0,
+        near_s: float = NEAR_S,
+    ) -> None:
+        """Make the decode side of a rank from its ports.
+
+        `max_running`: most sequences of a step. `drafting`: None for no drafts. `local_gap_ms`: longest that
+        a part of a prompt, computed here, may hold up the sequences that run. With 0 this worker computes
+        prompts only if there is no prefill worker. `near_s`: time for which a seal is looked for without a
+        pause, once its record is there.
+        """
+        memory = ports.memory
+        receiving = ReceivingSide(
+            DecodeRoom,
+            memory.places,
+            memory.holdings,
+            ports.layout,
+            deadlines,
+            exposure=ports.exposure.id,
+            ranks=len(ports.layouts),
+            vocabulary=ports.bounds.vocabulary,
+            checksum=ports.checksum,
+            near_s=near_s,
+            running_max=max_running,
+        )
+        self._drafting = DraftScheduler() if drafting is None else drafting
+        computing = DecodeScheduler(receiving, ports, metrics, max_running, self._drafting, local_gap_ms)
+        super().__init__(receiving, ports, metrics, computing)
+        self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
+        """Of every rank's memory, in rank order, once they have told."""
+        self.receiving = receiving
+        self.peers = peers
+        self.max_running = max_running
+        self._landing = PageCheck(receiving, ports.stepper)
+        self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
+        self._local_prefill = LocalPrefill(receiving, computing.pace, max_running, ports.clock)
+        self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
+        """Of a prefill worker on the same thread."""
+        self._untold = True
+        """The other ranks do not know yet where this one's memory is."""
+
+    # ---- Work
+
+    def take_commands(self) -> bytes:
+        if self.receiving.revocation_due(self.ports.clock.now_ms(), shut_out=self.peers.shut_out):
+            self.ports.mailbox.put(group_pb2.Command(revoke=True))
+        for decided in self._local_prefill.due():
+            self.ports.mailbox.put(group_pb2.Command(compute_here=decided))
+        return super().take_commands()
+
+    def observe(self) -> bool:
+        self._computing.observe()
+        news = self._landing.take() | self.ports.folds.observe()
+        self.ports.exposure.transfer.progress()
+        for room in self.receiving.touched():
+            news |= self.receiving.poll(room)
+        self._carry_out()
+        self._landing.start(batch_waits=any(room.runs or room.computable for room in self.roster))
+        return news
+
+    def agreed(self, connects: int) -> None:
+        """Nobody connects to a decode worker. But where every rank agrees anew, every rank has done what the
+        turn before asked of it: what the leader reserved and exposed then, the others have, too."""
+        if connects:
+            raise AssertionError(f"{connects} connections to a decode worker")
+        self.receiving.agreed()
+        self._carry_out()
+
+    def to_gather(self) -> bytes | None:
+        """Where this rank's memory is, for the others, if they do not know yet."""
+        if not self._untold:
+            return None
+        self._untold = False
+        return endpoint_to_wire(self.ports.exposure.endpoint()).SerializeToString()
+
+    def gathered(self, told: abc.Sequence[bytes]) -> None:
+        self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
+        self.peers.exposed_anew(self.endpoints)
+
+    def _load(self) -> WorkerLoad:
+        return self.receiving.load(self.max_running)
+
+    def compute(self) -> bool:
+        if self.receiving.revoking:
+            self._take_memory_back()
+            return True
+        started, retracts = self._computing.start()
+        if started:
+            self._landing.stepped()
+        self._carry_out()
+        return retracts
+
+    def _queues(self, census: abc.Mapping[Phase, int]) -> dict[RoomQueue, int]:
+        count = how_many(self.roster)
+        return {
+            RoomQueue.PREALLOC: census[Phase.BOOTSTRAPPING] + census[Phase.WAITING_FOR_INPUT],
+            RoomQueue.TRANSFER: census[Phase.TRANSFERRING] + census[Phase.COMPUTING],
+            RoomQueue.WAITING: max(count - self.max_running, 0),
+            RoomQueue.RUNNING: min(count, self.max_running),
+        }
+
+    def record(self, agreement_s: float) -> None:
+        super().record(agreement_s)
+        self._metrics.record_drafts(self._drafting.census())
+
+    async def rest(self) -> bool:
+        """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
+        is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
+        turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())
+        while (left_s := ends - loop.time()) > 0:
+            free = self._computing.free
+            if free and self.receiving.near(loop.time()):
+                await asyncio.sleep(0)
+            else:
+                await self.ports.mailbox.rest(min(poll_s(self.roster, engine_free=free), left_s))
+            if self.ports.mailbox.news.is_set() or len(self.endpoints) > 1:
+                break
+            self.ports.exposure.transfer.progress()
+            if self.receiving.touched():
+                break
+        return self.ports.mailbox.news.is_set()
+
+    # ---- what the hand-over asks of the world
+
+    def _do(self, request: ReceiverRequest) -> None:
+        match request:
+            case Connect():
+                if self.peers.connect(self.roster.get(request.room).prefill, request.room):
+                    self.receiving.note(request.room, Connected())
+            case Grant():
+                self._grant(self.roster.get(request.room), request)
+            case Join():
+                room = self.roster.get(request.room)
+                if room.local:
+                    self._metrics.claimed()
+                else:
+                    self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
+                self._computing.join(room)
+            case ClaimRoom():
+                claim = inference_pb2.GrantRequest(
+                    room=request.room, receiver=self.ports.incarnation, mine=True
+                )
+                self.peers.grant(self.roster.get(request.room).prefill, claim)
+            case SumPages():
+                self._landing.begin(self.roster.get(request.room), request.first_token)
+            case Close():
+                room = self.roster.get(request.room)
+                self.peers.close(room.prefill, request.room, request.generation)
+                if request.doubtful:
+                    self.peers.doubt(request.peer)
+            case Forget():
+                self.peers.forget(request.peer)
+            case _:
+                assert_never(request)
+
+    def _conclude(self, room: DecodeRoom, cause: Cause | None) -> None:
+        super()._conclude(room, cause)
+        self._drafting.over(room.choices)
+
+    def _retired(self, retired: Retired, detail: str = "") -> None:
+        self.peers.over(retired.room)
+        super()._retired(retired, detail if retired.proof is None else retired.proof.value)
+
+    def _grant(self, room: DecodeRoom, grant: Grant) -> None:
+        self._metrics.reused(grant.prefix_tokens, room.request.prefill_tokens)
+        request = inference_pb2.GrantRequest(
+            room=room.id,
+            receiver=self.ports.incarnation,
+            generation=grant.generation,
+            pages=tables_to_wire(grant.pages),
+            slot=grant.slot,
+            exposure=grant.exposure,
+            prefix_tokens=grant.prefix_tokens,
+        )
+        self.peers.grant(room.prefill, request)
+
+    def _take_memory_back(self) -> None:
+        """What senders know of leads nowhere from now on. Raises MemoryKept: this worker has to end."""
+        try:
+            self.ports.exposure.revoke()
+        except (CannotMove, TransferError) as error:
+            raise MemoryKept(f"exposed memory cannot be taken back from senders: {error}") from error
+        self.receiving.revoked(self.ports.exposure.id, self.ports.memory.slots.view)
+        self._untold = True
+        self._metrics.revoked()
+        log.warning("exposed memory taken back", exposure=self.ports.exposure.id)

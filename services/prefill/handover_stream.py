@@ -1,0 +1,241 @@
+"""What does one decode worker say to this prefill worker, and what does it hear?
+
+One stream of each, on which what is asked of many rooms at one time comes in one message, enters one turn,
+and is answered in one message. A question is answered when a turn has taken it, a close when it is proven;
+nothing here has a deadline, for as long as the stream lives the receiver knows that this worker does.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeAlias
+
+from baton.ids import Incarnation, RoomId
+from baton.prefill.early_grants import EarlyGrant
+from baton.prefill.prefill_work import PrefillWork
+from baton.rooms.errors import PeerFault, Refusal, UnknownRoom
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.channel import check_incarnation
+from baton.wire.errors import refusal_to_wire
+from baton.wire.layout_messages import layout_to_wire
+
+ANSWERS_MAX: Final = 4_096
+"""That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""
+MESSAGE_MAX: Final = 1_024
+"""Answers in one message."""
+
+Answer: TypeAlias = inference_pb2.ConnectReply | inference_pb2.GrantReply | inference_pb2.CloseReply
+
+
+class HandOverStream:
+    """When it is left, its questions are forgotten: rooms end by their own deadlines, or by their next
+    close."""
+
+    def __init__(self, work: PrefillWork) -> None:
+        self._work = work
+        self._mailbox = work.ports.mailbox
+        self._mine = work.ports.incarnation
+        self._layouts = work.ports.layouts
+        self.receiver: Incarnation | None = None
+        """Who speaks, once it has proven it."""
+        self._secret = b""
+        self._said: deque[Answer] = deque()
+        self._news = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._asked: set[asyncio.Future[None]] = set()
+        """Questions that no turn has answered, and closes that are not proven."""
+        self._early: dict[RoomId, EarlyGrant] = {}
+        """Grants that are kept until their rooms come."""
+        self._closing: set[RoomId] = set()
+        """Rooms whose close is not answered: what a turn answers of their grants is not wanted."""
+        self._end: Exception | None = None
+        self._over = False
+        self._reading: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def reading(
+        self,
+        requests: AsyncIterator[inference_pb2.HandOverRequest],
+        greeted: Callable[["HandOverStream"], None],
+    ) -> AsyncIterator["HandOverStream"]:
+        """Ask what `requests` say. `greeted`: told when it is known who speaks."""
+        self._reading = asyncio.create_task(self._read(requests, greeted))
+        self._reading.add_done_callback(lambda _: self._news.set())
+        try:
+            yield self
+        finally:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            for asked in list(self._asked):
+                asked.cancel()
+            while self._early:
+                self._work.early.drop(self._early.popitem()[1])
+
+    async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
+        """The answers, a message at a time, until the stream ends. Raises what ended it early."""
+        while not self._over:
+            await self._news.wait()
+            self._news.clear()
+            while self._said:
+                yield self._message()
+                self._taken.set()
+            if self._end is not None:
+                raise self._end
+            if self._reading is not None and self._reading.done():
+                self._reading.result()
+                return
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more is said: this worker leaves, or `error` is why."""
+        self._end, self._over = error, error is None
+        self._news.set()
+
+    # ---- questions
+
+    async def _read(
+        self,
+        requests: AsyncIterator[inference_pb2.HandOverRequest],
+        greeted: Callable[["HandOverStream"], None],
+    ) -> None:
+        async for request in requests:
+            if self.receiver is None:
+                self._greet(request)
+                greeted(self)
+            elif request.HasField("greeting"):
+                raise PeerFault("a stream is greeted once")
+            self._take(request)
+            while len(self._said) > ANSWERS_MAX:
+                self._taken.clear()
+                await self._taken.wait()
+
+    def _greet(self, request: inference_pb2.HandOverRequest) -> None:
+        """Raises WrongIncarnation, UnknownReceiver, NotAdmitted."""
+        greeting = request.greeting
+        check_incarnation(self._mine, greeting.incarnation)
+        self._work.receivers.check(Incarnation(greeting.receiver), greeting.secret)
+        self.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
+
+    def _take(self, request: inference_pb2.HandOverRequest) -> None:
+        """All that one message asks enters one turn. Raises UnknownReceiver when the receiver was declared
+        gone meanwhile."""
+        if self.receiver is None:
+            raise AssertionError("nobody has greeted")
+        self._work.receivers.check(self.receiver, self._secret)
+        if request.HasField("connect"):
+            request.connect.receiver = self.receiver
+            self._ask(group_pb2.Command(connect=request.connect), partial(self._connected, request.connect))
+        for grant in request.grants:
+            grant.receiver = self.receiver
+            self._ask_grant(grant)
+        for close in request.closes:
+            room = RoomId(close.room)
+            if room in self._closing:
+                continue  # it is answered once
+            close.receiver = self.receiver
+            self._drop_early(room)
+            self._closing.add(room)
+            self._ask(group_pb2.Command(close=close), partial(self._closed, close))
+
+    def _ask(self, command: group_pb2.Command, answered: Callable[[Exception | None], None]) -> None:
+        try:
+            asked = self._mailbox.enter(command)
+        except Refusal as error:
+            answered(error)
+        else:
+            self._follow(asked, answered)
+
+    def _follow(self, asked: asyncio.Future[None], answered: Callable[[Exception | None], None]) -> None:
+        self._asked.add(asked)
+
+        def answer(asked: asyncio.Future[None]) -> None:
+            self._asked.discard(asked)
+            if not asked.cancelled():
+                error = asked.exception()
+                answered(error if isinstance(error, Exception) else None)
+
+        asked.add_done_callback(answer)
+
+    def _ask_grant(self, grant: inference_pb2.GrantRequest) -> None:
+        self._ask(group_pb2.Command(grant=grant), partial(self._granted, grant))
+
+    # ---- answers
+
+    def _connected(self, connect: inference_pb2.ConnectRequest, error: Exception | None) -> None:
+        reply = inference_pb2.ConnectReply()
+        if connect.endpoints:
+            reply.exposure = connect.endpoints[0].incarnation
+        if error is None:
+            reply.layouts.extend(layout_to_wire(each) for each in self._layouts)
+        else:
+            reply.refused.CopyFrom(refusal_to_wire(error))
+        self._answer(reply)
+
+    def _granted(self, grant: inference_pb2.GrantRequest, error: Exception | None) -> None:
+        room = RoomId(grant.room)
+        if isinstance(error, UnknownRoom) and room not in self._closing:
+            if room in self._work.roster:  # it came in the same turn, behind the grant
+                self._ask_grant(grant)
+                return
+            if not self._work.roster.retired(room) and self._keep_early(grant, error):
+                return
+        reply = inference_pb2.GrantReply(room=room)
+        if error is not None:
+            reply.refused.CopyFrom(refusal_to_wire(error))
+        self._answer(reply)
+
+    def _closed(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
+        if error is None:
+            self._follow(self._work.quiet(RoomId(close.room)), partial(self._quiet, close))
+        else:
+            self._quiet(close, error)
+
+    def _quiet(self, close: inference_pb2.CloseRequest, error: Exception | None) -> None:
+        self._closing.discard(RoomId(close.room))
+        reply = inference_pb2.CloseReply(room=close.room, generation=close.generation)
+        if error is not None:
+            reply.refused.CopyFrom(refusal_to_wire(error))
+        self._answer(reply)
+
+    def _answer(self, answer: Answer) -> None:
+        self._said.append(answer)
+        self._news.set()
+
+    def _message(self) -> inference_pb2.HandOverReply:
+        message = inference_pb2.HandOverReply()
+        for _ in range(min(len(self._said), MESSAGE_MAX)):
+            match self._said.popleft():
+                case inference_pb2.ConnectReply() as connect:
+                    message.connects.append(connect)
+                case inference_pb2.GrantReply() as grant:
+                    message.grants.append(grant)
+                case inference_pb2.CloseReply() as close:
+                    message.closes.append(close)
+        return message
+
+    # ---- grants that come before their rooms
+
+    def _keep_early(self, grant: inference_pb2.GrantRequest, error: Exception) -> bool:
+        room = RoomId(grant.room)
+        if self.receiver is None:
+            return False
+
+        def again() -> None:
+            del self._early[room]
+            self._ask_grant(grant)
+
+        def expired() -> None:
+            del self._early[room]
+            self._answer(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
+
+        kept = self._work.early.keep(room, self.receiver, again, expired)
+        if kept is None:
+            return False
+        self._early[room] = kept
+        return True
+
+    def _drop_early(self, room: RoomId) -> None:
+        kept = self._early.pop(room, None)
+        if kept is not None:
+            self._work.early.drop(kept)

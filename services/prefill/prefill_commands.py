@@ -1,0 +1,73 @@
+"""What does each command of a prefill worker change on a rank?"""
+
+from baton.handover.route import Route
+from baton.handover.sending_side import SendingSide
+from baton.ids import Generation, Incarnation, RoomId
+from baton.prefill.early_grants import EarlyGrants
+from baton.prefill.prefill_room import PrefillRoom
+from baton.prefill.routes import Routes
+from baton.rooms.errors import NotConnected
+from baton.rooms.evidence import Granted
+from baton.rooms.step_cost import StepCost
+from baton.wire.baton.v1 import group_pb2, inference_pb2
+from baton.wire.conversions import room_from_wire, tables_from_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+from baton.worker.rank_commands import RankCommands
+
+
+class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
+    def __init__(
+        self,
+        sending: SendingSide[PrefillRoom],
+        callers: Callers[inference_pb2.RunRoomReply],
+        ports: RankPorts,
+        cost: StepCost,
+        early: EarlyGrants,
+        routes: Routes,
+    ) -> None:
+        super().__init__(sending, callers, ports, cost)
+        self._early = early
+        self._routes = routes
+
+    def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
+        match what:
+            case "run":
+                room: PrefillRoom = self._open(command.run, command.run.decode, "decode")
+                self._early.come(room.id)
+            case "grant":
+                self._grant(command.grant)
+            case "close":
+                closed, receiver = room_from_wire(command.close.room), Incarnation(command.close.receiver)
+                generation = Generation(command.close.generation)
+                self._core.close(closed, receiver, generation, self._ports.clock.now_ms())
+            case "connect":
+                self._connect(command.connect)
+            case _:
+                return False
+        return True
+
+    def _grant(self, wire: inference_pb2.GrantRequest) -> None:
+        receiver = Incarnation(wire.receiver)
+        if wire.mine:
+            self._core.claimed(RoomId(wire.room), receiver)
+            return
+        pages = tables_from_wire(wire.pages)
+        grant = Granted(Generation(wire.generation), pages, wire.slot, wire.prefix_tokens)
+        route: Route | NotConnected
+        try:
+            route = self._routes.granted(receiver, Incarnation(wire.exposure))
+        except NotConnected as error:
+            route = error
+        self._core.grant(RoomId(wire.room), receiver, grant, route)
+
+    def _connect(self, wire: inference_pb2.ConnectRequest) -> None:
+        try:
+            self._routes.connect(wire)
+        except NotConnected:
+            self._revoke(wire)  # true whether or not the memory can be reached where it is now
+            raise
+        self._revoke(wire)
+
+    def _revoke(self, wire: inference_pb2.ConnectRequest) -> None:
+        self._core.revoke(Incarnation(wire.receiver), Incarnation(wire.endpoints[0].incarnation))

@@ -1,0 +1,106 @@
+"""What does a step compute of each prompt, and what comes of it?"""
+
+from typing import Final
+
+from baton.engine_interface import DrawFailed
+from baton.handover.sending_side import SendingSide
+from baton.prefill.metrics import PrefillMetrics
+from baton.prefill.prefill_room import PrefillRoom
+from baton.rooms.plurals import counted
+from baton.rooms.step_cost import PROMPTS, PROMPTS_ALIKE, StepCost
+from baton.rooms.timeline import Moment
+from baton.rooms.token_rate import TokenRate
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.conversions import finish_to_wire, token_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.prompt_budget import PromptBudget
+from baton.worker.prompt_chunks import PromptChunk, next_chunks
+from baton.worker.step_scheduler import StepScheduler
+
+RATED_TOKENS: Final = 64
+"""Of a step by which it is told how fast prompts are computed: with so many it takes longer for each."""
+CHUNK_LINES_MAX: Final = 64
+"""Of one room's timeline, but for the steps in which it shared its budget with others."""
+
+
+class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
+    def __init__(
+        self,
+        sending: SendingSide[PrefillRoom],
+        ports: RankPorts,
+        metrics: PrefillMetrics,
+        chunk_tokens: int,
+        scored_tokens: int,
+        prompt_budget: PromptBudget,
+    ) -> None:
+        """`chunk_tokens`: most that a step computes, of which `prompt_budget` may leave less. `scored_tokens`:
+        most of them of prompts that are scored."""
+        super().__init__(sending, ports, metrics, StepCost(PROMPTS, PROMPTS_ALIKE))
+        self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
+        self._sending = sending
+        self._metrics = metrics
+        self._chunk_tokens = chunk_tokens
+        self._scored_tokens = scored_tokens
+        self._prompt_budget = prompt_budget
+        self._left = chunk_tokens
+        """What the neighbour left of a step that runs."""
+
+    def start(self) -> None:
+        """The next step, if there is one. Only while `free`."""
+        computable = (room for room in self._sending.roster if room.computable)
+        self._left = self._prompt_budget.chunk_tokens(self._chunk_tokens)
+        costs = self.cost.told
+        parts = next_chunks(
+            computable,
+            self._left,
+            self._scored_tokens,
+            fixed_tokens=costs.fixed_tokens,
+            score_price=costs.score_price,
+        )
+        self._start(parts, [part.row for part in parts])
+
+    def observe(self) -> bool:
+        """Whether a step has ended."""
+        ended, now_ms = self._take(), self._ports.clock.now_ms()
+        if ended is None:
+            if self.goes_on:
+                self._sending.stepping(now_ms)
+            return False
+        step, drawn = ended
+        computed, scored = sum(part.stop - part.start for part in step), sum(part.scored for part in step)
+        tokens = self.cost.told.tokens(computed, scored)
+        self.rate.stepped(tokens, self.running_us, now_ms, most=self._left)
+        if computed:
+            self._prompt_budget.stepped(tokens, self.computing_us / 1000)
+            self.cost.note(computed, self.computing_us / 1000, scored)
+        for part, taken in zip(step, drawn, strict=True):
+            if isinstance(taken, DrawFailed):
+                self._fail(part, taken)
+                continue
+            first = taken[0] if taken else None
+            self._metrics.computed(part.stop - part.start, part.scored)
+            self.tokens += part.stop - part.start
+            if self._sending.computed(part.room, part.stop, first, now_ms):
+                self._computed(part.room)
+        self._sending.stepping(now_ms)
+        return True
+
+    def _computed(self, room: PrefillRoom) -> None:
+        """Tell of a chunk, or of the first token behind the last one."""
+        if room.first is None:
+            # A long prompt's chunks do not take the place of what comes after them.
+            if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:
+                room.reported_tokens = room.computed
+                self._ports.reporter.report(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")
+            return
+        spent_ms = sum(room.phase_ms.values()) + self._ports.clock.now_ms() - room.entered_ms
+        self._metrics.first_token(spent_ms / 1000)
+        room.reply_scores()
+        finish = finish_to_wire(room.request.finish_reason([*room.request.output, room.first.id]))
+        token = token_to_wire(room.first)
+        first = inference_pb2.FirstToken(token=token, finish=finish, cached_tokens=room.cached)
+        room.reply(inference_pb2.RunRoomReply(first_token=first))
+        detail = f"{room.computed - room.cached} tokens computed, {room.cached} cached"
+        if room.sequence.scores is not None:
+            detail += f", {counted(room.scored, 'token')} of the prompt scored"
+        self._ports.reporter.report(room.id, Moment.FIRST_TOKEN, detail)

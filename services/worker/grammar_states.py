@@ -1,0 +1,91 @@
+"""Which rooms' grammars are compiled on this rank?
+
+A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room whose grammar is
+not compiled waits as it waits for its peer: within a deadline, and in its vote. Nothing is handed over: each
+room folds its output anew, and each choice of it its own (`mask-is-fold`).
+"""
+
+import asyncio
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from baton.engine_interface import Grammars, Sequence
+from baton.grammars.compiling import GrammarRefused
+from baton.grammars.fold import Fold, GrammarLost
+from baton.ids import RoomId
+from baton.rooms.errors import Cause, Reason
+from baton.rooms.evidence import Compiled, Failed
+from baton.rooms.request import Request
+from baton.rooms.room import Room
+from baton.runtime.logging import Log
+
+log = Log(__name__)
+
+NOT_HERE: Final = (
+    "the grammar that intake took is not compiled here",
+    "the output that the room goes on behind is not its grammar's",
+)
+"""Why, by whether it is compiled; a cause is logged, so that nothing of the grammar is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingRoom:
+    room: Room
+    sequences: abc.Sequence[Sequence]
+    folds: "asyncio.Future[list[Fold]]"
+
+
+class GrammarStates:
+    """Used from one event loop. One entry a room that waits."""
+
+    def __init__(self, shelf: Grammars | None, wake: Callable[[], None]) -> None:
+        """`shelf`: of the rank that draws; the others have None. `wake` is called when one is compiled."""
+        self._shelf = shelf
+        self._wake = wake
+        self._waiting: dict[RoomId, _WaitingRoom] = {}
+
+    def __len__(self) -> int:
+        """Rooms that wait."""
+        return len(self._waiting)
+
+    def needs(self, request: Request) -> bool:
+        """Whether a room of `request` has to wait here for its grammar."""
+        return self._shelf is not None and request.grammar is not None
+
+    def begin(self, room: Room, *sequences: Sequence) -> None:
+        """Compile what the room's `sequences` are held to, if it is to be compiled here, and go through the
+        output that they share, once for all."""
+        grammar = sequences[0].request.grammar
+        if self._shelf is None or grammar is None:
+            return
+        output = tuple(sequences[0].output)
+        folds = asyncio.wrap_future(self._shelf.folds(grammar, output, len(sequences)))
+        folds.add_done_callback(lambda _: self._wake())
+        self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
+
+    def observe(self) -> bool:
+        """Whether one that was waited for is compiled, or cannot be."""
+        if not self._waiting:
+            return False
+        done = [each for each in self._waiting.values() if each.folds.done()]
+        for each in done:
+            del self._waiting[each.room.id]
+            error = each.folds.exception()
+            if error is None:
+                for sequence, fold in zip(each.sequences, each.folds.result(), strict=True):
+                    sequence.fold = fold
+                each.room.note(Compiled())
+                continue
+            if not isinstance(error, GrammarRefused | GrammarLost):
+                log.error("a grammar was not compiled", room=each.room.id, error=error)
+            told = f"{each.room.SIDE.value}: {NOT_HERE[isinstance(error, GrammarLost)]}"
+            each.room.note(Failed(Cause(Reason.GRAMMAR_FAILED, told)))
+        return bool(done)
+
+    def forget(self, room: RoomId) -> None:
+        """The room is over."""
+        waiting = self._waiting.pop(room, None)
+        if waiting is not None:
+            waiting.folds.cancel()

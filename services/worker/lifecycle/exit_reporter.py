@@ -1,0 +1,90 @@
+"""How the exit of a worker's process is reported where nobody reports it who started the process.
+
+With `--exit-file` a process draws the secret of its own exit and leaves it to the next process, which has the
+file's lock once this one has ended (`baton.runtime.exit_file`).
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
+from baton.runtime.logging import Log
+from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.errors import RemoteError
+from baton.wire.exit_report import report_exit
+from baton.wire.receiver_secret import digest_of, draw_secret
+
+log = Log(__name__)
+
+Settings = TypeVar("Settings", bound=WorkerSettings)
+Report = Callable[[str, int, bytes], Awaitable[None]]
+"""Reports the exit of a process (name, pid, secret). Raises RemoteError."""
+
+PAUSE_S: Final = 2.0
+TRIES: Final = 300
+"""Ten minutes: a bootstrap that starts meanwhile knows no worker that has ended."""
+
+
+class ExitReporter:
+    """Of one process, from before it can write to anybody until it ends."""
+
+    def __init__(self, file: ExitFile | None = None) -> None:
+        self._file = file
+        self._reporting: asyncio.Task[None] | None = None
+
+    @classmethod
+    def prepare(cls, settings: Settings, names: Sequence[str]) -> "tuple[ExitReporter, Settings]":
+        """`names`: by which the process registers. Returns the settings to run with. Raises StartupError."""
+        if not settings.exit_file:
+            return cls(), settings
+        if settings.grouped:
+            lock_as_rank(settings.exit_file)  # until this process ends
+            return cls(), settings
+        file, secret = ExitFile(settings.exit_file), draw_secret()
+        file.leave(ExitRecord(name, os.getpid(), secret) for name in names)
+        return cls(file), replace(settings, exit_file="", exit_digest=digest_of(secret).hex())
+
+    def begin(self, settings: WorkerSettings) -> None:
+        """Report the exits of the processes before this one, beside all else."""
+        if self._file is not None:
+            self._reporting = asyncio.create_task(report_previous(self._file, reporter_of(settings)))
+
+    async def end(self) -> None:
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+
+
+def reporter_of(settings: WorkerSettings) -> Report:
+    """Reports to the worker's bootstrap."""
+
+    async def report(name: str, pid: int, secret: bytes) -> None:
+        await report_exit(settings.bootstrap, settings.tls, settings.run_token, name, pid, secret)
+
+    return report
+
+
+async def report_previous(
+    file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
+) -> None:
+    """Report each until the bootstrap answers. A refusal is an answer, and is logged."""
+    for record in list(file.previous):
+        for _ in range(tries):
+            try:
+                await report(record.name, record.pid, record.secret)
+            except RemoteError as error:
+                if error.unreachable:
+                    await asyncio.sleep(pause_s)
+                    continue
+                log.warning("the exit of the last process was not believed", cause=in_a_line(error))
+            else:
+                log.info("the exit of the last process was reported", worker=record.name, pid=record.pid)
+            try:
+                file.reported(record)
+            except StartupError as error:  # it is reported again by the next process, and refused
+                log.warning("a reported exit stays in its file", cause=str(error))
+            break

@@ -1,0 +1,97 @@
+"""How does the process of a rank live that does not lead? It turns with its group; nobody outside calls it.
+
+The leader alone is registered, called and told to stop: what it hears reaches this rank as commands, and this
+one leaves when all agree to. What this rank itself saw of a room it tells the bootstrap, as its leader does.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from baton.ids import Incarnation
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import GroupLost
+from baton.runtime.garbage_collection import freeze_loaded_objects
+from baton.runtime.logging import Log
+from baton.runtime.service_process import end_now
+from baton.runtime.worker_settings import WorkerSettings
+from baton.wire.channel import Channels
+from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
+from baton.worker.lifecycle.status_pages import Progress, StatusPages
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import RankReporter
+
+log = Log(__name__)
+
+FLUSH_S: Final = 1.0
+"""What a rank still gives to its last lines, once all have left."""
+
+
+class FollowerHost:
+    """Made before the slow part of a start: a busy port fails first."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Raises StartupError for a port that is in use."""
+        self._settings = settings
+        self._pages = StatusPages(settings)
+        self._problem: str | None = "still starting"
+        self.mailbox = Mailbox()
+        self.channels = Channels.showing(Identity.of(settings.tls), settings.run_token)
+        self.reporter = RankReporter(
+            self._bootstrap(),
+            settings.rank or 0,
+            SystemClock(),
+            lambda: self.reporter.reach(self._bootstrap()),
+        )
+
+    def led_by(self, leader: Incarnation, credential: bytes) -> None:
+        """The group has met."""
+        self.reporter.led_by(leader, credential)
+
+    async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
+        """Serve /metrics, /started, /health and /ready from now on."""
+        await self._pages.start(registry, lambda: self._problem, progress)
+        log.info("listening", worker=self._settings.name, metrics_port=self._pages.port, pid=os.getpid())
+
+    async def serve(
+        self,
+        turns: Coroutine[Any, Any, None],
+        broken: tuple[type[Exception], ...],
+        shutdown: asyncio.Event,
+    ) -> int:
+        """Turn until the group leaves. Returns the exit code. Raises what ended the turns; when that is one
+        of `broken` it does not return: the process ends."""
+        self._problem = None
+        freeze_loaded_objects()
+        helpers = [asyncio.create_task(_log_asked(shutdown)), asyncio.create_task(self.reporter.run())]
+        try:
+            await turns
+        except broken as error:
+            end_now(GroupLost(f"{self._settings.name}: {error}"))
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self.reporter.flush()
+        return 0
+
+    def _bootstrap(self) -> grpc.aio.Channel:
+        """A channel to it that shows the certificate of now, if it would have to connect anew."""
+        return self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP)
+
+    async def close(self) -> None:
+        await self.channels.close()
+        await self._pages.stop()
+
+
+async def _log_asked(shutdown: asyncio.Event) -> None:
+    await shutdown.wait()
+    log.warning("asked to stop: the leader decides when, ask it; a second signal ends this rank at once")

@@ -1,0 +1,300 @@
+"""How does a worker's process live: bind, register, turn, drain, leave?
+
+Everything of it that does not depend on the role. The role brings its services and its turn loop. Of a worker
+of several ranks it is the leader's process; the others have a `follower_host`. When the group breaks, the
+leader says so to whoever waits for a room, and the process ends.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from baton.ids import Incarnation
+from baton.rooms.errors import Cause, DeclaredGone, Reason
+from baton.rooms.phases import Side
+from baton.rooms.reasons import LOST
+from baton.runtime.clock import SystemClock
+from baton.runtime.errors import GroupLost, TakenForGone
+from baton.runtime.garbage_collection import freeze_loaded_objects
+from baton.runtime.listening_ports import cannot_listen
+from baton.runtime.logging import Log
+from baton.runtime.reachability import is_reachable_from_elsewhere
+from baton.runtime.service_process import end_now
+from baton.runtime.setting_kinds import join_address, split_address
+from baton.runtime.worker_settings import WorkerSettings
+from baton.telemetry.room_spans import RoomSpans
+from baton.telemetry.trace_endpoint import make_tracer
+from baton.telemetry.tracing import SpanKind
+from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2, workers_pb2_grpc
+from baton.wire.channel import Channels, Server, open_thread_channel
+from baton.wire.errors import Draining
+from baton.wire.liveness import SERVICE as PRESENCE
+from baton.wire.liveness import PresenceService
+from baton.wire.service_role import ServiceRole
+from baton.wire.tls_identity import Identity
+from baton.worker.lifecycle.lease_keeper import LeaseKeeper
+from baton.worker.lifecycle.lease_thread import LeaseThread
+from baton.worker.lifecycle.status_pages import STARTING, Progress, StatusPages
+from baton.worker.mailbox import Mailbox
+from baton.worker.reporter import Reporter
+
+log = Log(__name__)
+
+STOP_GRACE_S: Final = 1.0
+SPANS_S: Final = 1.5
+"""What is given to the last spans."""
+FLUSH_S: Final = 2.0
+DRAIN_ASK_S: Final = 0.1
+LAST_WORD_S: Final = 0.3
+TAKEN_FOR_GONE: Final = (
+    "somebody reported its exit, or said goodbye in its name (ReportExit, Leave: look who may call the"
+    " bootstrap). Its peers may use what it writes to for others, so it ends, to be started again"
+)
+LAST_REPLIES_S: Final = 0.7
+"""What a process whose group broke still gives: to telling the bootstrap, and to its open streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What is particular to prefill or decode."""
+
+    registration: workers_pb2.RegisterRequest
+    """The host fills in how its `worker` is named and where it is."""
+    services: Sequence[str]
+    """Full names of the gRPC services that were added to the host's server."""
+    turns: Coroutine[Any, Any, None]
+    on_renewal: Callable[[bool], None]
+    """Told of each try, and whether the worker holds a lease by it."""
+    broken: tuple[type[Exception], ...]
+    """What ends the turns when the ranks of the worker can no longer go on together."""
+    break_off: Callable[[Cause], None]
+    """Tells whoever waits for a room."""
+    holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
+    """What the worker holds, told with each renewal."""
+    load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
+    """By what rooms are placed on it, told where rooms ended."""
+
+
+class WorkerHost:
+    """One worker process on the wire. Made before the slow part of a start: a busy port fails first."""
+
+    def __init__(self, settings: WorkerSettings, incarnation: Incarnation, credential: bytes) -> None:
+        """Raises StartupError for a port that is in use."""
+        self._settings = settings
+        self._pages = StatusPages(settings)
+        self._progress: Progress | None = None
+        self._lost: str | None = None
+        self.incarnation = incarnation
+        self._credential = credential
+        self.mailbox = Mailbox()
+        identity = Identity.of(settings.tls)
+        if identity is None and is_reachable_from_elsewhere(settings.host):
+            log.warning(
+                "gRPC is plain and open to whoever reaches it: --tls-cert is not set", host=settings.host
+            )
+        if is_reachable_from_elsewhere(
+            split_address(settings.bootstrap)[0]
+        ) and not is_reachable_from_elsewhere(settings.advertise):
+            log.warning(
+                "nobody on another machine reaches this worker: set --host or --advertise",
+                advertise=settings.advertise,
+                bootstrap=settings.bootstrap,
+            )
+        self._identity = identity
+        self.channels = Channels.showing(identity, settings.run_token)
+        self.server = Server(identity, settings.run_token)
+        workers_pb2_grpc.add_PresenceServiceServicer_to_server(PresenceService(incarnation), self.server.grpc)
+        try:
+            self.port = self.server.bind(settings.host, settings.grpc_port)
+        except OSError as error:
+            raise cannot_listen(settings.host, settings.grpc_port, settings.grpc_port_flag) from error
+        bootstrap = self.channels.to(settings.bootstrap, ServiceRole.BOOTSTRAP)
+        self._tracer = make_tracer(
+            settings.otlp_endpoint,
+            settings.trace_sample,
+            f"baton-{settings.role}",
+            settings.name,
+            os.environ,
+        )
+        self._spans = RoomSpans(self._tracer, settings.role, SpanKind.SERVER)
+        self.reporter = Reporter(
+            bootstrap, incarnation, settings.name, SystemClock(), self._spans, credential=credential
+        )
+        self._lease: LeaseThread | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why no room can come, or None."""
+        if self._lost is not None:
+            return self._lost
+        if self._lease is None:
+            return STARTING
+        if self._lease.problem is None and not self._lease.proven:
+            return "no canary hand-over has passed through it yet"
+        return self._lease.problem
+
+    def beside(self, other: "WorkerHost") -> None:
+        """They are one process: what is wrong with either is on the pages of both."""
+        self._pages.beside(other._pages)
+
+    async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
+        """Serve /metrics, /started, /health and /ready from now on."""
+        self._progress = progress
+        await self._pages.start(registry, lambda: self.problem, progress)
+        log.info(
+            "listening",
+            worker=self._settings.name,
+            grpc_port=self.port,
+            metrics_port=self._pages.port,
+            pid=os.getpid(),
+        )
+
+    async def serve(self, role: Role, shutdown: asyncio.Event) -> int:
+        """Serve until `shutdown` is set and all rooms have ended. Returns the exit code.
+
+        Raises what ended the turns or a helper; the streams of all rooms break then, at once. When the group
+        broke, or the worker was declared gone, it does not return: the process ends.
+        """
+        registration = workers_pb2.RegisterRequest()
+        registration.CopyFrom(role.registration)
+        registration.worker.MergeFrom(
+            rooms_pb2.Peer(
+                name=self._settings.name,
+                incarnation=self.incarnation,
+                address=join_address(self._settings.advertise, self.port),
+            )
+        )
+        registration.pid = os.getpid()
+        registration.credential = self._credential
+        registration.exit_digest = bytes.fromhex(self._settings.exit_digest)
+        progress = self._progress
+        if progress is None:
+            raise AssertionError("start_pages comes first")
+        lease = LeaseThread(
+            self._settings.bootstrap,
+            Channels.showing(self._identity, self._settings.run_token, open_thread_channel),
+            registration,
+            self._departed,
+            lambda holds: self._tried(holds, role.on_renewal),
+            role.holds,
+            lambda: progress.turn,
+        )
+        self._lease = lease
+        self.reporter.load = role.load
+        freeze_loaded_objects()
+        await self.server.start((*role.services, PRESENCE))
+        await self.server.set_serving(serving=True)
+        turns = asyncio.create_task(role.turns, name="turns")
+        helpers = [asyncio.create_task(lease.run()), asyncio.create_task(self.reporter.run())]
+        stopping = asyncio.create_task(shutdown.wait())
+        try:
+            await asyncio.wait({turns, stopping, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            _raise_if_failed(turns, *helpers)
+            timeout_ms = self._settings.drain_timeout_ms
+            work = asyncio.create_task(drain(lease, turns, self.mailbox, self.reporter, timeout_ms))
+            helpers.append(work)
+            while not work.done():
+                running = {each for each in helpers if not each.done()}
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                _raise_if_failed(*helpers)
+            return 0 if turns.done() else 1
+        except Exception as error:
+            for helper in helpers:
+                helper.cancel()
+            lost = LOST[Side(self._settings.role)]
+            if isinstance(error, DeclaredGone):
+                turns.cancel()  # what it still writes may be another's memory
+                self._lost = f"{self._settings.name} was declared gone while it lives"
+                await self._break_off(role, lost)
+                end_now(TakenForGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
+            if isinstance(error, role.broken):
+                self._lost = f"{self._settings.name}: {error}"
+                log.error("the group broke", cause=self._lost)  # noqa: TRY400
+                await self._last_word(lease)
+                await self._break_off(role, Reason.GROUP_BROKEN)
+                end_now(GroupLost(self._lost))
+            self._lost = f"{self._settings.name} ends: {error}"
+            log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
+            await self._last_word(lease)
+            await self._break_off(role, lost)
+            raise
+        finally:
+            for task in (turns, stopping, *helpers):
+                task.cancel()
+            await asyncio.gather(turns, stopping, *helpers, return_exceptions=True)
+            await lease.stop()
+
+    async def close(self) -> None:
+        """Break what streams are left, and end the servers."""
+        self._spans.cut_off(Cause(Reason.DRAINING, f"{self._settings.role} worker ended before the room did"))
+        await asyncio.gather(self.server.stop(STOP_GRACE_S), self._tracer.stop(SPANS_S))
+        await self.channels.close()
+        await self._pages.stop()
+
+    async def _last_word(self, lease: LeaseThread) -> None:
+        """To the bootstrap, so that no room comes here any more, and who comes waits for what starts next."""
+        await self.server.set_serving(serving=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await lease.drain(broken=True)
+
+    async def _break_off(self, role: Role, reason: Reason) -> None:
+        """To everyone who waits for a room: why none ends well."""
+        cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
+        role.break_off(cause)
+        self.mailbox.fail(Draining(cause.text))
+        self._spans.cut_off(cause)
+        await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
+
+    def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
+        """To renew the lease. After a failure reports go by a channel that shows the certificate of now."""
+        if not holds:
+            self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
+        tell(holds)
+
+    def _departed(self, incarnations: Sequence[Incarnation]) -> None:
+        for incarnation in incarnations:
+            self.mailbox.put(group_pb2.Command(departed=incarnation))
+
+
+async def drain(
+    lease: LeaseKeeper | LeaseThread,
+    turns: asyncio.Task[None],
+    mailbox: Mailbox,
+    reporter: Reporter,
+    timeout_ms: int,
+) -> None:
+    """Ask for no more rooms, serve those that were opened here, say goodbye (`drain-keeps-promises`).
+
+    A room that was opened before the bootstrap knew may still be on its way: rooms are refused only
+    once there are none of these. Raises what ended the turns.
+    """
+    log.info("draining")
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + timeout_ms / 1000
+    while await lease.drain() and loop.time() < ends and not turns.done():
+        await asyncio.wait({turns}, timeout=DRAIN_ASK_S)
+    mailbox.put(group_pb2.Command(drain=True))
+    await asyncio.wait({turns}, timeout=max(ends - loop.time(), 0))
+    _raise_if_failed(turns)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await reporter.flush()
+    _raise_if_failed(turns)
+    if turns.done():
+        await lease.leave()
+    else:
+        # No goodbye: peers take it for the proof that nothing of this process is written any more.
+        log.warning("rooms were cut off: the drain timeout passed")
+
+
+def _raise_if_failed(*tasks: asyncio.Task[None]) -> None:
+    """What ended by itself while it should have gone on."""
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error

@@ -1,0 +1,81 @@
+"""What does each command change on a rank, the same as on every other?"""
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from baton.handover.receiving_side import ReceivingSide
+from baton.handover.sending_side import SendingSide
+from baton.ids import NO_PEER, Incarnation, RoomId
+from baton.rooms.errors import PeerFault
+from baton.rooms.step_cost import Costs, StepCost
+from baton.wire.baton.v1 import group_pb2, inference_pb2, rooms_pb2
+from baton.wire.conversions import (
+    cause_from_wire,
+    check_peer,
+    ends_from_wire,
+    request_from_wire,
+    room_from_wire,
+)
+from baton.worker.assembly import RankPorts
+from baton.worker.callers import Callers
+
+Core = TypeVar("Core", bound=SendingSide[Any] | ReceivingSide[Any])
+
+
+class RankCommands(ABC, Generic[Core]):
+    """They open rooms and end none: that is voted."""
+
+    def __init__(self, core: Core, callers: Callers[Any], ports: RankPorts, cost: StepCost) -> None:
+        self._core: Core = core
+        self._callers: Callers[Any] = callers
+        self._ports = ports
+        self._cost = cost
+
+    def apply(self, command: group_pb2.Command) -> None:
+        """Raises Refusal, PeerFault, Truncated and LayoutMismatch, for whoever asked."""
+        match command.WhichOneof("what"):
+            case "cancel":
+                cause = cause_from_wire(command.cancel.cause)
+                self._core.cancel(RoomId(command.cancel.room), cause, self._ports.clock.now_ms())
+            case "departed":
+                self._core.depart(Incarnation(command.departed))
+            case "drain":
+                self._core.drain()
+            case "step_costs":
+                told = command.step_costs
+                self._cost.told = Costs(told.position, told.draft, told.scored)
+            case what:
+                if not self._apply(what, command):
+                    raise PeerFault(f"{what} is not a command for this worker")
+
+    @abstractmethod
+    def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
+        """Carry out a command of this side alone; False where it has none of that name."""
+
+    def _open(
+        self,
+        wire: inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest,
+        peer: rooms_pb2.Peer | None,
+        field: str,
+    ) -> Any:
+        """Enter a room, and tell its caller so. `peer`: the `field` of the message; None: there is none.
+        Returns the room's record. Raises Malformed and a Refusal."""
+        name, request, ports = room_from_wire(wire.room), request_from_wire(wire.request), self._ports
+        if peer is not None:
+            check_peer(peer, field)
+        ports.bounds.check(request)
+        now_ms = ports.clock.now_ms()
+        room = self._core.open(
+            name,
+            request,
+            NO_PEER if peer is None else Incarnation(peer.incarnation),
+            now_ms,
+            ends_ms=ends_from_wire(wire.request, now_ms),
+            peer_name="" if peer is None else peer.name,
+            compiled=not ports.folds.needs(request),
+        )
+        room.replies = self._callers.take(name)
+        ports.folds.begin(room, *room.sequences)
+        ports.reporter.opened(name, request)
+        room.reply(room.REPLY(accepted=inference_pb2.Accepted()))
+        return room

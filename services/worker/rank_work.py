@@ -1,0 +1,204 @@
+"""What does a rank of either role do in a turn, around its side of the hand-over?
+
+Commands, evidence and time go into the core (`baton.handover`); what it asks of the world is carried out
+here, and what comes of that goes in again. Nothing is decided here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from baton.handover.handover_side import HandOverSide
+from baton.handover.requests import Outcome, Report, Retired
+from baton.ids import RoomId
+from baton.pages.errors import LayoutMismatch, Truncated
+from baton.rooms.errors import Cause, PeerFault, Refusal
+from baton.rooms.phases import Phase, Vote
+from baton.rooms.queues import RoomQueue
+from baton.rooms.roster import Capacity, Roster
+from baton.rooms.timeline import Moment
+from baton.rooms.worker_load import WorkerLoad
+from baton.wire.baton.v1 import group_pb2, rooms_pb2, workers_pb2
+from baton.wire.census import census_to_wire
+from baton.wire.load_messages import load_to_wire
+from baton.worker.assembly import RankPorts
+from baton.worker.called_room import Reply
+from baton.worker.callers import Callers
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.rank_commands import RankCommands
+from baton.worker.reporter import wish_text
+from baton.worker.step_scheduler import StepScheduler
+
+OwnRequest = TypeVar("Asked")
+
+
+class RankWork(ABC, Generic[Reply, OwnRequest]):
+    """`baton.worker.turn_loop.Work`, but for what one side alone does. `OwnRequest`: what its core asks of the
+    world beside a `SideRequest`."""
+
+    def __init__(
+        self,
+        core: HandOverSide[Any, OwnRequest],
+        ports: RankPorts,
+        metrics: WorkerMetrics,
+        computing: StepScheduler[Any],
+    ) -> None:
+        self.roster = core.roster
+        self.callers: Callers[Reply] = Callers(ports.mailbox, core.roster)
+        self._core = core
+        self.ports = ports
+        self._metrics = metrics
+        self._computing = computing
+        self._turns = 0
+        self._loads = 0
+        """How often it was said by what rooms are placed here."""
+
+    # ---- what one side alone does
+
+    roster: Roster[Any]
+    _commands: RankCommands[Any]
+    _computing: StepScheduler[Any]
+    _metrics: WorkerMetrics
+
+    @abstractmethod
+    def observe(self) -> bool: ...
+    @abstractmethod
+    def agreed(self, connects: int) -> None: ...
+    @abstractmethod
+    def compute(self) -> bool: ...
+    @abstractmethod
+    async def rest(self) -> bool: ...
+
+    @abstractmethod
+    def _do(self, request: OwnRequest) -> None:
+        """Carry out what only this side's core asks of the world."""
+
+    @abstractmethod
+    def _load(self) -> WorkerLoad:
+        """By what rooms are placed here."""
+
+    @abstractmethod
+    def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
+        """How many rooms are where, in the field's words. `rooms`: by phase."""
+
+    # ---- what the leader's process calls
+
+    @property
+    def draining(self) -> bool:
+        return self._core.draining
+
+    def names_of(self, room: RoomId) -> Mapping[str, str]:
+        """What a room's request is known by; nothing once it is retired."""
+        names: Mapping[str, str] = self.roster.get(room).request.names if room in self.roster else {}
+        return names
+
+    def break_off(self, cause: Cause) -> None:
+        """This worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
+        room ended, with what ended it before if anything did (`first-cause-wins`). Nothing is given back: all
+        that is held ends with the process."""
+        for room in self.roster:
+            room.conclude(None if room.succeeded else room.cause or cause)
+
+    def load(self) -> rooms_pb2.WorkerLoad:
+        """By what rooms are placed here, right now."""
+        self._loads += 1
+        return load_to_wire(self._load(), self._loads)
+
+    def holds(self) -> workers_pb2.RenewRequest:
+        """What is held right now, and for people to look at."""
+        rooms = self.roster.census()
+        tokens = self._computing.tokens
+        census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
+        return workers_pb2.RenewRequest(census=census, load=self.load())
+
+    # ---- Work
+
+    def take_commands(self) -> bytes:
+        cost = self._computing.cost.news()
+        if cost is not None:
+            told = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
+            self.ports.mailbox.put(group_pb2.Command(step_costs=told))
+        return self.ports.mailbox.take()
+
+    def apply(self, commands: bytes) -> None:
+        if not commands:
+            return  # as in most turns
+        for command in group_pb2.Commands.FromString(commands).commands:
+            problem: Exception | None = None
+            try:
+                self._commands.apply(command)
+            except (Refusal, PeerFault, Truncated, LayoutMismatch) as error:
+                problem = error
+            self._carry_out()
+            self._answer(command, problem)
+
+    def _answer(self, command: group_pb2.Command, problem: Exception | None) -> None:  # noqa: ARG002
+        self.ports.mailbox.answer(problem)
+
+    def capacity(self) -> Capacity:
+        return self._core.capacity()
+
+    def may_compute(self) -> bool:
+        return self._computing.free
+
+    def may_leave(self) -> bool:
+        return self._core.may_leave() and self.ports.mailbox.empty
+
+    def connects(self) -> int:
+        return 0
+
+    def to_gather(self) -> bytes | None:
+        return None
+
+    def gathered(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
+        raise AssertionError("the ranks of this worker tell each other nothing")
+
+    def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
+        if room.voted != (room.phase, wish):
+            room.voted = (room.phase, wish)
+            self.ports.reporter.report_of_rank(room.id, Moment.VOTED, wish_text(room, wish, now_ms))
+
+    def perform(self, room: Any, effect: Any) -> None:
+        self._core.perform(room, effect, self.ports.clock.now_ms())
+        self._carry_out()
+
+    def record(self, agreement_s: float) -> None:
+        rooms, holdings = self.roster.census(), self._core.holdings
+        self._metrics.record_turn(agreement_s, self.ports.reporter.dropped)
+        self._metrics.record_rooms(rooms, self.roster.dropped.total())
+        self._metrics.record_memory(holdings.census(), holdings.slots.census())
+        self._metrics.record_queues(self._queues(rooms))
+        self._turns += 1
+
+    async def pause(self, most_s: float) -> None:
+        await self.ports.mailbox.rest(most_s)
+
+    # ---- what the hand-over asks of the world
+
+    def _carry_out(self) -> None:
+        """All of it, and what that leads to."""
+        reporter = self.ports.reporter
+        while requests := self._core.take_requests():
+            for request in requests:
+                match request:
+                    case Report():
+                        report = reporter.report_of_rank if request.of_rank else reporter.report
+                        report(request.room, request.moment, request.detail)
+                    case Outcome():
+                        self._conclude(self.roster.get(request.room), request.cause)
+                    case Retired():
+                        self._retired(request)
+                    case _:
+                        self._do(request)
+
+    def _conclude(self, room: Any, cause: Cause | None) -> None:
+        room.conclude(cause)
+        if cause is not None:
+            self._metrics.room_failed(cause)
+            self.ports.reporter.failed(room.id, cause)
+
+    def _retired(self, retired: Retired, detail: str = "") -> None:
+        """Nothing of the room is left in the hand-over."""
+        self.ports.folds.forget(retired.room)
+        self._metrics.room_retired(retired.phase_ms)
+        self.ports.reporter.retired(retired.room, detail)
