@@ -75,7 +75,7 @@ class RankGroupBroken(Exception):
 
 @dataclass(slots=True, eq=False)
 class PageSum:
-    """The sum of what a sequence's pages hold (`services/pages/kv_checksum.py`), from some position on."""
+    """The sum of what a sequence's pages hold (`baton.pages.kv_checksum`), from some position on."""
 
     stop: int
     """How far it has got; at first, where it starts."""

@@ -12,7 +12,7 @@ RANKS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankCoordinates:
     """One rank's index in each dimension."""
 
     tensor: int
@@ -41,13 +41,13 @@ class Topology:
     def ranks(self) -> int:
         return self.tensor * self.pipeline * self.context
 
-    def place(self, rank: int) -> Place:
+    def coordinates(self, rank: int) -> RankCoordinates:
         """Raises ValueError for a rank that is not there."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} of {self.ranks}")
         rest, tensor = divmod(rank, self.tensor)
         pipeline, context = divmod(rest, self.context)
-        return Place(tensor, pipeline, context)
+        return RankCoordinates(tensor, pipeline, context)
 
 
 ONE_RANK: Final = Topology()

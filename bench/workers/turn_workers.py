@@ -173,7 +173,7 @@ class _TurnWorker(ABC):
         self._group = SoloGroup()
         self._mailbox = Mailbox()
         self._engine = _Engine()
-        self._stepper = StepThread(self._engine, self._mailbox.wake)
+        self._step_thread = StepThread(self._engine, self._mailbox.wake)
         self._channels = Channels(open_channel)
         self._reporter = Reporter(
             self._channels.to(NOWHERE, ServiceRole.BOOTSTRAP), PREFILL, "bench", self._clock
@@ -194,7 +194,7 @@ class _TurnWorker(ABC):
             incarnation=worker,
             layouts=[LAYOUT],
             bounds=ModelBounds(VOCABULARY, CONTEXT),
-            stepper=self._stepper,
+            step_thread=self._step_thread,
             memory=memory,
             exposure=Exposure(transfer, lambda: Incarnation(next(ids)), memory.regions),
             mailbox=self._mailbox,
@@ -220,7 +220,7 @@ class _TurnWorker(ABC):
 
     async def measured(self, mix: str, runs: int) -> TurnMeasurement:
         beside, ended, passed = [], [], []
-        if self._stepper.free:
+        if self._step_thread.free:
             raise AssertionError("nothing is computed")
         for _ in range(runs):
             beside.append(await self._turn())
@@ -235,7 +235,7 @@ class _TurnWorker(ABC):
 
     async def close(self) -> None:
         self._engine.end()
-        self._stepper.close()
+        self._step_thread.close()
         await self._channels.close()
 
     async def _turn(self) -> float:
@@ -252,7 +252,7 @@ class _TurnWorker(ABC):
             await self._turn()
 
     async def _step_end(self) -> None:
-        running = self._stepper._running
+        running = self._step_thread._running
         self._engine.end()
         if running is not None:
             await asyncio.wait([running])
@@ -284,7 +284,7 @@ class _Decode(_TurnWorker):
             metrics=DecodeMetrics(CollectorRegistry(), running_max),
             max_running=running_max,
         )
-        self.work.gathered([self.work.to_gather() or b""])
+        self.work.on_gathered([self.work.gather_payload() or b""])
 
     async def fill(self, running: int) -> None:
         for room in range(1, self._places + 1):

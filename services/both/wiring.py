@@ -27,7 +27,7 @@ from baton.runtime.cpu_affinity import pin
 from baton.transfer.nixl_library import install_memory_hooks
 from baton.wire import worker_credential
 from baton.wire.baton.v1 import workers_pb2
-from baton.worker.exit_reporter import ExitReporter
+from baton.worker.lifecycle.exit_reporter import ExitReporter
 from baton.worker.lifecycle.leader_host import WorkerHost
 from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.wiring import Fitting, Rank, Start

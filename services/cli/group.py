@@ -112,7 +112,7 @@ class RankProcesses:
         with ExitStack() as reserved:
             file = None
             if self._settings.exit_file:
-                from baton.worker.exit_reporter import report_previous  # loads gRPC
+                from baton.worker.lifecycle.exit_reporter import report_previous  # loads gRPC
 
                 file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
                 reporting = asyncio.create_task(report_previous(file, self._report_exit))

@@ -13,15 +13,15 @@ from typing import assert_never
 
 from baton.decode.batch import how_many
 from baton.decode.decode_commands import DecodeCommands
+from baton.decode.decode_prompt_budget import DecodePromptBudget
 from baton.decode.decode_room import DecodeRoom
 from baton.decode.decode_scheduler import DecodeScheduler
 from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.landing_polls import poll_s
-from baton.decode.local_prefill import LocalPrefill
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.page_check import PageCheck
 from baton.decode.prefill_peers import Peers, endpoint_to_wire
-from baton.decode.prompt_budget import DecodePromptBudget
+from baton.decode.prompt_claims import PromptClaims
 from baton.handover.receiving_side import NEAR_S, ReceivingSide
 from baton.handover.requests import (
     ClaimRoom,
@@ -102,9 +102,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.receiving = receiving
         self.peers = peers
         self.max_running = max_running
-        self._landing = PageCheck(receiving, ports.stepper)
+        self._landing = PageCheck(receiving, ports.step_thread)
         self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
-        self._local_prefill = LocalPrefill(receiving, computing.pace, max_running, ports.clock)
+        self._prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
         """Of a prefill worker on the same thread."""
         self._untold = True
@@ -115,13 +115,13 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     def take_commands(self) -> bytes:
         if self.receiving.revocation_due(self.ports.clock.now_ms(), shut_out=self.peers.shut_out):
             self.ports.mailbox.put(group_pb2.Command(revoke=True))
-        for decided in self._local_prefill.due():
+        for decided in self._prompt_claims.due():
             self.ports.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()
 
     def observe(self) -> bool:
         self._computing.observe()
-        news = self._landing.take() | self.ports.folds.observe()
+        news = self._landing.take() | self.ports.grammar_states.observe()
         self.ports.exposure.transfer.progress()
         for room in self.receiving.touched():
             news |= self.receiving.poll(room)
@@ -129,7 +129,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._landing.start(batch_waits=any(room.runs or room.computable for room in self.roster))
         return news
 
-    def agreed(self, connects: int) -> None:
+    def on_agreement(self, connects: int) -> None:
         """Nobody connects to a decode worker. But where every rank agrees anew, every rank has done what the
         turn before asked of it: what the leader reserved and exposed then, the others have, too."""
         if connects:
@@ -137,14 +137,14 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.receiving.agreed()
         self._carry_out()
 
-    def to_gather(self) -> bytes | None:
+    def gather_payload(self) -> bytes | None:
         """Where this rank's memory is, for the others, if they do not know yet."""
         if not self._untold:
             return None
         self._untold = False
         return endpoint_to_wire(self.ports.exposure.endpoint()).SerializeToString()
 
-    def gathered(self, told: abc.Sequence[bytes]) -> None:
+    def on_gathered(self, told: abc.Sequence[bytes]) -> None:
         self.endpoints = [inference_pb2.Endpoint.FromString(each) for each in told]
         self.peers.exposed_anew(self.endpoints)
 

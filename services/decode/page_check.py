@@ -21,9 +21,9 @@ BYTES_AT_A_TIME: Final = 64 * 2**20
 class PageCheck:
     """Keeps nothing of a room but in its record."""
 
-    def __init__(self, receiving: ReceivingSide[DecodeRoom], stepper: StepThread) -> None:
+    def __init__(self, receiving: ReceivingSide[DecodeRoom], step_thread: StepThread) -> None:
         self._receiving = receiving
-        self._stepper = stepper
+        self._step_thread = step_thread
         self._tokens_at_a_time = max(
             BYTES_AT_A_TIME // sum(group.token_bytes for group in receiving.layout.groups), 1
         )
@@ -36,7 +36,7 @@ class PageCheck:
 
     def start(self, *, batch_waits: bool) -> None:
         """Sum more of what has landed, if the engine is free. `batch_waits`: there is a step to compute."""
-        if not self._stepper.free or (batch_waits and self._step_is_due):
+        if not self._step_thread.free or (batch_waits and self._step_is_due):
             return
         parts: list[PageSumRequest] = []
         left = self._tokens_at_a_time
@@ -51,7 +51,7 @@ class PageCheck:
             self._summing.append(room)
             room.busy = True
         if parts:
-            self._stepper.start_sum(parts)
+            self._step_thread.start_sum(parts)
 
     def stepped(self) -> None:
         """A step was started."""
@@ -61,7 +61,7 @@ class PageCheck:
         """Whether sums are complete, or failed, that were not when this was asked last."""
         failure: StepFailed | None = None
         try:
-            if not self._stepper.take_sum():
+            if not self._step_thread.take_sum():
                 return False
         except StepFailed as error:
             failure = error

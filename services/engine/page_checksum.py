@@ -1,6 +1,6 @@
 """What do the KV pages of a sequence hold, as one number for each KV head?
 
-The sum that `services/pages/kv_checksum.py` defines, on the device where the pages are; only the numbers leave
+The sum that `baton.pages.kv_checksum` defines, on the device where the pages are; only the numbers leave
 it. Exact on every device: integers that wrap.
 """
 

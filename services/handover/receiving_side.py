@@ -28,7 +28,7 @@ from baton.handover.requests import (
 from baton.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
 from baton.pages.errors import RecordCorrupt, RecordForeign, added
 from baton.pages.holdings import Holdings
-from baton.pages.kv_checksum import KvChecksum, told
+from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.pages.layout import KvLayout
 from baton.pages.record import MetadataRecord, announced, read_slot
 from baton.pages.slots import Slot
@@ -253,7 +253,7 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         record = room.record
         if record is None:
             raise AssertionError(f"room {room.id} was summed without its record")
-        if record.pages_checksum == told(total):
+        if record.pages_checksum == nonzero_sum(total):
             self._seal(room, record)
             return
         text = (

@@ -70,6 +70,6 @@ def word_bytes(vector_bytes: int) -> int:
     return 4 if vector_bytes % 4 == 0 else 2
 
 
-def told(total: int) -> int:
+def nonzero_sum(total: int) -> int:
     """A sum as it stands in a record, where 0 says that none was computed."""
     return total & WORD or 1

@@ -15,7 +15,7 @@ room's own seal proves that every write ended (commit), or it waits in quarantin
 (`exposure-on-page`).
 
 A committed page that is full may be known by the tokens it holds, and several rooms may read it
-(`services/pages/prefix_tree.py`). When the last of them has ended it is CACHED. There is no way from there, nor
+(`PrefixTree`). When the last of them has ended it is CACHED. There is no way from there, nor
 from COMMITTED, to EXPOSED: what is shared is only read (`shared-is-read-only`).
 """
 

@@ -14,7 +14,7 @@ def rank_layout(whole: KvLayout, topology: Topology, rank: int) -> KvLayout:
     not divide. KV heads go in blocks; where there are fewer than ranks, neighbouring ranks hold the same one.
     Raises DoesNotDivide.
     """
-    place = topology.place(rank)
+    place = topology.coordinates(rank)
     stage = frozenset(_block(whole.layers, topology.pipeline, place.pipeline))
     groups = (
         replace(

@@ -6,7 +6,7 @@ from typing import Final
 
 from baton.engine_interface import PromptScores, Row, Sequence
 from baton.handover.sending_side import SendingRoom
-from baton.pages.kv_checksum import told
+from baton.pages.kv_checksum import nonzero_sum
 from baton.pages.layout import GroupHead
 from baton.prefill.overlap import Overlap
 from baton.prefill.room_transfer import RoomTransfer
@@ -43,7 +43,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
     def pages_checksum(self, heads: abc.Sequence[GroupHead]) -> int:
         """Of what was computed for a rank of the receiver that holds `heads`, as its record says it."""
         summed = self.sequence.page_sum
-        return 0 if summed is None else told(summed.of(heads))
+        return 0 if summed is None else nonzero_sum(summed.of(heads))
 
     def prompt_row(self, start: int, stop: int) -> Row:
         return Row(self.sequence, start, stop, self.pages, stop == self.request.prefill_tokens)

@@ -33,8 +33,11 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         scored_tokens: int,
         prompt_budget: PromptBudget,
     ) -> None:
-        """`chunk_tokens`: most that a step computes, of which `prompt_budget` may leave less. `scored_tokens`:
-        most of them of prompts that are scored."""
+        """Make a scheduler.
+
+        `chunk_tokens`: most prompt tokens of a step. `scored_tokens`: most of them that score a prompt.
+        `prompt_budget`: may lower `chunk_tokens` from step to step.
+        """
         super().__init__(sending, ports, metrics, StepCost(PROMPTS, PROMPTS_ALIKE))
         self.rate = TokenRate(min(RATED_TOKENS, chunk_tokens))
         self._sending = sending

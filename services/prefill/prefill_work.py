@@ -72,8 +72,8 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         """Make the prefill side of a rank from its ports.
 
         `chunk_tokens`: most prompt tokens that a step computes. `window_bytes`: most bytes of one write to a
-        peer. `scored_tokens`: most of a step's tokens that score a prompt. `prompt_budget`: decode side that has
-        its steps run on the same thread.
+        peer. `scored_tokens`: most of a step's tokens that score a prompt. `prompt_budget`: limit set by a
+        decode side whose steps run on the same thread.
         """
         routes = Routes(ports.exposure.transfer, ports.layouts, ports.rank, ports.checksum)
         memory = ports.memory
@@ -124,7 +124,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         news = self._computing.observe()
         self._carry_out()
         self._held_back = news and not self._held_back
-        news |= self.ports.folds.observe()
+        news |= self.ports.grammar_states.observe()
         self.ports.exposure.transfer.progress()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
         if not self._held_back and self._pushes.poll(beside=not self._computing.free):
@@ -136,7 +136,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     def connects(self) -> int:
         return self.sending.connects()
 
-    def agreed(self, connects: int) -> None:
+    def on_agreement(self, connects: int) -> None:
         for answer, problem in zip(self._connecting, self.sending.agreed(connects), strict=True):
             answer(problem)
         self._connecting.clear()

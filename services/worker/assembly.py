@@ -82,7 +82,7 @@ class RankPorts:
     """The model's vocabulary and context length."""
     checksum: KvChecksum = KvChecksum.RECORD
     """What is summed of each hand-over."""
-    stepper: StepThread
+    step_thread: StepThread
     """Runs the engine's steps on their thread."""
     grammars: Grammars | None = None
     """Compiler of grammars. None on a rank that does not sample."""
@@ -94,11 +94,11 @@ class RankPorts:
     reporter: Reporter
     """Timeline lines for the bootstrap."""
     clock: Clock
-    folds: GrammarStates = field(init=False)
+    grammar_states: GrammarStates = field(init=False)
     """Grammar states of rooms that wait for their grammar."""
 
     def __post_init__(self) -> None:
-        self.folds = GrammarStates(self.grammars, self.mailbox.wake)
+        self.grammar_states = GrammarStates(self.grammars, self.mailbox.wake)
 
     @property
     def layout(self) -> KvLayout:

@@ -16,7 +16,7 @@ from baton.wire.conversions import cause_to_wire
 from baton.worker.mailbox import Mailbox
 
 Reply = TypeVar("Reply")
-AnyReply = TypeVar("Said", contravariant=True)
+AnyReply = TypeVar("AnyReply", contravariant=True)
 
 
 class Replies(Protocol[AnyReply]):

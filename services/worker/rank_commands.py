@@ -72,10 +72,10 @@ class RankCommands(ABC, Generic[Core]):
             now_ms,
             ends_ms=ends_from_wire(wire.request, now_ms),
             peer_name="" if peer is None else peer.name,
-            compiled=not ports.folds.needs(request),
+            compiled=not ports.grammar_states.needs(request),
         )
         room.replies = self._callers.take(name)
-        ports.folds.begin(room, *room.sequences)
+        ports.grammar_states.begin(room, *room.sequences)
         ports.reporter.opened(name, request)
         room.reply(room.REPLY(accepted=inference_pb2.Accepted()))
         return room

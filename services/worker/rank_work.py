@@ -29,12 +29,14 @@ from baton.worker.rank_commands import RankCommands
 from baton.worker.reporter import wish_text
 from baton.worker.step_scheduler import StepScheduler
 
-OwnRequest = TypeVar("Asked")
+OwnRequest = TypeVar("OwnRequest")
 
 
 class RankWork(ABC, Generic[Reply, OwnRequest]):
-    """`baton.worker.turn_loop.Work`, but for what one side alone does. `OwnRequest`: what its core asks of the
-    world beside a `SideRequest`."""
+    """The part of `baton.worker.turn_loop.Work` that both sides share.
+
+    `OwnRequest`: requests that only this side's core makes, beside `SideRequest`.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     @abstractmethod
     def observe(self) -> bool: ...
     @abstractmethod
-    def agreed(self, connects: int) -> None: ...
+    def on_agreement(self, connects: int) -> None: ...
     @abstractmethod
     def compute(self) -> bool: ...
     @abstractmethod
@@ -147,13 +149,13 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     def connects(self) -> int:
         return 0
 
-    def to_gather(self) -> bytes | None:
+    def gather_payload(self) -> bytes | None:
         return None
 
-    def gathered(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
+    def on_gathered(self, told: Sequence[bytes]) -> None:  # noqa: ARG002
         raise AssertionError("the ranks of this worker tell each other nothing")
 
-    def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
+    def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:
         if room.voted != (room.phase, wish):
             room.voted = (room.phase, wish)
             self.ports.reporter.report_of_rank(room.id, Moment.VOTED, wish_text(room, wish, now_ms))
@@ -199,6 +201,6 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
         """Nothing of the room is left in the hand-over."""
-        self.ports.folds.forget(retired.room)
+        self.ports.grammar_states.forget(retired.room)
         self._metrics.room_retired(retired.phase_ms)
         self.ports.reporter.retired(retired.room, detail)

@@ -45,7 +45,7 @@ class StepScheduler(Generic[P]):
 
     @property
     def free(self) -> bool:
-        return self._ports.stepper.free
+        return self._ports.step_thread.free
 
     @property
     def goes_on(self) -> bool:
@@ -60,7 +60,7 @@ class StepScheduler(Generic[P]):
     @property
     def computing_us(self) -> int:
         """The same, without what the step waited for another worker's on its thread."""
-        return self.running_us - self._ports.stepper.waited_us
+        return self.running_us - self._ports.step_thread.waited_us
 
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
         """Whether there is anything to compute, which is started. Only while `free`. `rows`: of the parts."""
@@ -68,7 +68,7 @@ class StepScheduler(Generic[P]):
             for part in step:
                 part.room.busy = True
             self._step, self._started_us = step, self._ports.clock.host_us()
-            self._ports.stepper.start(rows)
+            self._ports.step_thread.start(rows)
         return bool(step)
 
     def _take(self) -> tuple[Sequence[P], Sequence[RowResult]] | None:
@@ -77,7 +77,7 @@ class StepScheduler(Generic[P]):
         failure: StepFailed | None = None
         taken: Sequence[RowResult] | None = ()
         try:
-            taken = self._ports.stepper.take()
+            taken = self._ports.step_thread.take()
         except StepFailed as error:
             failure = error
         if taken is None:

@@ -65,11 +65,11 @@ class Work(Protocol):
     def connects(self) -> int:
         """How many of the turn's connections, from the first on, this rank could make."""
 
-    def agreed(self, connects: int) -> None:
+    def on_agreement(self, connects: int) -> None:
         """All ranks have reached this turn, and so have done what the one before asked of them. So many of
         the turn's connections every rank could make: whoever asked is answered."""
 
-    def voted(self, room: Any, wish: Vote, now_ms: int) -> None:
+    def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:
         """This rank wishes that the room end, or that it go on while another does not. In every such turn."""
 
     def perform(self, room: Any, effect: Any) -> None:
@@ -79,10 +79,10 @@ class Work(Protocol):
         """Start the next step, if there is one: its end wakes whoever rests. True when the next turn has
         something to do before that."""
 
-    def to_gather(self) -> bytes | None:
+    def gather_payload(self) -> bytes | None:
         """What every rank is to know of this one, once. None on all ranks or on none."""
 
-    def gathered(self, told: Sequence[bytes]) -> None:
+    def on_gathered(self, told: Sequence[bytes]) -> None:
         """What every rank told, by rank."""
 
     def record(self, agreement_s: float) -> None:
@@ -144,10 +144,10 @@ async def run_turns(
 ) -> None:
     """Turn until all ranks agree to leave. `arrivals`: of the loop that this runs in.
 
-    The leader alone rests, since what comes from outside wakes it; the others wait for it in the broadcast.
-    What they have seen and it has not, it does not hear of by itself: it looks again after `behind_s`, or as
-    soon as something comes from outside. Between two turns of the leader the handlers have their share
-    (`LoopShare`); a rank that does not lead is called by nobody, and lets go of its loop as it waits for others.
+    Only the leader rests, since only the leader is woken from outside. The other ranks wait for it in the
+    broadcast. Nothing wakes the leader when another rank has evidence that it lacks: it turns again after
+    `behind_s` seconds, or as soon as something comes from outside. Between two turns of the leader the gRPC
+    handlers have their share of the loop (`LoopShare`). The other ranks serve no calls.
     """
     await _gather(work, group)
     group = TimedGroup(group, clock)
@@ -184,7 +184,7 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
         verdict = read_verdict(ballot, agreed)
     except RostersDiverged as error:
         raise RostersDiverged(f"{error}: {await _who_holds_what(group, ballot)}") from error
-    work.agreed(verdict.connects)
+    work.on_agreement(verdict.connects)
     if group.size > 1:
         _report_wishes(work, votes, verdict, now_ms)
     await _gather_causes(work, group, verdict, now_ms)
@@ -223,7 +223,7 @@ def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: 
     for room in work.roster:
         wish = votes[room.index]
         if wish is Vote.ABORT or (wish is Vote.ADVANCE and verdict.votes[room.index] is not Vote.ADVANCE):
-            work.voted(room, wish, now_ms)
+            work.record_vote(room, wish, now_ms)
 
 
 async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
@@ -249,9 +249,9 @@ def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
 
 
 async def _gather(work: Work, group: RankGroup) -> None:
-    told = work.to_gather()
+    told = work.gather_payload()
     if told is not None:
-        work.gathered(await group.gather(told))
+        work.on_gathered(await group.gather(told))
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:

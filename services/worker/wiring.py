@@ -38,7 +38,7 @@ from baton.wire.conversions import side_to_wire
 from baton.wire.layout_messages import layout_to_wire, topology_to_wire
 from baton.wire.model_bounds import ModelBounds
 from baton.worker.assembly import RankMemory, RankPorts
-from baton.worker.exit_reporter import ExitReporter
+from baton.worker.lifecycle.exit_reporter import ExitReporter
 from baton.worker.lifecycle.follower_host import FollowerHost
 from baton.worker.lifecycle.leader_host import Role, WorkerHost
 from baton.worker.lifecycle.startup import agree_on, explained, form_group, load_together
@@ -198,7 +198,7 @@ class Start(Generic[Settings]):
             )
             return await host.serve(role, shutdown)
         finally:
-            await end(group, fitted.end, ports.stepper, ports.exposure)
+            await end(group, fitted.end, ports.step_thread, ports.exposure)
 
     def _ports(self, engine: Engine, worker: Incarnation, clock: Clock) -> RankPorts:
         """Make the ports of a rank whose engine is loaded. Raises TransferError."""
@@ -218,7 +218,7 @@ class Start(Generic[Settings]):
             rank=settings.rank or 0,
             bounds=ModelBounds(engine.vocab_size, engine.context_length),
             checksum=KvChecksum(settings.kv_checksum),
-            stepper=StepThread(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
+            step_thread=StepThread(engine, mailbox.wake, self.thread, None if self.thread is None else clock),
             grammars=engine.grammars,
             memory=memory,
             exposure=exposure,
@@ -229,13 +229,13 @@ class Start(Generic[Settings]):
 
 
 async def end(
-    group: RankGroup, leave: Callable[[], Awaitable[None]], stepper: StepThread, exposure: Exposure
+    group: RankGroup, leave: Callable[[], Awaitable[None]], step_thread: StepThread, exposure: Exposure
 ) -> None:
     """The turns have ended, whatever it was: the other ranks, and then the workers of the other side
     (`leave`), learn it before a step is waited for. Raises EngineStuck where that hangs."""
     await group.close()
     await leave()
-    await stepper.end()
+    await step_thread.end()
     exposure.close()
 
 

@@ -19,7 +19,7 @@ from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
 from baton.grammars.shelf import Shelf
 from baton.ids import Generation, Incarnation, RoomId
-from baton.pages.kv_checksum import KvChecksum, told
+from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.pages.pool import PageState
 from baton.pages.record import SEAL_OFFSET, SLOT_BYTES, MetadataRecord, seal_bytes
 from baton.parallel.rank_group import RankGroup
@@ -191,7 +191,7 @@ class DecodeBench:
         self.fabric = fabric or MemoryFabric()
         self.mailbox = Mailbox()
         self.channels = Channels()
-        self.stepper = StepThread(self.engine, self.mailbox.wake)
+        self.step_thread = StepThread(self.engine, self.mailbox.wake)
         self.registry = CollectorRegistry()
         memory = RankMemory.of([self.engine.memory], [pages], toy.LAYOUT, PLACES, keeps_prefixes=reuse)
         self.slots, self.holdings = memory.slots, memory.holdings
@@ -202,7 +202,7 @@ class DecodeBench:
             rank=self.group.rank,
             bounds=BOUNDS,
             checksum=checksum,
-            stepper=self.stepper,
+            step_thread=self.step_thread,
             grammars=grammars,
             memory=memory,
             exposure=Exposure(
@@ -286,7 +286,7 @@ class DecodeBench:
             0,
             (pages or len(grant.pages[0].pages),),
             first_token=token,
-            pages_checksum=told(self._sum(grant, request.prefill_tokens)),
+            pages_checksum=nonzero_sum(self._sum(grant, request.prefill_tokens)),
         )
         at = grant.slot * SLOT_BYTES
         self.slots.view[at : at + SEAL_OFFSET] = record.pack()
@@ -311,13 +311,13 @@ class DecodeBench:
     async def turns_until(self, holds: Any) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
-                if not self.stepper.free:
+                if not self.step_thread.free:
                     await self.step_end()
                 await self.turn()
                 await asyncio.sleep(0.001)
 
     async def step_end(self) -> None:
-        running = self.stepper._running
+        running = self.step_thread._running
         assert running is not None, "no step is running"
         await asyncio.wait([running], timeout=0.5)
 
@@ -357,16 +357,16 @@ class DecodeBench:
         self.engine.go()
         await self.peers.stop()
         await self.channels.close()
-        self.stepper.close()
+        self.step_thread.close()
         self.exposure.close()
 
 
 def tell(ranks: Sequence[DecodeBench]) -> None:
     """What the ranks of one worker tell each other before their first turn."""
-    told = [each.work.to_gather() or b"" for each in ranks]
+    told = [each.work.gather_payload() or b"" for each in ranks]
     assert all(told)
     for each in ranks:
-        each.work.gathered(told)
+        each.work.on_gathered(told)
 
 
 class Caller:

@@ -147,7 +147,7 @@ async def test_a_choice_whose_reader_has_enough_ends_and_the_others_go_on(bench:
     caller = await started(bench)
     bench.land(ASKED)
     bench.engine.hold()
-    await bench.turns_until(lambda: not bench.stepper.free)
+    await bench.turns_until(lambda: not bench.step_thread.free)
     await end_choice(bench, 1)
     await end_choice(bench, 1)
     bench.engine.go()
@@ -162,7 +162,7 @@ async def test_choices_end_alone_one_that_was_cut_fails_nothing_by_its_last_step
     caller = await started(bench)
     bench.land(ASKED)
     bench.engine.hold()
-    await bench.turns_until(lambda: not bench.stepper.free)
+    await bench.turns_until(lambda: not bench.step_thread.free)
     await end_choice(bench, 1)
     bench.engine.unheld.add(ASKED.further_seeds[0])
     bench.engine.go()
@@ -250,7 +250,7 @@ async def test_choices_beyond_max_running_take_their_turns() -> None:
         caller = await started(bench, request)
         bench.engine.hold()
         bench.land(request)
-        await bench.turns_until(lambda: not bench.stepper.free)
+        await bench.turns_until(lambda: not bench.step_thread.free)
         assert bench.gauge("baton_decode_running_requests") == 2
         assert bench.gauge("baton_decode_waiting_requests") == 2
         bench.engine.go()
@@ -315,7 +315,7 @@ async def test_growth_is_agreed_a_choice_that_is_cut_ends_on_all_ranks_whatever_
         each.land(ASKED)
     await group.turns_until(lambda: bool(caller.choices))
     group.follower.engine.hold()
-    await group.turns_until(lambda: not group.leader.stepper.free)
+    await group.turns_until(lambda: not group.leader.step_thread.free)
     group.leader.mailbox.put(group_pb2.Command(end_choice=inference_pb2.EndChoiceRequest(room=1, choice=2)))
     await group.leader.step_end()
     await group.turn()
@@ -340,7 +340,7 @@ async def test_admission_agreed_ranks_keep_the_same_of_a_choice_that_one_saw_end
     await group.turns_until(lambda: len(caller.choices.get(0, [])) == request.max_tokens - 2)
     held, other = group.ranks[late], group.ranks[1 - late]
     drawn = [each.work.roster.get(RoomId(1)).outputs[0] for each in (held, other)]
-    await asyncio.gather(*(each.step_end() for each in group.ranks if not each.stepper.free))
+    await asyncio.gather(*(each.step_end() for each in group.ranks if not each.step_thread.free))
     held.engine.hold()
     async with asyncio.timeout(PATIENCE_S):
         while len(drawn[1]) < request.max_tokens:

@@ -63,7 +63,7 @@ class Group:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():  # type: ignore[operator]
                 for each in self.ranks:
-                    if not each.stepper.free:
+                    if not each.step_thread.free:
                         await each.step_end()
                 await self.turn()
                 await asyncio.sleep(0.001)
@@ -237,7 +237,7 @@ async def test_every_rank_tells_where_its_memory_is_now_when_it_was_taken_back(g
     after = group.exposed()
     assert not set(before) & set(after)
     assert group.told() == [after] * RANKS
-    assert [each.work.to_gather() for each in group.ranks] == [None] * RANKS, "once"
+    assert [each.work.gather_payload() for each in group.ranks] == [None] * RANKS, "once"
     again = await group.stream(toy.request("2", PROMPT, max_tokens=1))
     await group.granted(2)
     assert group.connected() == [before, after]

@@ -133,12 +133,12 @@ async def test_oldest_goes_on_and_nobody_else_waits_for_more_than_a_step() -> No
         laps, before = [], 0
         async with asyncio.timeout(PATIENCE_S):
             while not retracted(bench):
-                if not bench.stepper.free:
+                if not bench.step_thread.free:
                     await bench.step_end()
                 before = drawn()
                 laps = [await bench.turn()]
         steps = bench.engine.steps
-        while bench.stepper.free:
+        while bench.step_thread.free:
             laps.append(await bench.turn())
             assert len(laps) <= 3
         assert laps == [Lap.BUSY] * len(laps), "nobody rests on what was decided"
@@ -159,8 +159,8 @@ async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others
         }
         bench.engine.hold()
         async with asyncio.timeout(PATIENCE_S):
-            while not retracted(bench) or bench.stepper.free:
-                if not bench.stepper.free:
+            while not retracted(bench) or bench.step_thread.free:
+                if not bench.step_thread.free:
                     bench.engine.go(1)
                     await bench.step_end()
                 await bench.turn()
@@ -168,7 +168,7 @@ async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others
             page for part in bench.work._computing._step for page in bench.holdings.get(part.room.id).pages[0]
         }
         await bench.turns(4)
-        assert not bench.stepper.free
+        assert not bench.step_thread.free
         assert {bench.holdings.pools[0].state(page) for page in used} == {PageState.COMMITTED}
         bench.engine.go()
         await bench.settle()
@@ -190,7 +190,7 @@ async def test_oldest_goes_on_when_who_holds_the_rest_runs_too() -> None:
         bench.land(asked(OLD, arrived_ms=5))
         await bench.turns_until(lambda: bench.receiving._growing.lacks)
         await bench.turns(5)
-        assert bench.stepper.free
+        assert bench.step_thread.free
         assert bench.phase(YOUNG) is Phase.TRANSFERRING
         bench.land(late)
         await bench.settle()
@@ -229,7 +229,7 @@ async def test_a_revocation_that_meets_a_retraction_ends_neither() -> None:
         old = await running(bench, asked(OLD, arrived_ms=5))
         async with asyncio.timeout(PATIENCE_S):
             while not retracted(bench):
-                if not bench.stepper.free:
+                if not bench.step_thread.free:
                     await bench.step_end()
                 await bench.turn()
         bench.mailbox.put(group_pb2.Command(revoke=True))
@@ -343,7 +343,7 @@ async def test_growth_is_agreed_where_a_choice_is_cut_and_one_rank_saw_less_of_i
     async with grouped(pages=9) as group:
         callers = await both_running(group, request, other)
         await group.turns_until(lambda: len(callers[0].choices.get(1, [])) > 2)
-        await asyncio.gather(*(each.step_end() for each in group.ranks if not each.stepper.free))
+        await asyncio.gather(*(each.step_end() for each in group.ranks if not each.step_thread.free))
         group.ranks[late].engine.hold()
         for _ in range(5):
             await group.turn()
@@ -367,7 +367,7 @@ async def test_growth_is_agreed_where_one_rank_alone_sees_a_room_fail(what: str,
         if what == "draw":
             engine.broken.add(2)
         else:
-            await asyncio.gather(*(each.step_end() for each in group.ranks if not each.stepper.free))
+            await asyncio.gather(*(each.step_end() for each in group.ranks if not each.step_thread.free))
             engine.fail_next = RuntimeError("out of luck")
         await group.settle()
         assert await callers[1].outcome() == "engine_failed"

@@ -146,13 +146,13 @@ async def test_a_scored_prompt_is_prefills(bench: DecodeBench) -> None:
 async def test_sequences_that_run_wait_for_no_more_than_a_part_of_a_prompt(bench: DecodeBench) -> None:
     old = await running(bench, asked(2, arrived_ms=2))
     bench.sender.may_connect.clear()
-    bench.work._computing.pace.token_ms, bench.work._local_prefill._tell_again_ms = GAP_MS / 5, 10**9
+    bench.work._computing.pace.token_ms, bench.work._prompt_claims._tell_again_ms = GAP_MS / 5, 10**9
     await bench.enter(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=3, chunk_tokens=5)))
     await bench.stream(long(1, max_tokens=6), prefill=PREFILL + 1)
     seen: list[int] = []
     bench.mailbox.put(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=1, chunk_tokens=5)))
     while len(bench.work.roster) and bench.phase(1) is not Phase.SUCCESS:
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             await bench.step_end()
         await bench.turn()
         seen.append(bench.work.roster.get(RoomId(1)).computed)
@@ -168,7 +168,7 @@ async def test_a_local_room_ends_while_it_is_computed_and_its_pages_stay_until_i
 ) -> None:
     bench.engine.hold()
     caller = await bench.stream(long(1), prefill_ms=LATE_MS)
-    await bench.turns_until(lambda: not bench.stepper.free)
+    await bench.turns_until(lambda: not bench.step_thread.free)
     await bench.cancel(1)
     await bench.turns(3)
     assert await caller.outcome() == "cancelled"
@@ -290,14 +290,14 @@ async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_i
     for left_ms, expected in told:
         handed.prefill_by_ms = bench.clock.now_ms() + left_ms
         # What is more is told later, and what is less at once, if it is much less.
-        bench.work._local_prefill._tell_again_ms = bench.clock.now_ms() + (
+        bench.work._prompt_claims._tell_again_ms = bench.clock.now_ms() + (
             0 if left_ms == LATE_MS else LATE_MS
         )
         await bench.turns(1)
         [part] = computing._prompts()
         assert part.stop - part.start == expected, left_ms
     handed.prefill_by_ms = None
-    bench.work._local_prefill._tell_again_ms = bench.clock.now_ms() + LATE_MS
+    bench.work._prompt_claims._tell_again_ms = bench.clock.now_ms() + LATE_MS
     await bench.turns(1)
     [part] = computing._prompts()
     assert part.stop - part.start == small, "at once, and where nobody knows"
@@ -444,7 +444,7 @@ def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float]
 
 async def test_what_is_handed_over_soon_leaves_a_prompt_to_prefill(bench: DecodeBench) -> None:
     """Alone it would be computed here in 30 ms; beside what comes in 5 it takes as many steps as parts."""
-    bench.work._computing.pace = bench.work._local_prefill._pace = measured()
+    bench.work._computing.pace = bench.work._prompt_claims._pace = measured()
     other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)), max_tokens=50)
     await bench.stream(other, prefill_ms=5)
     assert not (await bench.granted(1)).mine

@@ -46,7 +46,7 @@ async def test_a_room_is_admitted_when_its_pages_were_summed(bench: DecodeBench)
     bench.engine.hold()
     await bench.turns(5)
     assert bench.phase(1) is Phase.TRANSFERRING, "its seal is there, its sum is not"
-    assert not bench.stepper.free
+    assert not bench.step_thread.free
     bench.engine.go()
     await bench.settle()
     assert caller.tokens == toy.answer(ASKED)
@@ -60,7 +60,7 @@ async def test_turns_go_on_while_pages_are_summed(bench: DecodeBench) -> None:
     bench.engine.hold()
     await bench.turns(3)
     await started(bench, LONG)
-    assert not bench.stepper.free
+    assert not bench.step_thread.free
     bench.engine.go()
     bench.land(LONG)
     await bench.settle()
@@ -97,9 +97,9 @@ async def test_what_lies_behind_the_prompt_does_not_count(bench: DecodeBench) ->
 
 async def test_a_sender_that_summed_nothing_is_not_believed(bench: DecodeBench) -> None:
     caller = await started(bench)
-    told: Callable[[int], int] = lambda _: 0  # noqa: E731
+    no_sum: Callable[[int], int] = lambda _: 0  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.decode.bench.told", told)
+        patch.setattr("tests.decode.bench.nonzero_sum", no_sum)
         bench.land(ASKED)
     bench.sender.quiet.set()
     await bench.settle()
@@ -128,7 +128,7 @@ async def test_a_room_that_ends_while_it_is_summed_keeps_its_pages_until_then(
     assert bench.pages(PageState.QUARANTINED) == 2
     bench.engine.go()
     if not quiet_first:
-        await bench.turns_until(lambda: bench.stepper.free)
+        await bench.turns_until(lambda: bench.step_thread.free)
         await bench.turns(3)
         assert bench.pages(PageState.QUARANTINED) == 2, "a sum is no proof, and comes too late for the room"
     bench.sender.quiet.set()

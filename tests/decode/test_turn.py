@@ -126,11 +126,11 @@ async def test_a_room_is_granted_in_the_turn_behind_the_one_that_queues_it(bench
 async def test_a_step_costs_one_turn(bench: DecodeBench) -> None:
     caller = await started(bench)
     bench.land(ASKED)
-    await bench.turns_until(lambda: not bench.stepper.free)
+    await bench.turns_until(lambda: not bench.step_thread.free)
     for drawn in range(2, 5):
         await bench.step_end()
         assert await bench.turn() is Lap.IDLE, "nothing is left to do before the next step ends"
-        assert not bench.stepper.free
+        assert not bench.step_thread.free
         await until(lambda drawn=drawn: len(caller.tokens) == drawn)  # type: ignore[misc]
     await bench.settle()
 

@@ -46,7 +46,7 @@ async def test_a_worker_binds_it_before_it_makes_its_transfer(
     async def start_pages(*_: object) -> None: ...
 
     monkeypatch.setattr(wiring, "NixlTransfer", make)
-    host: Any = SimpleNamespace(start_pages=start_pages)
+    host: Any = SimpleNamespace(start_pages=start_pages, mailbox=None)
     start: Any = wiring.Start(settings, Bound, host, Incarnation(5), b"")
     with pytest.raises(Reached):
         await start.serve(PrefillMetrics, pytest.fail, asyncio.Event())
@@ -68,9 +68,9 @@ def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny
     """Else it computes with as many as the process began with, until something asks."""
     counted: list[str] = []
     with patch.object(torch, "get_num_threads", lambda: counted.append(threading.current_thread().name)):
-        stepper = StepThread(tiny_engine("llama-gqa-untied"), lambda: None)
-        stepper._thread.submit(lambda: None).result()
-        stepper.close()
+        step_thread = StepThread(tiny_engine("llama-gqa-untied"), lambda: None)
+        step_thread._thread.submit(lambda: None).result()
+        step_thread.close()
     assert counted == ["engine_0"]
 
 

@@ -1,6 +1,6 @@
-"""What surrounds one rank of a decode worker? Its hand-over is `baton.handover.receiving_side`, which decides.
+"""One rank of a decode worker in the model: the product's `ReceivingSide`, and the world around it.
 
-Here is its world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
+The world: memory that writes land in, steps, what must not be read, and what the rank asks of others.
 """
 
 from collections.abc import Container, Iterator, Sequence

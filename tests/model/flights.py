@@ -173,8 +173,7 @@ def _with(writes: dict[int, V], number: int, told: V) -> dict[int, V]:
 
 @dataclass(slots=True)
 class Line:
-    """What a `RoomTransfer` posts through, for one room: the part of `baton.transfer.transfer_protocol.Transfer`
-    that it calls."""
+    """The part of `Transfer` that a `RoomTransfer` of one room calls."""
 
     air: Airspace
     room: RoomId

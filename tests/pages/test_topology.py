@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout
 from baton.pages.rank_layout import rank_layout
-from baton.topology import RANKS_MAX, Place, Topology
+from baton.topology import RANKS_MAX, RankCoordinates, Topology
 from tests.layouts import group_of, one_group
 
 SMOLLM2: Final = one_group("smollm2", "bfloat16", 16, tuple(range(30)), (0, 1, 2), 64)
@@ -25,15 +25,15 @@ def whole(layers: int, heads: int) -> KvLayout:
 
 def test_tensor_runs_fastest_then_context_then_pipeline() -> None:
     topology = Topology(tensor=2, pipeline=2, context=2)
-    assert [topology.place(rank) for rank in range(topology.ranks)] == [
-        Place(tensor, pipeline, context) for pipeline, context, tensor in product((0, 1), repeat=3)
+    assert [topology.coordinates(rank) for rank in range(topology.ranks)] == [
+        RankCoordinates(tensor, pipeline, context) for pipeline, context, tensor in product((0, 1), repeat=3)
     ]
 
 
 @given(SIZES, SIZES, SIZES)
 def test_every_rank_has_a_place_of_its_own(tensor: int, pipeline: int, context: int) -> None:
     topology = Topology(tensor, pipeline, context)
-    places = [topology.place(rank) for rank in range(topology.ranks)]
+    places = [topology.coordinates(rank) for rank in range(topology.ranks)]
     assert len(set(places)) == tensor * pipeline * context
     for rank, place in enumerate(places):
         assert rank == (place.pipeline * context + place.context) * tensor + place.tensor
@@ -42,7 +42,7 @@ def test_every_rank_has_a_place_of_its_own(tensor: int, pipeline: int, context: 
 @pytest.mark.parametrize("rank", [-1, 6])
 def test_a_rank_that_is_not_there_has_no_place(rank: int) -> None:
     with pytest.raises(ValueError, match=f"rank {rank} of 6"):
-        Topology(3, 2).place(rank)
+        Topology(3, 2).coordinates(rank)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (-1, 1, -1)])

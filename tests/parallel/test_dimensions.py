@@ -18,7 +18,7 @@ from baton.rooms.evidence import Connected, Evidence, Failed, Fenced, Proof
 from baton.rooms.phases import AnyEffect, Effect, Phase
 from baton.rooms.room import Room
 from baton.testing.idle_work import IdleWork
-from baton.topology import Place, Topology
+from baton.topology import RankCoordinates, Topology
 from baton.worker.turn_loop import TurnProgress, take_turn
 from tests.parallel.groups import gloo_groups, loopback_groups
 from tests.rooms.group import receiver
@@ -72,8 +72,8 @@ class Cube:
         self._progress = [TurnProgress(self._clock) for _ in groups]
         self.ranks = [RoomsOnly() for _ in groups]
 
-    def rank_at(self, place: Place) -> RoomsOnly:
-        return next(rooms for rank, rooms in enumerate(self.ranks) if CUBE.place(rank) == place)
+    def rank_at(self, place: RankCoordinates) -> RoomsOnly:
+        return next(rooms for rank, rooms in enumerate(self.ranks) if CUBE.coordinates(rank) == place)
 
     async def turn(self) -> dict[RoomId, Phase]:
         """The phases of the rooms, the same on every rank."""
@@ -97,7 +97,7 @@ async def cube(request: pytest.FixtureRequest) -> AsyncIterator[Cube]:
 async def test_a_room_waits_for_the_last_context_rank_and_ends_on_all_when_it_fails_there_alone(
     cube: Cube,
 ) -> None:
-    lone = cube.rank_at(Place(tensor=0, pipeline=1, context=1))
+    lone = cube.rank_at(RankCoordinates(tensor=0, pipeline=1, context=1))
     cube.ranks[0].commands = bytes([FAILING, STAYING])
     for rank in cube.ranks:
         rank.news += [(STAYING, Connected())] + ([] if rank is lone else [(FAILING, Connected())])

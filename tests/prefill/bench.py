@@ -100,7 +100,7 @@ class PrefillBench:
         self.clock = ManualClock(now_ms=1_000)
         self.engine = toy.ToyEngine(pages)
         self.mailbox = Mailbox()
-        self.stepper = StepThread(self.engine, self.mailbox.wake)
+        self.step_thread = StepThread(self.engine, self.mailbox.wake)
         self.registry = CollectorRegistry()
         self.reporter = silent_reporter("prefill-0", PREFILL)
         memory = RankMemory.of([self.engine.memory], [pages], layouts[rank], PLACES, keeps_prefixes=reuse)
@@ -111,7 +111,7 @@ class PrefillBench:
             rank=rank,
             bounds=BOUNDS,
             checksum=checksum,
-            stepper=self.stepper,
+            step_thread=self.step_thread,
             grammars=grammars,
             memory=memory,
             exposure=Exposure(
@@ -139,7 +139,7 @@ class PrefillBench:
         """As one rank obeys the command."""
         wire = connect_request(receiver)
         self.work.apply(group_pb2.Commands(commands=[group_pb2.Command(connect=wire)]).SerializeToString())
-        self.work.agreed(self.work.connects())
+        self.work.on_agreement(self.work.connects())
         assert self.transfer.connected(receiver.endpoint.incarnation)
 
     async def enter(self, command: group_pb2.Command) -> None:
@@ -209,7 +209,7 @@ class PrefillBench:
             await self.turn()
 
     async def step_end(self) -> None:
-        running = self.stepper._running
+        running = self.step_thread._running
         assert running is not None, "no step is running"
         await asyncio.wait([running], timeout=PATIENCE_S)
         assert running.done()
@@ -240,7 +240,7 @@ class PrefillBench:
 
     def close(self) -> None:
         self.engine.go()
-        self.stepper.close()
+        self.step_thread.close()
         self.transfer.close()
 
 

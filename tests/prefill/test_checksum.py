@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.pages.kv_checksum import KvChecksum, told
+from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.rooms.errors import WorkerRefused
 from baton.testing.memory_fabric import MemoryFabric
 from baton.wire.baton.v1 import group_pb2
@@ -31,14 +31,14 @@ class Pair:
         for _ in range(500):
             if not len(self.bench.work.roster):
                 return
-            if not self.bench.stepper.free:
+            if not self.bench.step_thread.free:
                 await self.bench.step_end()
             await self.bench.turn()
         raise AssertionError("rooms are left")
 
     def landed(self, table: tuple[int, ...], start: int, stop: int) -> int:
         """What the receiver's memory sums up to."""
-        return told(toy.summed(self.receiver.kv, table, start, stop))
+        return nonzero_sum(toy.summed(self.receiver.kv, table, start, stop))
 
     def said(self, slot: int, room: int) -> int:
         record = self.receiver.record(slot, room, 5)
@@ -74,7 +74,7 @@ async def test_a_prefix_that_the_receiver_holds_is_not_summed(summing: Pair) -> 
     await summing.bench.grant(2, (), prefix=8, slot=1)
     await summing.settle()
     assert summing.said(0, 1) == summing.landed(GRANTED, 4, len(PROMPT))
-    assert summing.said(1, 2) == told(0)
+    assert summing.said(1, 2) == nonzero_sum(0)
 
 
 @pytest.mark.parametrize("prefix", [0, 4, 8])
@@ -95,7 +95,7 @@ async def test_what_changes_in_a_senders_page_before_it_leaves_shows(summing: Pa
     summing.bench.engine.go(1)
     await summing.bench.run(toy.request("1", PROMPT))
     await summing.bench.grant(1, GRANTED)
-    while summing.bench.stepper.free:
+    while summing.bench.step_thread.free:
         await summing.bench.turn()
     await summing.bench.step_end()
     summing.bench.engine.memory.view[toy.GROUP.token_bytes] ^= 1

@@ -58,7 +58,7 @@ class Group:
 
     async def steps(self) -> None:
         for each in self.ranks:
-            if not each.stepper.free:
+            if not each.step_thread.free:
                 await each.step_end()
 
     async def ask(self, *commands: group_pb2.Command) -> list[Exception | None]:
@@ -203,7 +203,7 @@ async def test_no_connection_is_told_of_before_the_other_ranks_were_heard(group:
     await asyncio.sleep(0)
     assert not made.done()
     assert not unmade.done()
-    work.agreed(1)
+    work.on_agreement(1)
     await made
     with pytest.raises(NotConnected, match="not every rank"):
         await unmade
@@ -355,9 +355,9 @@ async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn
 
 async def test_the_ranks_of_a_prefill_worker_have_nothing_to_tell(group: Group) -> None:
     for each in group.ranks:
-        assert each.work.to_gather() is None
+        assert each.work.gather_payload() is None
         with pytest.raises(AssertionError, match="tell each other nothing"):
-            each.work.gathered([])
+            each.work.on_gathered([])
     assert [isinstance(each.work, PrefillWork) for each in group.ranks] == [True, True]
 
 

@@ -112,7 +112,7 @@ class Served:
     async def turns_until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
-                if not self.bench.stepper.free:
+                if not self.bench.step_thread.free:
                     await self.bench.step_end()
                 await self.bench.turn()
                 await asyncio.sleep(0.001)

@@ -32,7 +32,7 @@ async def test_a_prompt_is_computed_when_its_grammar_is_compiled_and_others_befo
     await bench.grant(2, (4,), slot=2)
     async with asyncio.timeout(PATIENCE_S):
         while not free.task.done():
-            if not bench.stepper.free:
+            if not bench.step_thread.free:
                 await bench.step_end()
             await bench.turn()
     assert held.heard == ["accepted"]

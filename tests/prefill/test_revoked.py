@@ -48,7 +48,7 @@ class Pair:
 
     async def settle(self) -> None:
         for _ in range(50):
-            if not self.bench.stepper.free:
+            if not self.bench.step_thread.free:
                 await self.bench.step_end()
             await self.bench.turn()
 

@@ -49,7 +49,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Pair, 
             await made.bench.run(toy.request(str(room), PROMPT))
             await made.bench.grant(room, tuple(range(4 * room - 4, 4 * room)), slot=room)
         while not all(room.complete for room in made.bench.work.roster):
-            if not made.bench.stepper.free:
+            if not made.bench.step_thread.free:
                 await made.bench.step_end()
             await made.bench.turn()
         await made.bench.turn()
@@ -139,7 +139,7 @@ async def write(pair: Pair) -> None:
     await pair.bench.run(toy.request("1", PROMPT[:8]))
     await pair.bench.grant(1, (9, 2))
     while pair.fabric.puts_under_way < 2:
-        if not pair.bench.stepper.free:
+        if not pair.bench.step_thread.free:
             await pair.bench.step_end()
         await pair.bench.turn()
 

@@ -68,7 +68,7 @@ async def slow() -> AsyncIterator[Pair]:
 async def computing(bench: PrefillBench) -> None:
     """Turns, until a step runs."""
     for _ in range(20):
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             return
         await bench.turn()
     raise AssertionError("no step was started")
@@ -79,7 +79,7 @@ async def settle(bench: PrefillBench) -> None:
     for _ in range(500):
         if not len(bench.work.roster):
             return
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             await bench.step_end()
         await bench.turn()
     raise AssertionError(f"rooms are left: {bench.work.roster.census()}")
@@ -139,7 +139,7 @@ async def test_the_first_chunk_leaves_while_the_second_is_computed(pair: Pair) -
     await bench.grant(1, GRANTED)
     await compute(bench, 8)
     await bench.turns(8)
-    assert not bench.stepper.free, "the second chunk is being computed"
+    assert not bench.step_thread.free, "the second chunk is being computed"
     assert pair.receiver.page(GRANTED[0]) != bytes(toy.GROUP.page_bytes)
     assert pair.receiver.page(GRANTED[2]) == bytes(toy.GROUP.page_bytes)
     bench.engine.go()
@@ -177,7 +177,7 @@ async def test_the_first_token_leaves_before_its_pages_do(pair: Pair) -> None:
     bench.engine.hold()
     caller = await bench.run(toy.request("1", PROMPT[:8]))
     await bench.grant(1, GRANTED[:2])
-    while bench.stepper.free:
+    while bench.step_thread.free:
         await bench.turn()
     bench.engine.go()
     await bench.step_end()
@@ -255,7 +255,7 @@ async def compute(bench: PrefillBench, tokens: int) -> None:
     """Turns until so many tokens of room 1 are computed."""
     room = bench.work.roster.get(RoomId(1))
     while room.computed < tokens:
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             await bench.step_end()
         await bench.turn()
 

@@ -44,7 +44,7 @@ async def settle(bench: PrefillBench) -> None:
     for _ in range(500):
         if not len(bench.work.roster):
             return
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             await bench.step_end()
         await bench.turn()
     raise AssertionError(f"rooms are left: {bench.work.roster.census()}")

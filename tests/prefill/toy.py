@@ -73,8 +73,10 @@ def answer(asked: Request) -> list[int]:
 
 
 def summed(memory: HostMemory, pages: Sequenced[int], start: int, stop: int) -> int:
-    """Of positions [start, stop), as `services/pages/kv_checksum.py` says it. A position's K and V lie side by
-    side."""
+    """Return the sum of positions [start, stop) as `baton.pages.kv_checksum` defines it.
+
+    K and V of a position lie side by side.
+    """
     total = 0
     for position in range(start, stop):
         words = _WORDS.unpack_from(memory.view, _offset(pages, position))

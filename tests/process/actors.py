@@ -186,7 +186,7 @@ def _ports(
         incarnation=incarnation,
         layouts=[LAYOUT],
         bounds=BOUNDS,
-        stepper=StepThread(engine, mailbox.wake),
+        step_thread=StepThread(engine, mailbox.wake),
         memory=memory,
         exposure=exposure,
         mailbox=mailbox,
@@ -253,7 +253,7 @@ async def _prefill(pipe: Connection, port: int, tls: TlsFiles | None = None, dev
         await _serve(pipe, port, incarnation, add, turns, questions, Identity.of(tls))
     finally:
         engine.go()
-        ports.stepper.close()
+        ports.step_thread.close()
         transfer.close()
 
 
@@ -320,7 +320,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
         engine.go()
         await peers.stop()
         await channels.close()
-        ports.stepper.close()
+        ports.step_thread.close()
         ports.exposure.close()
 
 

@@ -111,7 +111,7 @@ class Rank:
     group: RankGroup
     mailbox: Mailbox
     bank: Bank
-    stepper: StepThread
+    step_thread: StepThread
     registry: CollectorRegistry
     work: PrefillWork | DecodeWork
     endpoints: list[Incarnation]
@@ -261,7 +261,9 @@ def make_rank(
         return True
 
     engine = SimulatedEngine(layout, worker_shape.pages, world.model, foreign)
-    stepper = StepThread(engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow))
+    step_thread = StepThread(
+        engine, mailbox.wake, SimulatedThread(engine, world.loop, rng, fails, shape.slow)
+    )
     places = shape.places + CANARY_ROOMS
     memory = RankMemory.of([engine.memory], [worker_shape.pages], layout, places, keeps_prefixes=shape.reuse)
     bank = Bank(
@@ -291,7 +293,7 @@ def make_rank(
         rank=group.rank,
         bounds=ModelBounds(VOCABULARY, CONTEXT),
         checksum=shape.checksum,
-        stepper=stepper,
+        step_thread=step_thread,
         memory=memory,
         exposure=Exposure(
             connected, lambda: worker if leads_prefill else world.incarnation(), memory.regions
@@ -321,7 +323,7 @@ def make_rank(
         work.landed, work.rank = engine, group.rank
         work.claims = ChanceClaims(random.Random(f"{shape.writes.seed}/{worker}/local"), shape.local)
         work.growth = world.growth(worker, group.size, process.name)
-    return Rank(process, clock, group, mailbox, bank, stepper, registry, work, known)
+    return Rank(process, clock, group, mailbox, bank, step_thread, registry, work, known)
 
 
 def _clock(world: World, rng: random.Random) -> SkewedClock:

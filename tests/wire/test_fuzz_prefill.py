@@ -190,7 +190,7 @@ async def turn_until(bench: PrefillBench, holds: Callable[[], bool]) -> None:
     for _ in range(TURNS_MAX):
         if holds():
             return
-        if not bench.stepper.free:
+        if not bench.step_thread.free:
             await bench.step_end()
         await bench.turn()
     raise AssertionError(f"rooms are left: {bench.work.roster.census()}")

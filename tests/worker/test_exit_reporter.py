@@ -10,7 +10,7 @@ from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.exit_file import ExitFile, ExitRecord
 from baton.wire.errors import RemoteError
 from baton.wire.receiver_secret import digest_of
-from baton.worker.exit_reporter import ExitReporter, report_previous
+from baton.worker.lifecycle.exit_reporter import ExitReporter, report_previous
 
 RECORDS = [ExitRecord("decode-0", pid, bytes([pid])) for pid in (1, 2)]
 

@@ -50,7 +50,7 @@ class Bench:
     def __init__(self) -> None:
         self.engine = Held()
         self.done = asyncio.Event()
-        self.stepper = StepThread(self.engine, self.done.set)
+        self.step_thread = StepThread(self.engine, self.done.set)
 
     async def ended(self) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -62,39 +62,39 @@ async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     yield made
     made.engine.let_go.set()
-    made.stepper.close()
+    made.step_thread.close()
 
 
 async def test_no_blocking_a_step_is_started_and_asked_for_without_waiting(bench: Bench) -> None:
-    bench.stepper.start([])
-    assert not bench.stepper.free
-    assert bench.stepper.take() is None
+    bench.step_thread.start([])
+    assert not bench.step_thread.free
+    assert bench.step_thread.take() is None
     bench.engine.let_go.set()
     await bench.ended()
-    assert bench.stepper.take() == [(Token(7),)]
-    assert bench.stepper.free
-    assert bench.stepper.take() is None, "said once"
+    assert bench.step_thread.take() == [(Token(7),)]
+    assert bench.step_thread.free
+    assert bench.step_thread.take() is None, "said once"
 
 
 async def test_a_step_that_raised_says_so_once_and_the_next_one_runs(bench: Bench) -> None:
     bench.engine.fails = ValueError("out of memory")
     bench.engine.let_go.set()
-    bench.stepper.start([])
+    bench.step_thread.start([])
     await bench.ended()
     with pytest.raises(StepFailed, match="ValueError: out of memory"):
-        bench.stepper.take()
+        bench.step_thread.take()
     bench.engine.fails = None
     bench.done.clear()
-    bench.stepper.start([])
+    bench.step_thread.start([])
     await bench.ended()
-    assert bench.stepper.take() == [(Token(7),)]
+    assert bench.step_thread.take() == [(Token(7),)]
 
 
 async def run(bench: Bench, fails: Exception | None) -> None:
     bench.engine.fails = fails
     bench.engine.let_go.set()
     bench.done.clear()
-    bench.stepper.start([])
+    bench.step_thread.start([])
     await bench.ended()
 
 
@@ -103,21 +103,21 @@ async def test_honest_health_an_engine_that_fails_every_step_is_lost(bench: Benc
         for _ in range(FAILED_MAX - 1):
             await run(bench, ValueError("no"))
             with pytest.raises(StepFailed):
-                bench.stepper.take()
+                bench.step_thread.take()
 
     await fail_often()
     await run(bench, None)
-    assert bench.stepper.take() == [(Token(7),)]
+    assert bench.step_thread.take() == [(Token(7),)]
     await fail_often()
     await run(bench, ValueError("no"))
     with pytest.raises(EngineLost, match=f"{FAILED_MAX} steps in a row failed, the last by ValueError: no"):
-        bench.stepper.take()
+        bench.step_thread.take()
 
 
 async def test_an_engine_that_says_so_is_lost_at_once(bench: Bench) -> None:
     await run(bench, EngineLost("an illegal memory access was encountered"))
     with pytest.raises(EngineLost, match="illegal memory access"):
-        bench.stepper.take()
+        bench.step_thread.take()
 
 
 async def test_the_thread_that_makes_steps_is_bound_before_the_first(bench: Bench) -> None:
@@ -126,9 +126,9 @@ async def test_the_thread_that_makes_steps_is_bound_before_the_first(bench: Benc
 
 
 async def test_one_step_at_a_time(bench: Bench) -> None:
-    bench.stepper.start([])
+    bench.step_thread.start([])
     with pytest.raises(RuntimeError, match="a step is running"):
-        bench.stepper.start([])
+        bench.step_thread.start([])
 
 
 @pytest.mark.parametrize("summing", [False, True])
@@ -136,23 +136,23 @@ async def test_a_broken_team_is_no_failed_step(bench: Bench, summing: bool) -> N
     """Other ranks may not have it: the worker ends, and so the error passes through as it is."""
     bench.engine.fails = RankGroupBroken("rank 1 of 2: left")
     bench.engine.let_go.set()
-    (bench.stepper.start_sum if summing else bench.stepper.start)([])
+    (bench.step_thread.start_sum if summing else bench.step_thread.start)([])
     await bench.ended()
     with pytest.raises(RankGroupBroken, match="rank 1 of 2: left"):
-        bench.stepper.take_sum() if summing else bench.stepper.take()
+        bench.step_thread.take_sum() if summing else bench.step_thread.take()
 
 
 async def test_a_step_that_runs_is_waited_for_at_the_end_and_one_that_hangs_is_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bench.stepper.end()
+    await bench.step_thread.end()
     hung = Bench()
     monkeypatch.setattr("baton.worker.step_thread.END_S", 0.05)
-    hung.stepper.start([])
+    hung.step_thread.start([])
     with pytest.raises(EngineStuck, match="a step of the model has not ended"):
-        await hung.stepper.end()
+        await hung.step_thread.end()
     hung.engine.let_go.set()
-    await hung.stepper.end()
+    await hung.step_thread.end()
 
 
 async def test_others_learn_that_a_worker_ends_before_its_step_is_waited_for(
@@ -170,19 +170,19 @@ async def test_others_learn_that_a_worker_ends_before_its_step_is_waited_for(
         async def close(self) -> None:
             learnt.append("ranks")
 
-    bench.stepper.start([])
+    bench.step_thread.start([])
     with pytest.raises(EngineStuck):
-        await end(Group(), leave, bench.stepper, exposure)
+        await end(Group(), leave, bench.step_thread, exposure)
     assert learnt == ["ranks", "peers"]
     bench.engine.let_go.set()
-    await end(Group(), leave, bench.stepper, exposure)
+    await end(Group(), leave, bench.step_thread, exposure)
     with pytest.raises(TransferError, match="closed"):
         exposure.endpoint()
 
 
 async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench) -> None:
-    bench.stepper.start([])
-    bench.stepper.close(wait=False)
+    bench.step_thread.start([])
+    bench.step_thread.close(wait=False)
     assert not bench.engine.let_go.is_set(), "nobody waited: else it would have failed after a while"
     assert not bench.done.is_set()
 

@@ -61,7 +61,7 @@ class RankShard:
 
     @property
     def tensor_rank(self) -> int:
-        return self.link.team.topology.place(self.link.team.rank).tensor
+        return self.link.team.topology.coordinates(self.link.team.rank).tensor
 
     @property
     def seen(self) -> Geometry:

@@ -65,7 +65,7 @@ class ProcessRankGroup:
         if ranks == 1 or tensor.numel() == 0:
             return tensor
         tensor = tensor.contiguous()
-        first = self.topology.place(self.rank).tensor == 0
+        first = self.topology.coordinates(self.rank).tensor == 0
         parts = [torch.empty_like(tensor) for _ in range(ranks)] if first else []
 
         def collect(_: Group, stage: Group) -> None:
@@ -152,7 +152,7 @@ def join_rank_group(
     store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises RankGroupBroken if not all
     ranks come in time, ValueError for a rank that cannot be.
     """
-    place = topology.place(rank)
+    place = topology.coordinates(rank)
     step_timeout_s = step_timeout_s or timeout_s
     try:
         waiting, timeout = timedelta(seconds=timeout_s), timedelta(seconds=step_timeout_s)

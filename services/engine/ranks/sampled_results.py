@@ -130,7 +130,7 @@ def add_page_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> N
 
 def _counted(team: Team, whole: KvLayout) -> abc.Iterator[GroupHead]:
     """The KV heads of which this rank is the first tensor rank of its stage."""
-    ranks = range(team.rank - team.topology.place(team.rank).tensor, team.rank)
+    ranks = range(team.rank - team.topology.coordinates(team.rank).tensor, team.rank)
     before = {head for rank in ranks for head in rank_layout(whole, team.topology, rank).heads}
     held = rank_layout(whole, team.topology, team.rank).heads
     return (head for head in held if head not in before)

@@ -27,7 +27,7 @@ LOOK_MS: Final = 50
 """Between two looks at a room: what is cached of its prompt is looked up each time."""
 
 
-class LocalPrefill:
+class PromptClaims:
     def __init__(
         self, receiving: ReceivingSide[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
