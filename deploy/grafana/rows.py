@@ -151,7 +151,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(
             "Computed again, beside what is passed on",
             "Tokens a second that prefill computes once more for requests whose room was retracted, and"
-            " tokens that clients get. Near each other, decode's memory is turned over for little.",
+            " tokens that clients get. If they are near each other, decode retracts too much for its memory.",
             {
                 "computed again": f"sum({per_second('baton_retraction_recomputed_tokens_total')})",
                 "passed on": f"sum({per_second('baton_inter_token_latency_seconds_count')})",

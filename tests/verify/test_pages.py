@@ -1,4 +1,4 @@
-"""Tests that links and commands in the project's pages work."""
+"""Tests that links, commands and words of make in the docs are right, and that prose is wrapped."""
 
 import re
 import shlex
@@ -24,6 +24,10 @@ USED: Final = re.compile(r"\]\[([^\]]+)\]")
 ELSEWHERE: Final = ("http://", "https://", "mailto:")
 CODE: Final = re.compile(r"`[^`\n]*`")
 FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+WIDTH: Final = 100
+UNWRAPPED: Final = re.compile(r" *(\||#|!\[|\[[^\]]+\]: |<)")
+"""Lines that cannot be wrapped: tables, headings, pictures, addresses, HTML."""
+GENERATED: Final = frozenset({"settings.md", "metrics.md", "behaviours.md", "models.md"})
 TYPED: Final = re.compile(r"(?:do +)?(?:\w+=\S+ +)*(?:\S+/)?baton +([a-z].*)")
 
 
@@ -101,6 +105,13 @@ def test_a_broken_link_is_found() -> None:
     assert broken(readme, "docs/verification.md#no-such-heading")
     assert broken(readme, "#no-such-heading")
     assert not broken(readme, "docs/verification.md#late-writes")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=str)
+def test_prose_is_wrapped(page: Path) -> None:
+    lines = FENCE.sub("", text_of(page)).splitlines()
+    wide = [line for line in lines if len(line) > WIDTH and " " in line.strip() and not UNWRAPPED.match(line)]
+    assert wide == []
 
 
 def test_every_word_of_make_is_one() -> None:
