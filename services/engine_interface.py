@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from baton.grammars.fold import Fold
+from baton.grammars.grammar_state import GrammarState
 from baton.pages.kv_checksum import WORD
 from baton.pages.layout import GroupHead, KvLayout
 from baton.rooms.request import Grammar, Request, Score, Token
@@ -141,7 +141,7 @@ class Sequence:
     """State that the engine keeps from one step to the next."""
     sampler_state: object = field(default=None, init=False, repr=False)
     """State that the sampler keeps from one step to the next."""
-    fold: Fold | None = field(default=None, init=False, repr=False)
+    fold: GrammarState | None = field(default=None, init=False, repr=False)
     """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
     """Where the caller set one: every step carries it on to the end of its row."""
@@ -288,7 +288,7 @@ class KvMemory(Movable, Protocol):
 class Grammars(Protocol):
     """What the answers are held to that this rank draws."""
 
-    def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[Fold]]:
+    def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[GrammarState]]:
         """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
         GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
         cannot be read."""

@@ -20,8 +20,8 @@ from baton.runtime.model_options import LoadFormat
 from bench.report import Runs
 
 if TYPE_CHECKING:
-    from baton.grammars.judge import Judge
-    from baton.grammars.shelf import Shelf
+    from baton.grammars.grammar_cache import GrammarCache
+    from baton.grammars.grammar_check import GrammarChecker
 
 TICK_S: Final = 0.001
 REST_S: Final = 0.1
@@ -37,17 +37,17 @@ def grammars(
     from baton.models.model_files import prepare, resolve
 
     directory = prepare(resolve(model, LoadFormat.AUTO), lambda _: None)
-    from baton.grammars.judge import Judge
-    from baton.grammars.shelf import Shelf
+    from baton.grammars.grammar_cache import GrammarCache
+    from baton.grammars.grammar_check import GrammarChecker
     from baton.grammars.vocabulary import read_vocabulary
     from baton.models.model_facts import read_model
     from baton.models.tokenizer_files import reference_tokenizer
 
     facts = read_model(directory)
-    shelf = Shelf(lambda: read_vocabulary(directory, facts))
+    shelf = GrammarCache(lambda: read_vocabulary(directory, facts))
     shelf.warm_up()  # as a worker does before it is ready
     backend = reference_tokenizer(directory).backend_tokenizer
-    judge = Judge(backend, facts.vocab_size, facts.eos_token_ids)
+    judge = GrammarChecker(backend, facts.vocab_size, facts.eos_token_ids)
     try:
         body = asyncio.run(_measured(runs, shelf, judge))
     finally:
@@ -75,8 +75,8 @@ def _form(name: str, number: int) -> Grammar:
 FORMS: Final = ("object", "words", "regex")
 
 
-async def _measured(runs: int, shelf: "Shelf", judge: "Judge") -> dict[str, object]:
-    from baton.grammars.compiling import GrammarRefused
+async def _measured(runs: int, shelf: "GrammarCache", judge: "GrammarChecker") -> dict[str, object]:
+    from baton.grammars.grammar_compiler import GrammarRefused
 
     gaps: dict[str, list[float]] = {"at rest": [], "worker": [], "bootstrap": []}
     spent: dict[str, list[float]] = {"worker": [], "bootstrap": []}

@@ -26,7 +26,7 @@ from bench.report import Runs, print_result, seconds_of
 if TYPE_CHECKING:
     from baton.engine.torch_engine import TorchEngine
     from baton.engine_interface import Row
-    from baton.grammars.fold import Fold
+    from baton.grammars.grammar_state import GrammarState
 
 PROFILE_LINES: Final = 16
 GRAPHED_ROWS: Final = 64
@@ -228,9 +228,9 @@ def _drafting(engine: "TorchEngine", rows: "list[Row]", drafts: int) -> "list[Ro
     return rows
 
 
-def _fold(engine: "TorchEngine", grammar: Grammar) -> "Fold":
+def _fold(engine: "TorchEngine", grammar: Grammar) -> "GrammarState":
     """Raises StartupError."""
-    from baton.grammars.compiling import GrammarRefused
+    from baton.grammars.grammar_compiler import GrammarRefused
 
     if engine.grammars is None:
         raise StartupError("--grammar: this rank draws nothing")

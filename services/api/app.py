@@ -46,7 +46,7 @@ from baton.api.responses.signed_reasoning import KEY_BYTES, ReasoningSigner
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.token_routes import token_routes
-from baton.grammars.judge import Ask, Judge
+from baton.grammars.grammar_check import CheckGrammar, GrammarChecker
 from baton.runtime.clock import Clock, SystemClock
 from baton.telemetry.process_metrics import release
 from baton.telemetry.tracing import OFF, Tracer
@@ -61,10 +61,10 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     door: AccessControl | None = None,
     tracer: Tracer = OFF,
-    ask: Ask | None = None,
+    check: CheckGrammar | None = None,
 ) -> ApiMiddleware:
     """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
-    Everybody comes in where there is no `door`. `ask`: whether answers can be held to a grammar; where it is
+    Everybody comes in where there is no `door`. `check`: whether answers can be held to a grammar; where it is
     not given, a process of its own, which is started when it is asked first."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
@@ -74,8 +74,8 @@ def create_app(
         RequestBodies(settings, backend),
     )
     version = release()
-    ask = ask or Judge(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).ask
-    generating = GenerationService(backend, model, prompts, metrics, settings, ask)
+    check = check or GrammarChecker(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).check
+    generating = GenerationService(backend, model, prompts, metrics, settings, check)
     kept = ResponseStore(settings.responses_kept, settings.responses_kept_bytes)
     carrier = ReasoningSigner(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
     answered = [

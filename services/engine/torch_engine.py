@@ -26,7 +26,7 @@ from baton.engine_interface import (
     Sequence,
     check,
 )
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.pages.layout import KvLayout
 from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
@@ -67,7 +67,7 @@ class TorchEngine:
         runner: Runner,
         kernel: PagedKernel | None = None,
         flush: Callable[[], None] | None = None,
-        grammars: Shelf | None = None,
+        grammars: GrammarCache | None = None,
     ) -> None:
         """`whole`: pages of the worker over all ranks. `execution`: owns the weights. `runner`: its runner
         over `cache`. `kernel`: attends to pages in place. `flush`: called before pages are read that others

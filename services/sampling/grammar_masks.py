@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import embedding, pad
 
 from baton.engine_interface import Sequence
-from baton.grammars.fold import GrammarLost
+from baton.grammars.grammar_state import GrammarLost
 
 BITS: Final = 8
 BIASES: Final = torch.tensor(

@@ -10,7 +10,7 @@ from collections import abc
 from typing import NamedTuple
 
 from baton.engine_interface import PROPOSED_MAX, Proposal, Row, RowResult, Sequence
-from baton.grammars.fold import GrammarLost
+from baton.grammars.grammar_state import GrammarLost
 from baton.sampling.draft_model import DraftModel, DraftRequest, DraftTimes
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
-from baton.grammars.fold import GrammarLost
+from baton.grammars.grammar_state import GrammarLost
 from baton.rooms.request import Token
 from baton.sampling.grammar_masks import allowed_by_grammars, hold
 from baton.sampling.penalties import adjust, changes_scores

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton.engine_interface import Grammars, Sequence
-from baton.grammars.compiling import GrammarRefused
-from baton.grammars.fold import Fold, GrammarLost
+from baton.grammars.grammar_compiler import GrammarRefused
+from baton.grammars.grammar_state import GrammarLost, GrammarState
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.evidence import Compiled, Failed
@@ -34,7 +34,7 @@ NOT_HERE: Final = (
 class _WaitingRoom:
     room: Room
     sequences: abc.Sequence[Sequence]
-    folds: "asyncio.Future[list[Fold]]"
+    folds: "asyncio.Future[list[GrammarState]]"
 
 
 class GrammarStates:

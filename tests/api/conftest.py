@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.http.middleware import ApiMiddleware
-from baton.grammars.judge import Spelled, judged
+from baton.grammars.grammar_check import SerializableTokenizer, check_grammar
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar
 from baton.runtime.errors import StartupError
@@ -34,20 +34,20 @@ def demo_tokenizer(demo_model_dir: Path) -> Any:
 class JudgeHere:
     """As the process judges, in this one."""
 
-    def __init__(self, tokenizer: Spelled, tokens: int, ends: Sequence[int]) -> None:
+    def __init__(self, tokenizer: SerializableTokenizer, tokens: int, ends: Sequence[int]) -> None:
         self._told = tokenizer, tokens, ends
 
-    def ask(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+    def check(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
         try:
-            return judged(grammar, any_bnf, vocabulary_of(*self._told))
+            return check_grammar(grammar, any_bnf, vocabulary_of(*self._told))
         except StartupError as error:
             return str(error)
 
 
 @pytest.fixture(autouse=True)
 def judges_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No application starts a process that compiles its grammars (`tests/grammars/test_judge.py` does)."""
-    monkeypatch.setattr("baton.api.app.Judge", JudgeHere)
+    """No application starts a process that compiles its grammars (`tests/grammars/test_grammar_check.py` does)."""
+    monkeypatch.setattr("baton.api.app.GrammarChecker", JudgeHere)
 
 
 @pytest.fixture

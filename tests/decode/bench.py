@@ -17,7 +17,7 @@ from baton.decode.decode_work import DecodeWork
 from baton.decode.draft_scheduler import DraftScheduler
 from baton.decode.metrics import DecodeMetrics
 from baton.decode.prefill_peers import FollowerPeers, LeaderPeers, Peers
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.kv_checksum import KvChecksum, nonzero_sum
 from baton.pages.pool import PageState
@@ -175,7 +175,7 @@ class DecodeBench:
         checksum: KvChecksum = KvChecksum.RECORD,
         group: RankGroup | None = None,
         reuse: bool = False,
-        grammars: Shelf | None = None,
+        grammars: GrammarCache | None = None,
         drafts_by: int = 0,
         drafting: DraftScheduler | None = None,
         local_gap_ms: int = 0,
@@ -429,7 +429,7 @@ async def decoding(
     fabric: MemoryFabric | None = None,
     checksum: KvChecksum = KvChecksum.RECORD,
     reuse: bool = False,
-    grammars: Shelf | None = None,
+    grammars: GrammarCache | None = None,
     drafts_by: int = 0,
     drafting: DraftScheduler | None = None,
     local_gap_ms: int = 0,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.rooms.phases import Phase
 from tests.decode.bench import DecodeBench, decoding
 from tests.decode.test_turn import ASKED, started
@@ -18,7 +18,7 @@ HELD = replace(ASKED, grammar=regex("[0-9]"))
 
 @pytest.fixture
 async def bench(slow: Slow) -> AsyncIterator[DecodeBench]:
-    async with decoding(grammars=Shelf(slow)) as made:
+    async with decoding(grammars=GrammarCache(slow)) as made:
         yield made
 
 

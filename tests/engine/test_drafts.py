@@ -22,7 +22,7 @@ from baton.engine_interface import (
     Sequence,
     take,
 )
-from baton.grammars.fold import Matcher
+from baton.grammars.grammar_state import Matcher
 from baton.rooms.request import Grammar, Request, Sampling, Token
 from baton.sampling.draft_rows import split_drafts
 from tests.engine.conftest import MakeEngine

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from llguidance import LLTokenizer
 
-from baton.grammars.compiling import compiled
-from baton.grammars.fold import Fold
+from baton.grammars.grammar_compiler import compile_grammar
+from baton.grammars.grammar_state import GrammarState
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import Grammar, GrammarKind, Request
 from tests.api import tiny
@@ -66,15 +66,15 @@ def request(**more: Any) -> Request:
     return Request("held", (1,), 10_000, **{"eos_token_ids": (END,), **more})
 
 
-def fold_of(grammar: Grammar, kind: str = "byte level") -> Fold:
-    return compiled(grammar, vocabulary(kind))
+def fold_of(grammar: Grammar, kind: str = "byte level") -> GrammarState:
+    return compile_grammar(grammar, vocabulary(kind))
 
 
 def tokens_in(mask: bytes) -> list[int]:
     return [token for token in range(8 * len(mask)) if mask[token // 8] >> token % 8 & 1]
 
 
-def drawn(fold: Fold, asked: Request, seed: int, most: int = 400) -> list[int]:
+def drawn(fold: GrammarState, asked: Request, seed: int, most: int = 400) -> list[int]:
     """An output of tokens that were allowed each, to its end or to `most` tokens. Ends are preferred, so that
     most outputs have one."""
     draw, output = random.Random(seed), list[int]()

@@ -10,9 +10,9 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from baton.grammars.compiling import compiled
-from baton.grammars.fold import Fold
-from baton.grammars.judge import judged
+from baton.grammars.grammar_check import check_grammar
+from baton.grammars.grammar_compiler import compile_grammar
+from baton.grammars.grammar_state import GrammarState
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import FinishReason, Grammar
 from tests.api import tiny
@@ -96,7 +96,7 @@ def expected(form: str, text: str) -> str:
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_added_tokens_text_is_spelled(kind: str, form: str, text: str) -> None:
     _, vocabulary, added = tokenizer_of(kind)
-    fold = compiled(FORMS[form](text), vocabulary)
+    fold = compile_grammar(FORMS[form](text), vocabulary)
     for seed in range(3):
         asked = request()
         output = drawn(fold.anew(), asked, seed)
@@ -111,7 +111,7 @@ def test_an_added_tokens_text_is_spelled(kind: str, form: str, text: str) -> Non
 def test_what_is_forced_is_what_masks_allow(kind: str, text: str) -> None:
     """Behind each token: drafts change no answer, and neither does another worker that goes on with it."""
     _, vocabulary, _ = tokenizer_of(kind)
-    root, output = compiled(schema({"const": text}), vocabulary), list[int]()
+    root, output = compile_grammar(schema({"const": text}), vocabulary), list[int]()
     forced = root.anew().forced(output, 1000)
     assert bytes_of(vocabulary, forced).decode() == json.dumps(text)
     for token in forced:
@@ -123,7 +123,7 @@ def test_what_is_forced_is_what_masks_allow(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_free_text_has_no_added_token_and_may_spell_one(kind: str) -> None:
     backend, vocabulary, added = tokenizer_of(kind)
-    fold = compiled(schema({"type": "string"}), vocabulary)
+    fold = compile_grammar(schema({"type": "string"}), vocabulary)
     output = [*backend.encode('"', add_special_tokens=False).ids][-1:]
     for letter in f"{END}{CALL}":
         allowed = tokens_in(_followed(fold, output))
@@ -131,7 +131,7 @@ def test_free_text_has_no_added_token_and_may_spell_one(kind: str) -> None:
         output.append(next(token for token in allowed if vocabulary.decode_bytes([token]) == letter.encode()))
 
 
-def _followed(root: Fold, output: list[int]) -> bytes:
+def _followed(root: GrammarState, output: list[int]) -> bytes:
     return root.anew().allowed(request(), output)
 
 
@@ -146,12 +146,12 @@ def test_text_without_an_added_token_is_tokenized_as_ever(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_grammar_that_names_an_added_token_has_it(kind: str) -> None:
     _, vocabulary, _ = tokenizer_of(kind)
-    fold = compiled(lark('start: "a" <|start|> "b"'), vocabulary)
+    fold = compile_grammar(lark('start: "a" <|start|> "b"'), vocabulary)
     output = drawn(fold, request(), 1)
     assert tiny.SPECIAL.index("<|start|>") in output
-    made = judged(lark('root ::= "<|start|>"'), True, vocabulary)
+    made = check_grammar(lark('root ::= "<|start|>"'), True, vocabulary)
     assert isinstance(made, Grammar)
-    assert tiny.SPECIAL.index("<|start|>") not in drawn(compiled(made, vocabulary), request(), 1)
+    assert tiny.SPECIAL.index("<|start|>") not in drawn(compile_grammar(made, vocabulary), request(), 1)
 
 
 def test_many_of_them_are_spelled_in_the_time_of_one_pass() -> None:

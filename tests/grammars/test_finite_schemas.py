@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 
 from baton.grammars.finite_schemas import has_finite_value
-from baton.grammars.judge import ENDLESS, judged
+from baton.grammars.grammar_check import ENDLESS, check_grammar
 from tests.grammars.answers import schema, vocabulary
 from tests.grammars.test_schemas import random_schema
 
@@ -70,7 +70,7 @@ FINITE_SCHEMAS: Final[dict[str, Any]] = {
 @pytest.mark.parametrize("given", ENDLESS_SCHEMAS.values(), ids=ENDLESS_SCHEMAS.keys())
 def test_what_no_finite_answer_fits_is_found(given: Any) -> None:
     assert not has_finite_value(given)
-    assert judged(schema(given), False, vocabulary()) == ENDLESS
+    assert check_grammar(schema(given), False, vocabulary()) == ENDLESS
 
 
 @pytest.mark.parametrize("given", FINITE_SCHEMAS.values(), ids=FINITE_SCHEMAS.keys())
@@ -111,7 +111,7 @@ MALFORMED: Final[dict[str, tuple[dict[str, Any], str]]] = {
 def test_a_malformed_schema_is_refused_by_its_fault(given: dict[str, Any], refusal: str) -> None:
     nested = {"type": "object", "properties": {"c": {"$ref": "#/elsewhere/c"}}, "required": ["c"]}
     for malformed in (given, {**nested, "elsewhere": {"c": given}}):
-        assert judged(schema(malformed), False, vocabulary()) == refusal
+        assert check_grammar(schema(malformed), False, vocabulary()) == refusal
 
 
 @pytest.mark.parametrize("seed", range(200))

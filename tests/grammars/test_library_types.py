@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
 from baton.api.tools.constraints.schema_text import schema_text
-from baton.grammars.fold import Fold
-from baton.grammars.judge import judged
+from baton.grammars.grammar_check import check_grammar
+from baton.grammars.grammar_state import GrammarState
 from baton.rooms.request import Grammar, GrammarKind
 from tests.grammars.answers import END, fold_of, ids, request, text_of, tokens_in, vocabulary
 from tests.grammars.pydantic_types import PYDANTIC_TYPES
@@ -40,7 +40,7 @@ def grammar_of(schema: Any) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, schema_text("schema", schema, COMPACT))
 
 
-def answer_drawn(root: Fold, seed: int) -> Any:
+def answer_drawn(root: GrammarState, seed: int) -> Any:
     """A random answer that ends soon; None where it does not."""
     draw, fold, asked, output = random.Random(seed), root.anew(), request(), list[int]()
     while len(output) < TOKENS:
@@ -55,7 +55,7 @@ def answer_drawn(root: Fold, seed: int) -> Any:
 def check_held_to(schema: Any, example: Any) -> list[Any]:
     """The example may be answered, and what is drawn validates. Returns that."""
     grammar = grammar_of(schema)
-    assert judged(grammar, False, vocabulary()) == grammar
+    assert check_grammar(grammar, False, vocabulary()) == grammar
     root = fold_of(grammar)
     output = ids(json.dumps(example, ensure_ascii=False, separators=(",", ":")))
     assert END in tokens_in(root.anew().allowed(request(), output))
@@ -73,7 +73,7 @@ def test_a_type_of_zod_is_held_to(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "why"), ZOD_REFUSED.items())
 def test_a_type_of_zod_that_no_grammar_says_is_refused_by_its_reason(name: str, why: str) -> None:
-    assert why in str(judged(grammar_of(ZOD_TYPES[name]["schema"]), False, vocabulary()))
+    assert why in str(check_grammar(grammar_of(ZOD_TYPES[name]["schema"]), False, vocabulary()))
 
 
 @pytest.mark.parametrize("name", [name for name in PYDANTIC_TYPES if name not in PYDANTIC_REFUSED])
@@ -92,7 +92,7 @@ def test_a_type_of_pydantic_is_held_to(name: str) -> None:
 @pytest.mark.parametrize(("name", "why"), PYDANTIC_REFUSED.items())
 def test_a_type_of_pydantic_that_no_grammar_says_is_refused_by_its_reason(name: str, why: str) -> None:
     schema = TypeAdapter[Any](PYDANTIC_TYPES[name][0]).json_schema()
-    assert why in str(judged(grammar_of(schema), False, vocabulary()))
+    assert why in str(check_grammar(grammar_of(schema), False, vocabulary()))
 
 
 def test_few_types_are_refused() -> None:

@@ -9,7 +9,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from baton.decode.prefill_peers import endpoint_to_wire
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
@@ -90,7 +90,7 @@ class PrefillBench:
         group: RankGroup | None = None,
         layouts: Sequence[KvLayout] = (toy.LAYOUT,),
         reuse: bool = False,
-        grammars: Shelf | None = None,
+        grammars: GrammarCache | None = None,
         scored_tokens: int = 8,
     ) -> None:
         """`group`, `layouts`: of a worker of several ranks. `reuse`: keep prefixes, of rooms of one mark.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from tests.grammars.answers import Slow, regex
 from tests.patience import PATIENCE_S
 from tests.prefill import toy
@@ -17,7 +17,7 @@ HELD = toy.request("1", PROMPT, grammar=regex("[0-9]"))
 
 @pytest.fixture
 async def pair(slow: Slow) -> AsyncIterator[Pair]:
-    made = Pair(grammars=Shelf(slow))
+    made = Pair(grammars=GrammarCache(slow))
     yield made
     made.bench.close()
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from baton.cli import child
-from baton.grammars.judge import Judge
+from baton.grammars.grammar_check import GrammarChecker
 from baton.models import conversion_cache
 from baton.models.conversion_cache import converted
 from baton.rooms.request import Grammar, GrammarKind
@@ -58,9 +58,9 @@ def test_every_process_of_this_package_is_given_its_environment() -> None:
 
 def test_grammars_are_compiled_by_this_package(other_project: Path) -> None:
     backend = tiny.byte_level().backend_tokenizer
-    judge = Judge(backend, backend.get_vocab_size(), (0,))
+    judge = GrammarChecker(backend, backend.get_vocab_size(), (0,))
     try:
-        assert judge.ask(DIGITS, False) == DIGITS
+        assert judge.check(DIGITS, False) == DIGITS
     finally:
         judge.close()
 

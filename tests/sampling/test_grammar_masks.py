@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
-from baton.grammars.fold import GrammarLost
+from baton.grammars.grammar_state import GrammarLost
 from baton.rooms.request import FinishReason, Grammar, Request, Sampling, Token
 from baton.sampling.grammar_masks import hold
 from baton.sampling.sampler import sample

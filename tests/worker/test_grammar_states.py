@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from baton.engine_interface import Sequence
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.ids import Generation, Incarnation, RoomId
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Reason
@@ -33,7 +33,7 @@ def slow() -> Iterator[Slow]:
 
 @pytest.fixture
 def folds(slow: Slow) -> GrammarStates:
-    return GrammarStates(Shelf(slow), asyncio.Event().set)
+    return GrammarStates(GrammarCache(slow), asyncio.Event().set)
 
 
 def sender(folds: GrammarStates, asked: Request) -> Sender:
@@ -94,7 +94,7 @@ async def test_no_room_draws_before_its_grammar_is_compiled(
 async def test_a_room_without_a_grammar_and_one_of_a_rank_that_does_not_draw_wait_for_none(
     slow: Slow, make: Callable[[GrammarStates, Request], Room]
 ) -> None:
-    for shelf, asked in ((Shelf(slow), request()), (None, request(grammar=DIGITS))):
+    for shelf, asked in ((GrammarCache(slow), request()), (None, request(grammar=DIGITS))):
         folds = GrammarStates(shelf, asyncio.Event().set)
         room = make(folds, asked)
         folds.begin(room, Sequence(asked, []))
@@ -115,7 +115,7 @@ async def test_each_choice_has_a_fold_of_its_own(folds: GrammarStates, slow: Slo
 
 async def test_a_compiled_grammar_wakes_the_turns(slow: Slow) -> None:
     woken = asyncio.Event()
-    folds = GrammarStates(Shelf(slow), woken.set)
+    folds = GrammarStates(GrammarCache(slow), woken.set)
     asked = request(grammar=DIGITS)
     folds.begin(sender(folds, asked), Sequence(asked, []))
     slow.go.set()

@@ -38,7 +38,7 @@ from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.tools.constraints.constraints import ConstraintCompiler, constraint_of
 from baton.api.tools.format_detection import answer_parser
-from baton.grammars.judge import Ask
+from baton.grammars.grammar_check import CheckGrammar
 from baton.rooms.request import Grammar, GrammarKind
 from baton.rooms.request import Request as Admitted
 from baton.telemetry.tracing import Attribute
@@ -57,14 +57,14 @@ class GenerationService:
         prompts: PromptEncoder,
         metrics: HttpMetrics,
         settings: ApiSettings,
-        ask: Ask,
+        check: CheckGrammar,
     ) -> None:
         self._backend = backend
         self._model = model
         self._prompts = prompts
         self._metrics = metrics
         self._settings = settings
-        self._structures = ConstraintCompiler(model, ask, metrics)
+        self._structures = ConstraintCompiler(model, check, metrics)
         self._bounds = Bounds(settings.clip_max_tokens, settings.max_logprobs, settings.min_priority)
 
     async def chat(

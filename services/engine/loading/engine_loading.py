@@ -21,7 +21,7 @@ from baton.engine.quantization.weight_quantization import WeightQuantization
 from baton.engine.ranks.collectives import Team, alone
 from baton.engine.remote_writes import flush_for
 from baton.engine.torch_engine import TorchEngine, drawing_rank
-from baton.grammars.shelf import Shelf
+from baton.grammars.grammar_cache import GrammarCache
 from baton.grammars.vocabulary import read_vocabulary
 from baton.pages.layout import KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
@@ -100,7 +100,9 @@ def load_engine(
         make_runner(model, execution, cache, cuda_graphs, kernel),
         kernel,
         flush_for(model.device),
-        Shelf(partial(read_vocabulary, directory, model.facts)) if team.rank == drawing_rank(team) else None,
+        GrammarCache(partial(read_vocabulary, directory, model.facts))
+        if team.rank == drawing_rank(team)
+        else None,
     )
 
 

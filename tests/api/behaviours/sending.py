@@ -18,7 +18,7 @@ from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.format_detection import model_formats
-from baton.grammars.compiling import compiled
+from baton.grammars.grammar_compiler import compile_grammar
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import FinishReason, Request
 from tests.api import tiny
@@ -241,7 +241,7 @@ def _drawn(request: Request, model: ServedModel, towards: Sequence[int], chance:
     """Draw tokens that the grammar allows, following a text as far as that is allowed."""
     assert request.grammar is not None
     vocabulary = vocabulary_of(model.tokenizer.codec, model.vocabulary, model.eos_token_ids)
-    fold = compiled(request.grammar, vocabulary)
+    fold = compile_grammar(request.grammar, vocabulary)
     output: list[int] = []
     follows = True
     while len(output) < DRAWN_MAX:

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from baton.api.tools.constraints.schema_text import schema_text
-from baton.grammars.judge import judged
+from baton.grammars.grammar_check import check_grammar
 from baton.rooms.request import Grammar, GrammarKind
 from tests.grammars.answers import drawn, fold_of, request, text_of, vocabulary
 
@@ -75,4 +75,4 @@ OVERLAPPING: Final[dict[str, Any]] = {
 
 @pytest.mark.parametrize("given", OVERLAPPING.values(), ids=OVERLAPPING.keys())
 def test_alternatives_of_which_two_may_hold_are_refused(given: Any) -> None:
-    assert isinstance(judged(grammar_of(given), False, vocabulary()), str)
+    assert isinstance(check_grammar(grammar_of(given), False, vocabulary()), str)

@@ -22,7 +22,7 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.constraints.tool_call_grammar import FORCED_CALLS_MAX
 from baton.api.tools.format_detection import model_formats
 from baton.api.tools.formats.output_formats import AUTO
-from baton.grammars.compiling import compiled
+from baton.grammars.grammar_compiler import compile_grammar
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import FinishReason, Request
 from tests.api import tiny
@@ -73,7 +73,7 @@ class Held:
         codec, model = self.model.tokenizer.codec, self.model
         (end,) = model.eos_token_ids
         assert request.grammar is not None
-        fold = compiled(request.grammar, vocabulary_of(codec, model.vocabulary, model.eos_token_ids))
+        fold = compile_grammar(request.grammar, vocabulary_of(codec, model.vocabulary, model.eos_token_ids))
         output: list[int] = []
         while len(output) < self._tokens_max:
             mask = fold.allowed(request, output)

@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 import openai
 from pydantic import BaseModel, Field
 
-from baton.grammars.judge import TOO_COMPLEX
-from tests.grammars.test_judge import CHAIN
+from baton.grammars.grammar_check import TOO_COMPLEX
+from tests.grammars.test_grammar_check import CHAIN
 from tests.http import web
 from tests.process.stack import Stack
 

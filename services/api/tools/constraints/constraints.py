@@ -2,7 +2,7 @@
 
 Fields of OpenAI, vLLM and SGLang say the same in several ways, and a request may give a constraint once. It
 is compiled as the workers will compile it, so that a constraint no answer can follow is a 400. Another
-process compiles it (`baton.grammars.judge`), so that no request ends this one.
+process compiles it (`baton.grammars.grammar_check`), so that no request ends this one.
 """
 
 import json
@@ -33,7 +33,7 @@ from baton.api.tools.constraints.tool_call_grammar import (
 )
 from baton.api.tools.formats.output_formats import NamedFormat
 from baton.api.tools.parsing.constrained_parser import CallLayout
-from baton.grammars.judge import TOO_COMPLEX, TOO_LONG, Ask
+from baton.grammars.grammar_check import TOO_COMPLEX, TOO_LONG, CheckGrammar
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
 CACHED_MAX: Final = 256
@@ -61,11 +61,11 @@ class Constraint:
 class ConstraintCompiler:
     """Compiler of the constraints of one application. Used from one event loop."""
 
-    def __init__(self, model: ServedModel, ask: Ask, metrics: HttpMetrics) -> None:
-        """`ask`: compiles a grammar in another process."""
+    def __init__(self, model: ServedModel, check: CheckGrammar, metrics: HttpMetrics) -> None:
+        """`check`: compiles a grammar in another process."""
         self._model = model
         self._metrics = metrics
-        self._ask = ask
+        self._ask = check
         self._turns = FairThreadPool("grammar", "compiled")
         self._results: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
         """The grammar for workers, or the reason of its refusal, by constraint."""

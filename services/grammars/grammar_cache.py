@@ -11,15 +11,15 @@ from typing import Final
 
 from llguidance import LLTokenizer
 
-from baton.grammars.compiling import compiled
-from baton.grammars.fold import Fold
+from baton.grammars.grammar_compiler import compile_grammar
+from baton.grammars.grammar_state import GrammarState
 from baton.rooms.request import Grammar
 
 KEPT_MAX: Final = 64
 """A small schema takes some hundred KB, the largest that are taken tens of MB."""
 
 
-class Shelf:
+class GrammarCache:
     """Its thread ends with the process."""
 
     def __init__(self, read: Callable[[], LLTokenizer], kept_max: int = KEPT_MAX) -> None:
@@ -27,7 +27,7 @@ class Shelf:
         self._read = read
         self._kept_max = kept_max
         self._vocabulary: LLTokenizer | None = None
-        self._roots: OrderedDict[Grammar, Fold] = OrderedDict()
+        self._roots: OrderedDict[Grammar, GrammarState] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def warm_up(self) -> None:
@@ -35,7 +35,7 @@ class Shelf:
         cannot be read is told to whoever asks for a grammar."""
         self._thread.submit(self._vocabulary_read).exception()
 
-    def folds(self, grammar: Grammar, output: Sequence[int], count: int) -> Future[list[Fold]]:
+    def folds(self, grammar: Grammar, output: Sequence[int], count: int) -> Future[list[GrammarState]]:
         """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
         GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
         cannot be read."""
@@ -45,7 +45,7 @@ class Shelf:
         """Whether an answer can be held to it: its future raises as above."""
         return self._thread.submit(self._check, grammar)
 
-    def _folds(self, grammar: Grammar, output: Sequence[int], count: int) -> list[Fold]:
+    def _folds(self, grammar: Grammar, output: Sequence[int], count: int) -> list[GrammarState]:
         fold = self._root(grammar).anew()
         fold.follow(output)
         return [fold, *(fold.copy() for _ in range(count - 1))]
@@ -53,10 +53,10 @@ class Shelf:
     def _check(self, grammar: Grammar) -> None:
         self._root(grammar)
 
-    def _root(self, grammar: Grammar) -> Fold:
+    def _root(self, grammar: Grammar) -> GrammarState:
         root = self._roots.get(grammar)
         if root is None:
-            root = self._roots[grammar] = compiled(grammar, self._vocabulary_read())
+            root = self._roots[grammar] = compile_grammar(grammar, self._vocabulary_read())
             if len(self._roots) > self._kept_max:
                 self._roots.popitem(last=False)
         self._roots.move_to_end(grammar)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.grammars.compiling import GrammarRefused, compiled
-from baton.grammars.fold import GrammarLost
+from baton.grammars.grammar_compiler import GrammarRefused, compile_grammar
+from baton.grammars.grammar_state import GrammarLost
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 from baton.runtime.errors import StartupError
@@ -138,4 +138,4 @@ def test_the_models_vocabulary_may_be_smaller_than_its_tokenizers() -> None:
     backend = tiny.byte_level().backend_tokenizer
     smaller = vocabulary_of(backend, 300, (0,))
     assert smaller.vocab_size == backend.get_vocab_size() < vocabulary().vocab_size
-    compiled(regex("a+"), smaller)
+    compile_grammar(regex("a+"), smaller)

@@ -24,15 +24,15 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 
-from baton.grammars.compiling import WHY_CHARS_MAX, GrammarRefused, compiled
 from baton.grammars.finite_schemas import has_finite_value
-from baton.grammars.fold import Fold, GrammarLost, first_line
+from baton.grammars.grammar_compiler import WHY_CHARS_MAX, GrammarRefused, compile_grammar
+from baton.grammars.grammar_state import GrammarLost, GrammarState, first_line
 from baton.grammars.vocabulary import vocabulary_of
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind, Request
 from baton.runtime.child_process import child_environ, module_command
 from baton.runtime.errors import StartupError
 
-JUDGE_S: Final = 2.0
+CHECK_S: Final = 2.0
 """Of the processor's time, for one grammar."""
 STARVED: Final = 10
 """Times that, by the clock, on a machine whose processors others have."""
@@ -51,24 +51,24 @@ TRIED_TOKENS: Final = 32
 ALARMS: Final = (signal.SIGPROF, signal.SIGALRM)
 """By which a process ends that let them come."""
 
-Ask = Callable[[Grammar, bool], Grammar | str]
+CheckGrammar = Callable[[Grammar, bool], Grammar | str]
 """Of a grammar, and whether its text may be in GBNF instead: as workers are told it, or why it is refused.
 Blocks."""
 
 
-class Spelled(Protocol):
+class SerializableTokenizer(Protocol):
     """What is used of `tokenizers.Tokenizer`."""
 
     def to_str(self) -> str: ...
 
 
-def judged(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
+def check_grammar(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
     """As the process judges."""
     try:
         made = _in_lark(grammar.text) if any_bnf else grammar
         if made.kind is GrammarKind.JSON_SCHEMA and not _may_end(made.text):
             return ENDLESS
-        _try(compiled(made, vocabulary), vocabulary.eos_tokens)
+        _try(compile_grammar(made, vocabulary), vocabulary.eos_tokens)
     except GrammarRefused as error:
         return str(error)
     except GrammarLost as error:
@@ -84,7 +84,7 @@ def _may_end(schema: str) -> bool:
         return True
 
 
-def _try(fold: Fold, ends: Sequence[int]) -> None:
+def _try(fold: GrammarState, ends: Sequence[int]) -> None:
     """Begin an answer of the lowest tokens that are allowed, and one of the highest. Raises GrammarLost."""
     longest = Request("", (), TRIED_TOKENS, eos_token_ids=tuple(ends), ignore_eos=True)
     for chosen in (_lowest, _highest):
@@ -116,21 +116,21 @@ def _in_lark(text: str) -> Grammar:
     return Grammar(GrammarKind.LARK, made)
 
 
-class Judge:
+class GrammarChecker:
     """One process, started when the first grammar is asked for and after one that it did not survive. It ends
     with whoever started it. Used from several threads: one is judged at a time."""
 
     def __init__(
-        self, tokenizer: Spelled, tokens: int, ends: Sequence[int], limit_s: float = JUDGE_S
+        self, tokenizer: SerializableTokenizer, tokens: int, ends: Sequence[int], limit_s: float = CHECK_S
     ) -> None:
-        """`tokenizer`, `tokens`, `ends`: as of `vocabulary_of`. `limit_s`: as of JUDGE_S."""
+        """`tokenizer`, `tokens`, `ends`: as of `vocabulary_of`. `limit_s`: as of CHECK_S."""
         told = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s, "tokenizer": tokenizer.to_str()}
         self._told = _line(told)  # made while nobody is served: no other thread goes on meanwhile
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
-        """See `Ask`."""
+    def check(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+        """See `CheckGrammar`."""
         with self._lock:
             process = self._alive()
             if (answer := _said(process, _line([grammar.kind.value, grammar.text, any_bnf]))) is None:
@@ -151,7 +151,7 @@ class Judge:
         if self._process is None or self._process.poll() is not None:
             # In a session of its own: who interrupts the one that serves lets it finish.
             self._process = subprocess.Popen(  # noqa: S603
-                module_command("baton.grammars.judge"),
+                module_command("baton.grammars.grammar_check"),
                 env=child_environ(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -218,7 +218,7 @@ def _apart(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar 
     """In a thread, whose stack is small."""
     found: list[Grammar | str] = []
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=lambda: found.append(judged(grammar, any_bnf, vocabulary)))
+    thread = threading.Thread(target=lambda: found.append(check_grammar(grammar, any_bnf, vocabulary)))
     thread.start()
     thread.join()
     return found[0] if found else TOO_COMPLEX

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from llguidance import LLTokenizer
 
-from baton.grammars import shelf
-from baton.grammars.compiling import GrammarRefused, compiled
-from baton.grammars.fold import Fold, GrammarLost
-from baton.grammars.shelf import Shelf
+from baton.grammars import grammar_cache
+from baton.grammars.grammar_cache import GrammarCache
+from baton.grammars.grammar_compiler import GrammarRefused, compile_grammar
+from baton.grammars.grammar_state import GrammarLost, GrammarState
 from baton.rooms.request import Grammar
 from baton.runtime.errors import StartupError
 from tests.grammars.answers import ids, regex, request, tokens_in, vocabulary
@@ -19,16 +19,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each was compiled."""
     times: Counter[str] = Counter()
 
-    def count(grammar: Grammar, tokens: LLTokenizer) -> Fold:
+    def count(grammar: Grammar, tokens: LLTokenizer) -> GrammarState:
         times[grammar.text] += 1
-        return compiled(grammar, tokens)
+        return compile_grammar(grammar, tokens)
 
-    monkeypatch.setattr(shelf, "compiled", count)
+    monkeypatch.setattr(grammar_cache, "compiled", count)
     return times
 
 
 def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted: Counter[str]) -> None:
-    kept = Shelf(vocabulary)
+    kept = GrammarCache(vocabulary)
     [one], [other] = (kept.folds(regex("[0-9]{3}"), ids(text), 1).result() for text in ("1", "12"))
     assert counted == {"[0-9]{3}": 1}
     asked = request()
@@ -36,14 +36,14 @@ def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted:
 
 
 def test_outputs_that_are_held_to_one_grammar_are_folded_each_by_itself() -> None:
-    kept = Shelf(vocabulary)
+    kept = GrammarCache(vocabulary)
     [a], [b] = (kept.folds(regex("ax|by"), ids(text), 1).result() for text in "ab")
     allowed = [tokens_in(fold.allowed(request(), ids(text))) for fold, text in ((a, "a"), (b, "b"), (a, "a"))]
     assert allowed == [ids("x"), ids("y"), ids("x")]
 
 
 def test_answers_behind_one_output_are_folded_each_by_itself_from_there_on() -> None:
-    a, b, c = Shelf(vocabulary).folds(regex("c(xy|zw)"), ids("c"), 3).result()
+    a, b, c = GrammarCache(vocabulary).folds(regex("c(xy|zw)"), ids("c"), 3).result()
     asked, outputs = request(), {a: "cx", b: "cz", c: "c"}
     allowed = [tokens_in(fold.allowed(asked, ids(text))) for fold, text in outputs.items()]
     assert allowed == [ids("y"), ids("w"), sorted(ids("xz"))]
@@ -53,26 +53,26 @@ def test_answers_behind_one_output_are_folded_each_by_itself_from_there_on() -> 
 def test_a_grammar_that_is_refused_is_compiled_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     times = 0
 
-    def refuse(grammar: Grammar, tokens: LLTokenizer) -> Fold:
+    def refuse(grammar: Grammar, tokens: LLTokenizer) -> GrammarState:
         nonlocal times
         times += 1
         raise GrammarRefused("no such luck")
 
-    monkeypatch.setattr(shelf, "compiled", refuse)
+    monkeypatch.setattr(grammar_cache, "compiled", refuse)
     with pytest.raises(GrammarRefused):
-        Shelf(vocabulary).folds(regex("a"), [], 128).result()
+        GrammarCache(vocabulary).folds(regex("a"), [], 128).result()
     assert times == 1
 
 
 def test_those_asked_for_last_are_kept(counted: Counter[str]) -> None:
-    kept = Shelf(vocabulary, kept_max=2)
+    kept = GrammarCache(vocabulary, kept_max=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         kept.check(regex(text)).result()
     assert counted == {"a": 1, "b": 2, "c": 1}
 
 
 def test_what_is_refused_is_told_and_not_kept() -> None:
-    kept = Shelf(vocabulary)
+    kept = GrammarCache(vocabulary)
     with pytest.raises(GrammarRefused, match="unclosed"):
         kept.check(regex("(")).result()
     with pytest.raises(GrammarLost):
@@ -88,7 +88,7 @@ def test_a_vocabulary_is_read_before_anybody_is_served_and_once() -> None:
         reads.append(None)
         return vocabulary()
 
-    kept = Shelf(read)
+    kept = GrammarCache(read)
     kept.warm_up()
     assert len(reads) == 1
     kept.check(regex("[0-9]")).result()
@@ -99,7 +99,7 @@ def test_a_vocabulary_that_cannot_be_read_is_told_to_whoever_asks_for_a_grammar(
     def read() -> LLTokenizer:
         raise StartupError("there is no tokenizer")
 
-    kept = Shelf(read)
+    kept = GrammarCache(read)
     kept.warm_up()
     with pytest.raises(StartupError, match="no tokenizer"):
         kept.check(regex("[0-9]")).result()

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.grammars.fold import BURST_S, FORCED_S, Fold, GrammarLost, Matcher
+from baton.grammars.grammar_state import BURST_S, FORCED_S, GrammarLost, GrammarState, Matcher
 from baton.rooms.request import FinishReason, Grammar, Request
 from tests.grammars.answers import (
     END,
@@ -84,14 +84,14 @@ def test_a_grammar_whose_masks_cost_ever_more_is_lost_before_it_holds_everyone_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the library's own bounds it goes on: with each token there are more ways to read what there is."""
-    monkeypatch.setattr("baton.grammars.fold.BURST_S", 0.02)
-    monkeypatch.setattr("baton.grammars.fold.MASK_S", 0.001)
+    monkeypatch.setattr("baton.grammars.grammar_state.BURST_S", 0.02)
+    monkeypatch.setattr("baton.grammars.grammar_state.MASK_S", 0.001)
     fold, asked = fold_of(lark('start: e\ne: e e | e e e | "a"')), request(ignore_eos=True)
     with pytest.raises(GrammarLost, match="too long at each token"):
         repeated(fold, asked, *ids("a"))
 
 
-def repeated(fold: Fold, asked: Request, token: int) -> None:
+def repeated(fold: GrammarState, asked: Request, token: int) -> None:
     """One token, again and again."""
     for count in range(500):
         fold.allowed(asked, [token] * count)
@@ -127,7 +127,7 @@ def test_tokens_that_the_tokenizer_lacks_and_special_ones_are_never_allowed() ->
     assert END in allowed
 
 
-def _allowed(fold: Fold, text: str, **more: Any) -> set[int]:
+def _allowed(fold: GrammarState, text: str, **more: Any) -> set[int]:
     return {*tokens_in(fold.anew().allowed(request(grammar=regex(""), **more), ids(text)))}
 
 
@@ -220,7 +220,7 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
 ) -> None:
     """Each takes as long as five tokens may have: it is for the sixth that it is looked for again."""
     now = [0.0]
-    monkeypatch.setattr("baton.grammars.fold.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("baton.grammars.grammar_state.time.thread_time", lambda: now[0])
     fold, asked = fold_of(regex("([0-9][a-f])*")), request()
     took = 5.5 * FORCED_S
     looks = counting(fold, lambda: now.__setitem__(0, now[0] + took))
@@ -237,7 +237,7 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
     assert looks == [1]
 
 
-def counting(fold: Fold, look: Callable[[], object] = lambda: None) -> list[int]:
+def counting(fold: GrammarState, look: Callable[[], object] = lambda: None) -> list[int]:
     """How often the matcher of `fold` is asked what is forced, from now on."""
     looks, matcher = [0], fold._matcher
 
@@ -261,7 +261,7 @@ def test_a_copy_may_take_as_long_as_is_left(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 0.06
         return now[0]
 
-    monkeypatch.setattr("baton.grammars.fold.time.thread_time", later)
+    monkeypatch.setattr("baton.grammars.grammar_state.time.thread_time", later)
     fold, asked = fold_of(regex("[0-9]+")), request()
     fold.allowed(asked, [])
     with pytest.raises(GrammarLost, match="too long at each token"):

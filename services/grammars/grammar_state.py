@@ -37,7 +37,7 @@ class Matcher(Protocol):
     def deep_copy(self) -> "Matcher": ...
 
 
-class Fold:
+class GrammarState:
     """A grammar over one output. Used from one thread at a time."""
 
     def __init__(self, matcher: Matcher) -> None:
@@ -51,15 +51,15 @@ class Fold:
         self._may_look_s = 0.0
         """For what is forced. Below 0 where the last look took too long: others wait for each."""
 
-    def anew(self) -> "Fold":
+    def anew(self) -> "GrammarState":
         """The same grammar over another output, from its beginning. Only while nothing was taken here."""
         if self._taken:
             raise ValueError(f"a fold that has taken {self._taken} tokens is no beginning")
         return self.copy()
 
-    def copy(self) -> "Fold":
+    def copy(self) -> "GrammarState":
         """The same grammar behind the same output, from where each goes on by itself."""
-        copy = Fold(self._matcher.deep_copy())
+        copy = GrammarState(self._matcher.deep_copy())
         copy._taken = self._taken
         copy._may_take_s = self._may_take_s
         return copy

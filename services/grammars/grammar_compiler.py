@@ -10,7 +10,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from baton.grammars.fold import Fold, first_line
+from baton.grammars.grammar_state import GrammarState, first_line
 from baton.rooms.request import Grammar, GrammarKind
 
 WHY_CHARS_MAX: Final = 300
@@ -39,7 +39,7 @@ class GrammarRefused(Exception):
     """No answer can be held to it; the text says why, to whoever wrote it."""
 
 
-def compiled(grammar: Grammar, vocabulary: LLTokenizer) -> Fold:
+def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> GrammarState:
     """A fold of `grammar` that has taken nothing. Blocks, mostly for less than 20 ms, while other threads go
     on. Raises GrammarRefused."""
     try:
@@ -53,7 +53,7 @@ def compiled(grammar: Grammar, vocabulary: LLTokenizer) -> Fold:
         raise GrammarRefused("it allows no answer at all")
     if why:
         raise GrammarRefused(why)
-    return Fold(matcher)
+    return GrammarState(matcher)
 
 
 def _told(why: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.grammars.judge import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, Judge
+from baton.grammars.grammar_check import TOO_COMPLEX, TOO_COSTLY, TOO_LONG, GrammarChecker
 from baton.rooms.request import Grammar
 from tests.api import tiny
 from tests.grammars.answers import END, lark, regex, schema
@@ -18,23 +18,23 @@ DIGITS = regex("[0-9]{2}")
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
+def judge() -> Iterator[GrammarChecker]:
     backend = tiny.byte_level().backend_tokenizer
-    made = Judge(backend, backend.get_vocab_size(), (END,), limit_s=0.5)
+    made = GrammarChecker(backend, backend.get_vocab_size(), (END,), limit_s=0.5)
     yield made
     made.close()
 
 
-def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(judge: Judge) -> None:
-    assert judge.ask(DIGITS, False) == DIGITS
-    assert judge.ask(regex("(a"), False) == "unclosed group"
+def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(judge: GrammarChecker) -> None:
+    assert judge.check(DIGITS, False) == DIGITS
+    assert judge.check(regex("(a"), False) == "unclosed group"
     assert (
-        judge.ask(schema({"type": "array", "uniqueItems": True}), False)
+        judge.check(schema({"type": "array", "uniqueItems": True}), False)
         == 'Unimplemented keys: ["uniqueItems"]'
     )
-    converted = judge.ask(lark('root ::= "yes" | "nö"'), True)
+    converted = judge.check(lark('root ::= "yes" | "nö"'), True)
     assert isinstance(converted, Grammar)
-    assert judge.ask(converted, False) == converted
+    assert judge.check(converted, False) == converted
 
 
 @pytest.mark.parametrize(
@@ -47,25 +47,25 @@ def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(jud
     ids=["it overflows the stack", "it takes for ever", "an answer explodes as it grows"],
 )
 def test_what_it_does_not_survive_is_refused_and_the_next_is_judged(
-    judge: Judge, grammar: Grammar, why: str
+    judge: GrammarChecker, grammar: Grammar, why: str
 ) -> None:
-    assert judge.ask(grammar, False) == why
-    assert judge.ask(DIGITS, False) == DIGITS
+    assert judge.check(grammar, False) == why
+    assert judge.check(DIGITS, False) == DIGITS
 
 
-def test_one_that_died_for_no_grammar_of_its_own_is_followed_by_another(judge: Judge) -> None:
-    assert judge.ask(DIGITS, False) == DIGITS
+def test_one_that_died_for_no_grammar_of_its_own_is_followed_by_another(judge: GrammarChecker) -> None:
+    assert judge.check(DIGITS, False) == DIGITS
     process = judge._process
     assert process is not None
     process.kill()
     process.wait()
-    assert judge.ask(DIGITS, False) == DIGITS
+    assert judge.check(DIGITS, False) == DIGITS
 
 
 def test_a_model_that_holds_nothing_says_so() -> None:
     backend = tiny.byte_level().backend_tokenizer
-    made = Judge(backend, backend.get_vocab_size(), ())
+    made = GrammarChecker(backend, backend.get_vocab_size(), ())
     try:
-        assert "no token that ends a text" in str(made.ask(DIGITS, False))
+        assert "no token that ends a text" in str(made.check(DIGITS, False))
     finally:
         made.close()
