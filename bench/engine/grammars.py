@@ -86,7 +86,7 @@ async def _measured(runs: int, shelf: "GrammarCache", judge: "GrammarChecker") -
         await asyncio.wrap_future(shelf.check(grammar))
 
     async def in_bootstrap(grammar: Grammar) -> None:
-        told = await asyncio.get_running_loop().run_in_executor(pool, judge.ask, grammar, False)
+        told = await asyncio.get_running_loop().run_in_executor(pool, judge.check, grammar, False)
         if isinstance(told, str):
             raise GrammarRefused(told)
 

@@ -64,8 +64,8 @@ def create_app(
     check: CheckGrammar | None = None,
 ) -> ApiMiddleware:
     """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
-    Everybody comes in where there is no `door`. `check`: whether answers can be held to a grammar; where it is
-    not given, a process of its own, which is started when it is asked first."""
+    Everybody comes in where there is no `door`. `check`: checks a client's grammar. By default a process
+    of its own does, which starts with the first grammar."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)

@@ -1,9 +1,9 @@
-"""Whether a finite value can fit a JSON schema.
+"""Check whether a finite value can fit a JSON schema.
 
 A schema that requires itself has no finite answer: a model would write until it is cut off. Types of values
-that may fit are collected from the leaves up, until nothing is added (a least fixed point). What is not
-understood counts as fitting, so that only what is certain is refused. A malformed keyword is one of these:
-the compilation of its schema refuses it by name.
+that may fit are collected from the leaves up, until none is added (a least fixed point). An unsupported
+keyword counts as fitting, so that only certain cases are refused. So does a malformed one, which compilation
+refuses by name.
 
 Pure.
 """
@@ -17,11 +17,11 @@ ALL: Final = frozenset(TYPES)
 NONE: Final = frozenset[str]()
 
 Types = frozenset[str]
-"""Types of which some finite value may fit."""
+"""Types with a finite value that may fit."""
 
 
 def has_finite_value(schema: Any) -> bool:
-    """Whether a finite value may fit `schema`. Its time is not bounded here."""
+    """Return whether a finite value may fit `schema`. The time is not bounded here."""
     search = _Search(schema)
     try:
         return search.finds()
@@ -30,18 +30,18 @@ def has_finite_value(schema: Any) -> bool:
 
 
 class _Search:
-    """One schema, and what is known of its definitions."""
+    """Search over one schema and its definitions."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[str, Types] = {}
-        """By the reference, as far as it was found."""
+        """Types of the target of each reference, as far as they are known."""
         self._looked_at: set[str] = set()
-        """References in this pass."""
+        """References of this pass."""
         self._has_grown = True
 
     def finds(self) -> bool:
-        """Whether anything fits the root."""
+        """Return whether a value fits the root."""
         while self._has_grown:
             self._has_grown = False
             self._looked_at = {"#"}
@@ -105,7 +105,10 @@ class _Search:
 
 
 def _types_by_name(schema: Mapping[str, Any]) -> Types:
-    """The types that a schema's own `type` allows, with integers as numbers. All where it is malformed."""
+    """Return the types that a schema's own `type` allows, with integers as numbers.
+
+    All if it is malformed.
+    """
     given = schema.get("type")
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not all(name in (*TYPES, "integer") for name in names):
@@ -114,7 +117,7 @@ def _types_by_name(schema: Mapping[str, Any]) -> Types:
 
 
 def _types_of_values(schema: Mapping[str, Any]) -> Types:
-    """The types of the values that a schema lists, all where it lists none."""
+    """Return the types of the values that a schema lists. All if it lists none."""
     found = ALL
     if "const" in schema:
         found &= {type_of(schema["const"])}

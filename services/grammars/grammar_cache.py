@@ -1,7 +1,7 @@
-"""Which grammars are compiled already? Those asked for last are kept, by their source.
+"""Cache of compiled grammars, by their source.
 
-They are compiled in a thread, one after the other: what one may cost is bounded (`compiling.py`), and nobody
-else waits for it.
+They are compiled in a thread, one after the other. The cost of one is bounded (`grammar_compiler`), and no
+other work waits for it.
 """
 
 from collections import OrderedDict
@@ -15,34 +15,38 @@ from baton.grammars.grammar_compiler import compile_grammar
 from baton.grammars.grammar_state import GrammarState
 from baton.rooms.request import Grammar
 
-KEPT_MAX: Final = 64
-"""A small schema takes some hundred KB, the largest that are taken tens of MB."""
+CACHED_MAX: Final = 64
+"""Most compiled grammars. A small schema takes some hundred KB, the largest allowed ones tens of MB."""
 
 
 class GrammarCache:
-    """Its thread ends with the process."""
+    """Cache of the grammars of one model, the latest used ones. Its thread ends with the process."""
 
-    def __init__(self, read: Callable[[], LLTokenizer], kept_max: int = KEPT_MAX) -> None:
-        """`read`: the model's vocabulary, when the first grammar is asked for or by `warm_up`."""
+    def __init__(self, read: Callable[[], LLTokenizer], cached_max: int = CACHED_MAX) -> None:
+        """`read`: reads the model's vocabulary, for the first grammar or in `warm_up`."""
         self._read = read
-        self._kept_max = kept_max
+        self._cached_max = cached_max
         self._vocabulary: LLTokenizer | None = None
         self._roots: OrderedDict[Grammar, GrammarState] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def warm_up(self) -> None:
-        """Read the vocabulary while nobody is served: for half a second no other thread goes on. Blocks. What
-        cannot be read is told to whoever asks for a grammar."""
+        """Read the vocabulary before serving, since that stops all other threads for half a second. Blocks.
+
+        If it cannot be read, each grammar raises the error.
+        """
         self._thread.submit(self._vocabulary_read).exception()
 
     def folds(self, grammar: Grammar, output: Sequence[int], count: int) -> Future[list[GrammarState]]:
-        """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
-        GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
-        cannot be read."""
+        """Return `count` states of the grammar behind `output`, one for each answer that goes on there.
+
+        `count`: at least 1. The future raises GrammarRefused, GrammarLost if the output does not follow the
+        grammar, and StartupError if the model's tokenizer cannot be read.
+        """
         return self._thread.submit(self._folds, grammar, output, count)
 
     def check(self, grammar: Grammar) -> Future[None]:
-        """Whether an answer can be held to it: its future raises as above."""
+        """Compile the grammar. The future raises as that of `folds` does."""
         return self._thread.submit(self._check, grammar)
 
     def _folds(self, grammar: Grammar, output: Sequence[int], count: int) -> list[GrammarState]:
@@ -57,7 +61,7 @@ class GrammarCache:
         root = self._roots.get(grammar)
         if root is None:
             root = self._roots[grammar] = compile_grammar(grammar, self._vocabulary_read())
-            if len(self._roots) > self._kept_max:
+            if len(self._roots) > self._cached_max:
                 self._roots.popitem(last=False)
         self._roots.move_to_end(grammar)
         return root

@@ -1,12 +1,12 @@
-"""Can an answer be held to what a caller wrote? Asked of a process of its own, which may die of it.
+"""Check of a client's grammar in a process of its own, which the grammar may end.
 
-The library bounds most of what a grammar costs (`compiling.py`), and not all: conjunctions multiply, and long
-chains of rules overflow its stack, by which a process ends. So the one that judges ends instead of the one
-that serves: by its own alarm, or by a signal. What it lets pass is compiled by workers as it was here, on a
-larger stack.
+The library bounds most of what a grammar costs (`grammar_compiler`), but not all: conjunctions multiply, and
+long chains of rules overflow its stack, which ends a process. So the checking process ends instead of the one
+that serves: by its own alarm, or by a signal. A grammar that passes is compiled by workers in the same way,
+on a larger stack.
 
-What is quickly compiled may be costly to follow. So the beginnings of two answers are drawn here, too: a
-grammar that passes its bounds within them is refused, where a worker would have to break an answer off.
+A grammar that compiles quickly may be costly to follow. So the beginnings of two answers are drawn here, too.
+A grammar that exceeds its bounds within them is refused. A worker would have to break off an answer.
 """
 
 import json
@@ -33,37 +33,39 @@ from baton.runtime.child_process import child_environ, module_command
 from baton.runtime.errors import StartupError
 
 CHECK_S: Final = 2.0
-"""Of the processor's time, for one grammar."""
+"""Most CPU time for one grammar, in seconds."""
 STARVED: Final = 10
-"""Times that, by the clock, on a machine whose processors others have."""
+"""Wall-clock time allowed per CPU time, on a machine that is shared."""
 STACK_BYTES: Final = 2**20
-"""Of the thread that compiles; a worker's has 8 MiB, or 2 where there is no limit."""
+"""Stack of the thread that compiles. A worker's has 8 MiB, or 2 MiB if there is no limit."""
 MEMORY_BYTES: Final = 2**29
-"""Of addresses, beyond what it has when it is ready."""
+"""Address space of the process beyond that before the first grammar."""
 TOO_LONG: Final = "it takes too long to compile"
 TOO_COMPLEX: Final = "it is too complex to compile"
 TOO_COSTLY: Final = "it is too costly to follow"
 ENDLESS: Final = "no finite answer fits it"
 
 TRIED_TOKENS: Final = 32
-"""Of each of the two answers that are begun."""
+"""Tokens of each of the two answers that are begun."""
 
 ALARMS: Final = (signal.SIGPROF, signal.SIGALRM)
-"""By which a process ends that let them come."""
+"""Signals that end a process whose time is over."""
 
 CheckGrammar = Callable[[Grammar, bool], Grammar | str]
-"""Of a grammar, and whether its text may be in GBNF instead: as workers are told it, or why it is refused.
-Blocks."""
+"""Returns the grammar for workers, or the reason of its refusal. Blocks.
+
+Takes a grammar, and whether its text may be in GBNF instead.
+"""
 
 
 class SerializableTokenizer(Protocol):
-    """What is used of `tokenizers.Tokenizer`."""
+    """The part of `tokenizers.Tokenizer` that is used."""
 
     def to_str(self) -> str: ...
 
 
 def check_grammar(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """As the process judges."""
+    """Check a grammar in this process, as `CheckGrammar` does."""
     try:
         made = _in_lark(grammar.text) if any_bnf else grammar
         if made.kind is GrammarKind.JSON_SCHEMA and not _may_end(made.text):
@@ -77,7 +79,7 @@ def check_grammar(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> G
 
 
 def _may_end(schema: str) -> bool:
-    """Whether an answer to a schema can end. What is no JSON is refused by its compilation."""
+    """Return whether an answer to a schema can end. Compilation refuses a text that is no JSON."""
     try:
         return has_finite_value(json.loads(schema))
     except (ValueError, RecursionError):
@@ -85,7 +87,7 @@ def _may_end(schema: str) -> bool:
 
 
 def _try(fold: GrammarState, ends: Sequence[int]) -> None:
-    """Begin an answer of the lowest tokens that are allowed, and one of the highest. Raises GrammarLost."""
+    """Begin two answers, of the lowest and of the highest allowed tokens. Raises GrammarLost."""
     longest = Request("", (), TRIED_TOKENS, eos_token_ids=tuple(ends), ignore_eos=True)
     for chosen in (_lowest, _highest):
         begun, output = fold.copy(), list[int]()
@@ -104,12 +106,12 @@ def _highest(bits: int) -> int:
 
 
 def _in_lark(text: str) -> Grammar:
-    """Raises GrammarRefused for a text that is to be GBNF, and is none."""
+    """Convert a text in GBNF or Lark to Lark. Raises GrammarRefused."""
     try:
         made = any_to_lark(text)
     except RecursionError as error:
         raise GrammarRefused("it is nested too deeply") from error
-    except Exception as error:  # whatever the library's converter makes of it
+    except Exception as error:  # any error of the library's converter
         raise GrammarRefused(first_line(str(error))[:WHY_CHARS_MAX]) from error
     if len(made.encode()) > GRAMMAR_BYTES_MAX:
         raise GrammarRefused(f"it is larger than {GRAMMAR_BYTES_MAX} bytes in Lark's form")
@@ -117,23 +119,29 @@ def _in_lark(text: str) -> Grammar:
 
 
 class GrammarChecker:
-    """One process, started when the first grammar is asked for and after one that it did not survive. It ends
-    with whoever started it. Used from several threads: one is judged at a time."""
+    """Checker that owns one process. Used from several threads, which take turns.
+
+    The process starts with the first grammar, and again after a grammar that ended it. It ends with its
+    parent.
+    """
 
     def __init__(
         self, tokenizer: SerializableTokenizer, tokens: int, ends: Sequence[int], limit_s: float = CHECK_S
     ) -> None:
-        """`tokenizer`, `tokens`, `ends`: as of `vocabulary_of`. `limit_s`: as of CHECK_S."""
-        told = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s, "tokenizer": tokenizer.to_str()}
-        self._told = _line(told)  # made while nobody is served: no other thread goes on meanwhile
+        """`tokenizer`, `tokens`, `ends`: arguments of `vocabulary_of`.
+
+        `limit_s`: CPU time for one grammar.
+        """
+        setup = {"tokens": tokens, "ends": [*ends], "limit_s": limit_s, "tokenizer": tokenizer.to_str()}
+        self._setup = _line(setup)  # at start, since it stops all other threads
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def check(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
-        """See `CheckGrammar`."""
+        """Check a grammar, as `CheckGrammar` does."""
         with self._lock:
             process = self._alive()
-            if (answer := _said(process, _line([grammar.kind.value, grammar.text, any_bnf]))) is None:
+            if (answer := _exchange(process, _line([grammar.kind.value, grammar.text, any_bnf]))) is None:
                 ended = process.wait()
                 self._process = None
                 return TOO_LONG if -ended in ALARMS else TOO_COMPLEX
@@ -149,58 +157,60 @@ class GrammarChecker:
 
     def _alive(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
-            # In a session of its own: who interrupts the one that serves lets it finish.
+            # In a session of its own, so that Ctrl-C lets it finish.
             self._process = subprocess.Popen(  # noqa: S603
                 module_command("baton.grammars.grammar_check"),
                 env=child_environ(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # nothing of a grammar is logged
+                stderr=subprocess.DEVNULL,  # no part of a grammar is logged
                 start_new_session=True,
             )
-            _said(self._process, self._told)
+            _exchange(self._process, self._setup)
         return self._process
 
 
-def _line(told: Any) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
 
 
-def _said(process: "subprocess.Popen[bytes]", told: bytes) -> Any:
-    """What it answers; None where it ended instead."""
+def _exchange(process: "subprocess.Popen[bytes]", line: bytes) -> Any:
+    """Send a line to the process. Returns its answer, or None if the process ended."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("a process without pipes")
     try:
-        process.stdin.write(told)
+        process.stdin.write(line)
         process.stdin.flush()
-        line = process.stdout.readline()
+        answer = process.stdout.readline()
     except BrokenPipeError:
         return None
-    return json.loads(line) if line else None
+    return json.loads(answer) if answer else None
 
 
 def main() -> None:
-    """The process: a line each way for a grammar, until nobody is there to ask."""
+    """Check the grammars on standard input, a line each, until it is closed."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    told = json.loads(sys.stdin.readline())
+    setup = json.loads(sys.stdin.readline())
     try:
         found: LLTokenizer | str = vocabulary_of(
-            Tokenizer.from_str(told["tokenizer"]), told["tokens"], told["ends"]
+            Tokenizer.from_str(setup["tokenizer"]), setup["tokens"], setup["ends"]
         )
     except StartupError as error:
         found = str(error)
     _bound_memory()
-    _say(True)
+    _write(True)
     for line in sys.stdin:
         kind, text, any_bnf = json.loads(line)
-        _alarm(told["limit_s"])
-        answer = found if isinstance(found, str) else _apart(Grammar(GrammarKind(kind), text), any_bnf, found)
+        _alarm(setup["limit_s"])
+        answer = (
+            found if isinstance(found, str) else _in_thread(Grammar(GrammarKind(kind), text), any_bnf, found)
+        )
         _alarm(0.0)
-        _say([None, answer] if isinstance(answer, str) else [answer.kind.value, answer.text])
+        _write([None, answer] if isinstance(answer, str) else [answer.kind.value, answer.text])
 
 
 def _alarm(after_s: float) -> None:
-    """The end of this process, whatever it does then; 0: not any more."""
+    """End this process after a time, in seconds. 0 cancels that."""
     signal.setitimer(signal.ITIMER_PROF, after_s)
     signal.setitimer(signal.ITIMER_REAL, STARVED * after_s)
 
@@ -211,11 +221,11 @@ def _bound_memory() -> None:
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-        file.write("1000")  # where memory is short all the same, this process goes first
+        file.write("1000")  # if memory is short all the same, this process ends first
 
 
-def _apart(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
-    """In a thread, whose stack is small."""
+def _in_thread(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar | str:
+    """Check a grammar in a thread with a small stack."""
     found: list[Grammar | str] = []
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=lambda: found.append(check_grammar(grammar, any_bnf, vocabulary)))
@@ -224,7 +234,7 @@ def _apart(grammar: Grammar, any_bnf: bool, vocabulary: LLTokenizer) -> Grammar 
     return found[0] if found else TOO_COMPLEX
 
 
-def _say(answer: Any) -> None:
+def _write(answer: Any) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""Can an answer be held to this grammar? Compiled, within bounds, or refused in words for whoever wrote it.
+"""Compiler of grammars within bounds of time and memory, which refuses a grammar by its fault.
 
-What is unknown or not implemented is refused by name, never passed over. A grammar costs a bounded time to
-compile, and a bounded time at each token; where that is not enough the answer ends as `GrammarLost`.
+What is unknown or not implemented is refused by name, never ignored. A grammar takes a bounded time to
+compile, and a bounded time at each token. If that is not enough the answer ends as `GrammarLost`.
 """
 
 import re
@@ -18,10 +18,10 @@ LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=100_000,  # 7 ms
     step_max_items=50_000,  # 3 ms
-    max_items_in_row=8_000,  # an object of as many optional names as a fourth of it
+    max_items_in_row=8_000,  # an object of 2,000 optional properties
     max_lexer_states=50_000,  # of 1 to 2 KB each
     max_grammar_size=200_000,
-    verbose_errors=False,  # a grammar is its client's own, and logs have nothing of it
+    verbose_errors=False,  # logs hold nothing of a client's grammar
 )
 SOURCES: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
     GrammarKind.JSON_SCHEMA: LLMatcher.grammar_from_json_schema,
@@ -29,26 +29,28 @@ SOURCES: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
     GrammarKind.LARK: LLMatcher.grammar_from_lark,
 }
 REGEX_FAULT: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
-"""The line that says it, of several that show the place."""
+"""The line with the fault, among several that show the place."""
 
 NOTHING_FOLLOWS: Final = ("NoExtension", "NoExtensionBias")
-"""The library's words for that no text can follow."""
+"""Errors of the library which mean that no text can follow."""
 
 
 class GrammarRefused(Exception):
-    """No answer can be held to it; the text says why, to whoever wrote it."""
+    """No answer can follow the grammar. The message gives the reason for its author."""
 
 
 def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> GrammarState:
-    """A fold of `grammar` that has taken nothing. Blocks, mostly for less than 20 ms, while other threads go
-    on. Raises GrammarRefused."""
+    """Return the state of `grammar` before the first token. Raises GrammarRefused.
+
+    Blocks, mostly for less than 20 ms. Other threads run meanwhile.
+    """
     try:
         source = SOURCES[grammar.kind](grammar.text)
     except ValueError as error:
-        raise GrammarRefused(_told(str(error))) from error
+        raise GrammarRefused(_reason(str(error))) from error
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
-    mask = matcher.compute_bitmask()  # the first costs most, and finds what is too complex
-    why = _told(matcher.get_error()) if matcher.is_error() else ""
+    mask = matcher.compute_bitmask()  # the first mask takes longest, and shows a grammar that is too complex
+    why = _reason(matcher.get_error()) if matcher.is_error() else ""
     if why in NOTHING_FOLLOWS or mask.count(0) == len(mask):
         raise GrammarRefused("it allows no answer at all")
     if why:
@@ -56,7 +58,7 @@ def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> GrammarState:
     return GrammarState(matcher)
 
 
-def _told(why: str) -> str:
+def _reason(why: str) -> str:
     fault = REGEX_FAULT.search(why)
-    told = fault[1] if fault else first_line(why)
-    return told[:WHY_CHARS_MAX]
+    reason = fault[1] if fault else first_line(why)
+    return reason[:WHY_CHARS_MAX]

@@ -1,8 +1,8 @@
-"""Which tokens may come next, after an output that is held to a grammar?
+"""State of a grammar over one output, and the tokens that may come next.
 
-It follows from the grammar and the output alone (`mask-is-fold`): whoever knows both knows it, on another
-worker, in a later room, from the beginning. A fold takes each token of an output once, as it grows. What it
-may cost is bounded: others wait for it.
+It follows from the grammar and the output alone (`mask-is-fold`). So another worker, in a later room,
+computes the same state from the beginning. Each token of an output is taken once, as the output grows. The
+cost is bounded, since other requests wait for it.
 """
 
 import time
@@ -13,19 +13,25 @@ from baton.rooms.request import Request
 
 BITS: Final = 8
 MASK_S: Final = 0.003
-"""Of the processor's time, that a mask may take, over all of an output. Most take a hundredth of that."""
+"""CPU time per mask, in seconds, as a mean over an output. Most masks take a hundredth of it."""
 BURST_S: Final = 0.1
-"""That all masks of an output may take beyond that."""
+"""CPU time that all masks of an output may take in addition, in seconds."""
 FORCED_S: Final = 0.001
-"""Of the processor's time, that looking for what is forced may take for each token, over all of an output."""
+"""CPU time per token for finding forced tokens, in seconds, as a mean over an output."""
 
 
 class GrammarLost(Exception):
-    """An output cannot be held to its grammar, or not any further; the text says why."""
+    """An output does not follow its grammar, or can no longer be constrained.
+
+    The message gives the reason.
+    """
 
 
 class Matcher(Protocol):
-    """What is used of `llguidance.LLMatcher`. It raises nothing: after an error it stays in error."""
+    """The part of `llguidance.LLMatcher` that is used.
+
+    It raises nothing: after an error it stays in error.
+    """
 
     def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
     def compute_bitmask(self) -> bytes: ...
@@ -38,34 +44,34 @@ class Matcher(Protocol):
 
 
 class GrammarState:
-    """A grammar over one output. Used from one thread at a time."""
+    """State of a grammar over one output. Used from one thread at a time."""
 
     def __init__(self, matcher: Matcher) -> None:
-        """`matcher` has taken nothing."""
+        """`matcher`: a matcher that has taken no token."""
         self._matcher = matcher
         self._taken = 0
-        """Tokens of the output."""
+        """Number of tokens of the output that were taken."""
         self._may_take_s = BURST_S
         self._forced: list[int] = []
-        """Behind what was taken, as far as it was looked for."""
+        """Forced tokens behind the output, as far as they were looked for."""
         self._may_look_s = 0.0
-        """For what is forced. Below 0 where the last look took too long: others wait for each."""
+        """CPU time left for finding forced tokens. Below 0 if the last search took too long."""
 
     def anew(self) -> "GrammarState":
-        """The same grammar over another output, from its beginning. Only while nothing was taken here."""
+        """Return the state of the same grammar before the first token. This one may have taken none."""
         if self._taken:
             raise ValueError(f"a fold that has taken {self._taken} tokens is no beginning")
         return self.copy()
 
     def copy(self) -> "GrammarState":
-        """The same grammar behind the same output, from where each goes on by itself."""
+        """Return an independent copy of the state."""
         copy = GrammarState(self._matcher.deep_copy())
         copy._taken = self._taken
         copy._may_take_s = self._may_take_s
         return copy
 
     def follow(self, output: Sequence[int]) -> None:
-        """Take what `output` has beyond what was taken. Raises GrammarLost."""
+        """Take the tokens of `output` that were not taken yet. Raises GrammarLost."""
         if len(output) < self._taken:
             self._matcher.reset()
             self._taken, self._forced = 0, []
@@ -73,15 +79,15 @@ class GrammarState:
         if new and not self._matcher.consume_tokens(new):
             raise GrammarLost(self._why())
         self._taken = len(output)
-        self._forced = self._forced[len(new) :]  # nothing else can have been taken
+        self._forced = self._forced[len(new) :]  # the grammar allowed no other tokens
         self._may_look_s = min(0.0, self._may_look_s + FORCED_S * len(new))
 
     def allowed(self, request: Request, output: Sequence[int]) -> bytes:
-        """The tokens that may follow `output`, never none: a bit each, the lowest first. Raises GrammarLost.
+        """Return the mask of the tokens that may follow `output`, a bit each, the lowest first. Never empty.
 
-        The request's ends may come where the grammar may end. Where it may not, its own stop ids may come as
-        any other token that the grammar allows, as stop strings do: they cut the answer off. `min_tokens` and
-        `ignore_eos` put an end off, but where nothing else is allowed the answer ends.
+        The request's end tokens may come if the grammar may end. If not, its stop token ids may come like any
+        token that the grammar allows, as stop strings do: they cut the answer off. `min_tokens` and
+        `ignore_eos` delay an end, but if nothing else is allowed the answer ends. Raises GrammarLost.
         """
         before_s = time.thread_time()
         self.follow(output)
@@ -103,9 +109,11 @@ class GrammarState:
         return bytes(mask)
 
     def forced(self, output: Sequence[int], most: int) -> list[int]:
-        """The tokens that follow `output` whatever is drawn, `most` of them, as far as the grammar leaves no
-        other. None where masks allow several spellings of a text, and for a while behind a look that took
-        long, as it does before a constant of 100 KB: what it found is kept. Raises GrammarLost."""
+        """Return up to `most` tokens behind `output` to which the grammar leaves no alternative.
+
+        Returns none if masks allow several spellings of a text. After a search that took long, as before a
+        constant of 100 KB, no search follows for a while, and its result is used up. Raises GrammarLost.
+        """
         before_s = time.thread_time()
         self.follow(output)
         followed_s = time.thread_time()
@@ -120,7 +128,7 @@ class GrammarState:
 
 
 def first_line(text: str) -> str:
-    """Of what the library says, which goes on with the grammar."""
+    """Return the first line of a message of the library, whose other lines hold the grammar."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
 
 
@@ -129,7 +137,7 @@ def _has(mask: bytearray, token: int) -> bool:
 
 
 def _set(mask: bytearray, token: int, *, on: bool) -> None:
-    """A token that the vocabulary lacks is passed over: it cannot be drawn anyway."""
+    """Set the bit of a token. A token that the vocabulary lacks is ignored, since it cannot be drawn."""
     if token >= BITS * len(mask):
         return
     bit = 1 << token % BITS

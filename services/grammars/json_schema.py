@@ -1,4 +1,4 @@
-"""Places of subschemas within a JSON schema, and what its references point to.
+"""Subschemas of a JSON schema, and targets of its references.
 
 Pure.
 """
@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 BY_NAME: Final = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
-"""Keywords whose values are schemas by names, which are no keywords."""
+"""Keywords whose value is an object of schemas, by names that are no keywords."""
 SINGLE: Final = frozenset(
     {"items", "additionalItems", "contains", "additionalProperties", "propertyNames"}
     | {"if", "then", "else", "not", "unevaluatedItems", "unevaluatedProperties"}
@@ -17,9 +17,9 @@ SINGLE: Final = frozenset(
 LISTS: Final = frozenset({"items", "prefixItems", "allOf", "anyOf", "oneOf"})
 """Keywords whose value is a list of schemas."""
 TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
-"""Types of values; integers are numbers."""
+"""Types of values. Integers are numbers."""
 IN_URI: Final = "$-_.~!*'()+,;=:@&"
-"""Characters beside letters and digits that stand for themselves in the fragment of a URI."""
+"""Characters besides letters and digits that are not encoded in the fragment of a URI."""
 
 Pointer = tuple[str, ...]
 """A JSON pointer, token by token."""
@@ -28,9 +28,11 @@ Pointer = tuple[str, ...]
 def with_subschemas(
     schema: Mapping[str, Any], change: Callable[[Any, Pointer], Any], at: Pointer = ()
 ) -> dict[str, Any]:
-    """Return `schema` with `change` applied to each subschema. `at`: where `schema` stands, which `change`
-    gets with the keyword and the name or the number added."""
-    made: dict[str, Any] = {}  # loops, since each comprehension would take a frame of the stack
+    """Return `schema` with `change` applied to each subschema.
+
+    `at`: pointer to `schema`. `change` gets it with the keyword, and the name or the index, added.
+    """
+    made: dict[str, Any] = {}  # loops, since a comprehension takes a frame of the stack
     for word, value in schema.items():
         if isinstance(value, Mapping) and word in BY_NAME:
             named = made[word] = {}
@@ -38,15 +40,15 @@ def with_subschemas(
                 named[name] = change(each, (*at, word, name))
         elif isinstance(value, list) and word in LISTS:
             listed = made[word] = []
-            for place, each in enumerate(value):
-                listed.append(change(each, (*at, word, str(place))))
+            for index, each in enumerate(value):
+                listed.append(change(each, (*at, word, str(index))))
         else:
             made[word] = change(value, (*at, word)) if word in SINGLE else value
     return made
 
 
 def schemas_within(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Every schema in `schema` that is an object, itself too."""
+    """Yield `schema` and all its subschemas that are objects."""
     open_schemas = [schema]
     while open_schemas:
         current = open_schemas.pop()
@@ -56,7 +58,7 @@ def schemas_within(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def pointer_of(reference: Any) -> Pointer | None:
-    """The JSON pointer of a reference within its document; None for any other reference."""
+    """Return the JSON pointer of a reference within its document, or None for any other reference."""
     if reference == "#":
         return ()
     if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -66,19 +68,19 @@ def pointer_of(reference: Any) -> Pointer | None:
 
 
 def reference_to(pointer: Pointer) -> str:
-    """The reference within its document that has this JSON pointer, with all characters as a URI has them."""
+    """Return the reference with this JSON pointer, encoded as in a URI."""
     tokens = (token.replace("~", "~0").replace("/", "~1") for token in pointer)
     return "/".join(("#", *(quote(token, safe=IN_URI) for token in tokens)))
 
 
 def resolved(root: Any, reference: Any) -> Any:
-    """What `reference` points to in `root`; None where that is nothing."""
+    """Return the target of `reference` in `root`, or None if there is none."""
     pointer = pointer_of(reference)
     return None if pointer is None else found_at(root, pointer)
 
 
 def found_at(root: Any, pointer: Pointer) -> Any:
-    """What `pointer` points to in `root`; None where that is nothing."""
+    """Return the target of `pointer` in `root`, or None if there is none."""
     found = root
     for token in pointer:
         if isinstance(found, Mapping):
@@ -91,13 +93,13 @@ def found_at(root: Any, pointer: Pointer) -> Any:
 
 
 def types_in(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a schema's own `type` allows; `number` includes `integer`."""
+    """Return the types that a schema's own `type` allows. `number` includes `integer`."""
     given = schema.get("type", TYPES)
     return frozenset([given] if isinstance(given, str) else given)
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value. Of an integer it is `number`."""
+    """Return the type of a JSON value. That of an integer is `number`."""
     kinds = (
         (bool, "boolean"),
         (int | float, "number"),
@@ -109,10 +111,10 @@ def type_of(value: Any) -> str:
 
 
 def is_equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal. `1` is `1.0`, and not `true`."""
+    """Return whether two JSON values are equal. `1` equals `1.0`, but not `true`."""
     return type_of(one) == type_of(other) and bool(one == other)
 
 
 def is_anything(schema: Any) -> bool:
-    """Whether every value fits, as far as it shows without a look at references."""
+    """Return whether every value fits, as far as it shows without following references."""
     return schema is True or schema == {}

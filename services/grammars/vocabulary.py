@@ -1,8 +1,8 @@
-"""Bytes that each token of a model stands for, as a grammar sees it, and how forced text is tokenized.
+"""Vocabulary of a model as a grammar sees it: the bytes of each token, and how forced text is tokenized.
 
-By the model's own tokenizer. Tokens that it lacks, of a padded vocabulary, stand for nothing and are never
-allowed. An added token, special or not, stands for itself: only a grammar that names it allows it. Wherever a
-grammar has its text, other tokens spell that (`text-is-not-token`).
+The model's own tokenizer is used. Tokens of a padded vocabulary that it lacks have no bytes and are never
+allowed. An added token, special or not, is allowed only by a grammar that names it. If a grammar holds its
+text, other tokens spell the text (`text-is-not-token`).
 """
 
 import json
@@ -19,8 +19,12 @@ from baton.runtime.errors import StartupError, in_a_line
 
 
 def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer:
-    """`backend`: a `tokenizers.Tokenizer` that neither cuts nor pads. `tokens`: of the model, of which `ends`
-    end a text. Blocks, for some tenths of a second. Raises StartupError."""
+    """Return the vocabulary of a model. Blocks for some tenths of a second. Raises StartupError.
+
+    `backend`: a `tokenizers.Tokenizer` that neither truncates nor pads. `tokens`: number of tokens of the
+    model.
+    `ends`: ids of the tokens that end a text.
+    """
     if not ends:
         raise StartupError("the model names no token that ends a text, so that no answer can be held")
     most = max(tokens, backend.get_vocab_size(with_added_tokens=True))
@@ -35,8 +39,8 @@ def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer
 def _with_special_tokens(tokenizer: str) -> str:
     """Return a serialized tokenizer whose added tokens are special, but for runs of white space.
 
-    The library takes an added token that is not special for text, if its name has no angle brackets
-    (`[TOOL_CALLS]`). A model has such tokens for marks, and writes white space in texts by them.
+    The library takes an added token that is not special, and has no angle brackets (`[TOOL_CALLS]`), for
+    text. Models use such tokens as marks, and for white space in texts.
     """
     whole = json.loads(tokenizer)
     for each in whole["added_tokens"]:
@@ -45,14 +49,16 @@ def _with_special_tokens(tokenizer: str) -> str:
 
 
 class _SpellingTokenizer:
-    """Tokenizes text as the model's tokenizer does, but never into an added token. Its attributes are those
-    that the library reads."""
+    """Tokenizer that works as the model's does, but never makes an added token.
+
+    Its attributes are those that the library reads.
+    """
 
     is_tokenizer_wrapper: Final = True
     bos_token_id: Final = None
 
     def __init__(self, recognizing: LLTokenizer) -> None:
-        """`recognizing`: makes added tokens of their text."""
+        """`recognizing`: a tokenizer that makes added tokens of their text."""
         self._recognizing = recognizing
         every = range(recognizing.vocab_size)
         self.tokens = [recognizing.decode_bytes([token]) for token in every]
@@ -65,8 +71,8 @@ class _SpellingTokenizer:
         tokens = self._recognizing.tokenize_str(text)
         if self._special.isdisjoint(tokens):
             return tokens
-        # Cut behind the first letter of each added token's text, so that no piece has one whole. Where the
-        # cuts are depends on what follows alone: what is left of a text is tokenized as within the whole.
+        # Cut behind the first letter of each added token's text, so that no piece holds all of one. The cuts
+        # depend only on the text behind them: the rest of a text is tokenized as within all of it.
         cuts = {0, len(text)}.union(*(_starts(text, added) for added in self._added))
         return [token for first, end in pairwise(sorted(cuts)) for token in self._spelled(text[first:end])]
 
@@ -77,15 +83,15 @@ class _SpellingTokenizer:
 
 
 def _starts(text: str, part: str) -> Iterator[int]:
-    """The places behind the first letter of each `part` in `text`."""
-    place = text.find(part)
-    while place >= 0:
-        yield place + 1
-        place = text.find(part, place + 1)
+    """Return the indexes behind the first letter of each `part` in `text`."""
+    index = text.find(part)
+    while index >= 0:
+        yield index + 1
+        index = text.find(part, index + 1)
 
 
 def read_vocabulary(model_dir: Path, facts: ModelFacts) -> LLTokenizer:
-    """The same of a safetensors model directory. Raises StartupError."""
+    """Return the vocabulary of a model directory. Raises StartupError."""
     backend = reference_tokenizer(model_dir).backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

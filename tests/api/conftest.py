@@ -31,23 +31,23 @@ def demo_tokenizer(demo_model_dir: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(demo_model_dir), local_files_only=True)
 
 
-class JudgeHere:
-    """As the process judges, in this one."""
+class LocalGrammarChecker:
+    """Checker of grammars in this process."""
 
     def __init__(self, tokenizer: SerializableTokenizer, tokens: int, ends: Sequence[int]) -> None:
-        self._told = tokenizer, tokens, ends
+        self._arguments = tokenizer, tokens, ends
 
     def check(self, grammar: Grammar, any_bnf: bool) -> Grammar | str:
         try:
-            return check_grammar(grammar, any_bnf, vocabulary_of(*self._told))
+            return check_grammar(grammar, any_bnf, vocabulary_of(*self._arguments))
         except StartupError as error:
             return str(error)
 
 
 @pytest.fixture(autouse=True)
-def judges_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No application starts a process that compiles its grammars (`tests/grammars/test_grammar_check.py` does)."""
-    monkeypatch.setattr("baton.api.app.GrammarChecker", JudgeHere)
+def checks_grammars_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check grammars in this process. `tests/grammars/test_grammar_check.py` starts one for that."""
+    monkeypatch.setattr("baton.api.app.GrammarChecker", LocalGrammarChecker)
 
 
 @pytest.fixture

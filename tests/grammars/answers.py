@@ -16,7 +16,7 @@ from baton.rooms.request import Grammar, GrammarKind, Request
 from tests.api import tiny
 
 PADDING: Final = 13
-"""Tokens that the model has, and its tokenizer lacks."""
+"""Tokens of the model that its tokenizer lacks."""
 KINDS: Final = {"byte level": tiny.byte_level, "byte fallback": tiny.byte_fallback}
 END: Final = tiny.END_ID
 
@@ -28,7 +28,7 @@ def vocabulary(kind: str = "byte level") -> LLTokenizer:
 
 
 class Slow:
-    """The vocabulary, read when it is let go."""
+    """Reader of the vocabulary that waits until it is released."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -51,7 +51,7 @@ NAMED: Final = schema(
         "x-guidance": {"whitespace_flexible": False},
     }
 )
-"""Most of an answer is forced."""
+"""Schema of which most of an answer is forced."""
 
 
 def regex(text: str) -> Grammar:
@@ -75,8 +75,10 @@ def tokens_in(mask: bytes) -> list[int]:
 
 
 def drawn(fold: GrammarState, asked: Request, seed: int, most: int = 400) -> list[int]:
-    """An output of tokens that were allowed each, to its end or to `most` tokens. Ends are preferred, so that
-    most outputs have one."""
+    """Return an output of allowed tokens, up to an end or to `most` tokens.
+
+    Ends are preferred, so that most outputs have one.
+    """
     draw, output = random.Random(seed), list[int]()
     while len(output) < most and asked.finish_reason(output) is None:
         allowed = tokens_in(fold.allowed(asked, output))
@@ -86,7 +88,7 @@ def drawn(fold: GrammarState, asked: Request, seed: int, most: int = 400) -> lis
 
 
 def text_of(output: Sequence[int], kind: str = "byte level") -> str:
-    """Without special tokens, as clients read it."""
+    """Return the text of an output without special tokens."""
     decoded: str = KINDS[kind]().backend_tokenizer.decode([*output], skip_special_tokens=True)
     return decoded
 

@@ -1,4 +1,4 @@
-"""Types of pydantic and of Python that models describe answers by, with an answer each."""
+"""Types of pydantic and Python that describe answers, with an answer for each."""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Text that a grammar has is spelled by ordinary tokens, though it be the text of an added one."""
+"""Text of a grammar is spelled by ordinary tokens, also if it is the text of an added one."""
 
 import json
 import re
@@ -22,7 +22,7 @@ END: Final = "<|end|>"
 CALL: Final = "<tool_call>"
 """An added token that is not special."""
 BRACKETED: Final = "[to_call]"
-"""One that the library would take for text by its name."""
+"""An added token that the library would take for text by its name."""
 OVERLAPPING: Final = "<<|end|>"
 TEXTS: Final = (
     f"a{END}b",
@@ -109,7 +109,7 @@ def test_an_added_tokens_text_is_spelled(kind: str, form: str, text: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_forced_is_what_masks_allow(kind: str, text: str) -> None:
-    """Behind each token: drafts change no answer, and neither does another worker that goes on with it."""
+    """Check the mask behind each token. Drafts and another worker get the same masks."""
     _, vocabulary, _ = tokenizer_of(kind)
     root, output = compile_grammar(schema({"const": text}), vocabulary), list[int]()
     forced = root.anew().forced(output, 1000)
@@ -155,7 +155,7 @@ def test_a_grammar_that_names_an_added_token_has_it(kind: str) -> None:
 
 
 def test_many_of_them_are_spelled_in_the_time_of_one_pass() -> None:
-    """By the work that it is: without a bound this takes minutes."""
+    """Without a bound this takes minutes."""
     _, vocabulary, added = tokenizer_of("byte level")
     tokens = vocabulary.tokenize_str(f"{END}{CALL}" * 4000)
     assert added.isdisjoint(tokens)

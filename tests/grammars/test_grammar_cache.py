@@ -1,4 +1,4 @@
-"""Is a grammar compiled once, and are few of them kept?"""
+"""Grammars are compiled once, and few of them are cached."""
 
 from collections import Counter
 
@@ -16,18 +16,18 @@ from tests.grammars.answers import ids, regex, request, tokens_in, vocabulary
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each was compiled."""
+    """Return how often each grammar was compiled."""
     times: Counter[str] = Counter()
 
     def count(grammar: Grammar, tokens: LLTokenizer) -> GrammarState:
         times[grammar.text] += 1
         return compile_grammar(grammar, tokens)
 
-    monkeypatch.setattr(grammar_cache, "compiled", count)
+    monkeypatch.setattr(grammar_cache, "compile_grammar", count)
     return times
 
 
-def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted: Counter[str]) -> None:
+def test_a_grammar_is_compiled_once_for_all_its_outputs(counted: Counter[str]) -> None:
     kept = GrammarCache(vocabulary)
     [one], [other] = (kept.folds(regex("[0-9]{3}"), ids(text), 1).result() for text in ("1", "12"))
     assert counted == {"[0-9]{3}": 1}
@@ -35,7 +35,7 @@ def test_a_grammar_is_compiled_once_for_all_outputs_that_are_held_to_it(counted:
     assert one.allowed(asked, ids("12")) == other.allowed(asked, ids("12"))
 
 
-def test_outputs_that_are_held_to_one_grammar_are_folded_each_by_itself() -> None:
+def test_outputs_of_one_grammar_have_independent_states() -> None:
     kept = GrammarCache(vocabulary)
     [a], [b] = (kept.folds(regex("ax|by"), ids(text), 1).result() for text in "ab")
     allowed = [tokens_in(fold.allowed(request(), ids(text))) for fold, text in ((a, "a"), (b, "b"), (a, "a"))]
@@ -58,20 +58,20 @@ def test_a_grammar_that_is_refused_is_compiled_once_for_all_choices(monkeypatch:
         times += 1
         raise GrammarRefused("no such luck")
 
-    monkeypatch.setattr(grammar_cache, "compiled", refuse)
+    monkeypatch.setattr(grammar_cache, "compile_grammar", refuse)
     with pytest.raises(GrammarRefused):
         GrammarCache(vocabulary).folds(regex("a"), [], 128).result()
     assert times == 1
 
 
-def test_those_asked_for_last_are_kept(counted: Counter[str]) -> None:
-    kept = GrammarCache(vocabulary, kept_max=2)
+def test_the_latest_used_grammars_are_cached(counted: Counter[str]) -> None:
+    kept = GrammarCache(vocabulary, cached_max=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         kept.check(regex(text)).result()
     assert counted == {"a": 1, "b": 2, "c": 1}
 
 
-def test_what_is_refused_is_told_and_not_kept() -> None:
+def test_a_refusal_is_reported_and_not_cached() -> None:
     kept = GrammarCache(vocabulary)
     with pytest.raises(GrammarRefused, match="unclosed"):
         kept.check(regex("(")).result()
@@ -81,7 +81,7 @@ def test_what_is_refused_is_told_and_not_kept() -> None:
 
 
 def test_a_vocabulary_is_read_before_anybody_is_served_and_once() -> None:
-    """No other thread goes on while it is read."""
+    """Reading the vocabulary stops all other threads."""
     reads: list[None] = []
 
     def read() -> LLTokenizer:
@@ -95,7 +95,7 @@ def test_a_vocabulary_is_read_before_anybody_is_served_and_once() -> None:
     assert len(reads) == 1
 
 
-def test_a_vocabulary_that_cannot_be_read_is_told_to_whoever_asks_for_a_grammar() -> None:
+def test_an_unreadable_vocabulary_fails_each_grammar() -> None:
     def read() -> LLTokenizer:
         raise StartupError("there is no tokenizer")
 

@@ -1,4 +1,4 @@
-"""Does whoever serves outlive what the judge does not survive, and is the next one judged as before?"""
+"""A grammar that ends the checking process ends no other, and the next grammar is checked as before."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,9 @@ from tests.api import tiny
 from tests.grammars.answers import END, lark, regex, schema
 
 CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i + 1} "x"' for i in range(3000)) + '\nr3000: "y"'
-"""Overflows the library's stack."""
+"""Rules that overflow the library's stack."""
 PATTERNS = [{"type": "string", "pattern": f".*[a-{chr(98 + i)}]{{{i}}}.*"} for i in range(20)]
-"""Multiply with each other."""
+"""Conjunctions that multiply with each other."""
 REPEATED = regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}")
 DIGITS = regex("[0-9]{2}")
 
@@ -25,7 +25,7 @@ def judge() -> Iterator[GrammarChecker]:
     made.close()
 
 
-def test_what_can_be_held_to_is_passed_on_and_what_cannot_is_refused_by_name(judge: GrammarChecker) -> None:
+def test_good_grammars_are_passed_on_and_others_refused_by_name(judge: GrammarChecker) -> None:
     assert judge.check(DIGITS, False) == DIGITS
     assert judge.check(regex("(a"), False) == "unclosed group"
     assert (

@@ -1,4 +1,4 @@
-"""Is what cannot be held to refused by what is wrong with it, and does nothing cost more than a bound?"""
+"""Grammars that no answer can follow are refused by their fault, and all costs are bounded."""
 
 import json
 from contextlib import suppress
@@ -33,7 +33,7 @@ SCHEMAS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("value", "named"), SCHEMAS.values(), ids=SCHEMAS.keys())
-def test_a_schema_that_cannot_be_held_to_is_refused_by_what_is_wrong_with_it(value: Any, named: str) -> None:
+def test_a_schema_that_no_answer_fits_is_refused_by_its_fault(value: Any, named: str) -> None:
     if value is None:
         value = {"type": "object"}
         for _ in range(200):
@@ -110,7 +110,7 @@ BOMBS: dict[str, Grammar] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("grammar", BOMBS.values(), ids=BOMBS.keys())
 def test_what_explodes_is_refused_or_bounded(grammar: Grammar) -> None:
-    """By the work that it is, not by a clock: unbounded, these take minutes, or all memory."""
+    """Without bounds these take minutes, or all memory."""
     assert len(grammar.text) <= GRAMMAR_BYTES_MAX
     try:
         fold = fold_of(grammar)
@@ -121,7 +121,7 @@ def test_what_explodes_is_refused_or_bounded(grammar: Grammar) -> None:
 
 
 def test_what_schemas_say_beside_what_holds_is_taken() -> None:
-    """As pydantic and others write it."""
+    """A schema as pydantic and others write it."""
     said = {"title": "A", "description": "b", "default": {}, "examples": [], "deprecated": True}
     schema_of = "https://json-schema.org/draft/2020-12/schema"
     value = {"type": "object", "$schema": schema_of, "discriminator": {"propertyName": "kind"}, **said}

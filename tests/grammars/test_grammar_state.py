@@ -1,4 +1,4 @@
-"""Is what a grammar allows a function of the output before it alone, and does an answer end where it may?"""
+"""The allowed tokens depend on the output alone, and an answer ends only where it may."""
 
 import json
 import random
@@ -50,7 +50,7 @@ GRAMMARS = {
 def test_a_fold_that_begins_anywhere_allows_what_one_allows_that_was_there_from_the_start(
     grammar: Grammar, kind: str
 ) -> None:
-    """`mask-is-fold`: a room that goes on behind an output, whatever was taken before and how often."""
+    """`mask-is-fold`: a room may continue behind any output, however its tokens were taken."""
     root, asked = fold_of(grammar, kind), request()
     for seed in range(12):
         grown, output = root.anew(), list[int]()
@@ -83,7 +83,7 @@ def test_an_output_that_no_mask_allowed_is_lost_and_says_nothing_of_what_it_was(
 def test_a_grammar_whose_masks_cost_ever_more_is_lost_before_it_holds_everyone_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the library's own bounds it goes on: with each token there are more ways to read what there is."""
+    """The library's own bounds allow it. Each token adds ways to parse the output."""
     monkeypatch.setattr("baton.grammars.grammar_state.BURST_S", 0.02)
     monkeypatch.setattr("baton.grammars.grammar_state.MASK_S", 0.001)
     fold, asked = fold_of(lark('start: e\ne: e e | e e e | "a"')), request(ignore_eos=True)
@@ -92,7 +92,7 @@ def test_a_grammar_whose_masks_cost_ever_more_is_lost_before_it_holds_everyone_u
 
 
 def repeated(fold: GrammarState, asked: Request, token: int) -> None:
-    """One token, again and again."""
+    """Return an output of one token, repeated."""
     for count in range(500):
         fold.allowed(asked, [token] * count)
 
@@ -105,7 +105,7 @@ def test_a_fold_that_has_taken_something_is_nobodys_beginning() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_what_was_asked_for_whatever_is_drawn(kind: str) -> None:
+def test_answers_follow_the_grammar_whatever_is_drawn(kind: str) -> None:
     wants: dict[str, Callable[[str], object]] = {
         "schema": lambda text: json.loads(text)["age"] in range(151),
         "regex": lambda text: re.fullmatch(r"[0-9]{3}-[a-f]{2,5}", text),
@@ -172,7 +172,7 @@ def test_a_callers_own_stop_token_comes_where_the_grammar_has_it_and_where_the_a
 
 
 def test_a_grammar_that_wants_the_end_of_sequence_as_text_ends_there() -> None:
-    """They contradict each other: the answer ends, and nothing fails."""
+    """Grammar and request contradict each other. The answer ends, and nothing fails."""
     fold = fold_of(lark('start: "a" <[0]> "b"'))
     assert _allowed(fold, "a") == {END}
 
@@ -181,7 +181,7 @@ def test_a_grammar_that_wants_the_end_of_sequence_as_text_ends_there() -> None:
 def test_what_is_forced_is_all_that_is_allowed_token_by_token_and_asking_changes_nothing(
     grammar: Grammar,
 ) -> None:
-    """`mask-is-fold`: whoever asks what is forced has the masks of whoever does not."""
+    """`mask-is-fold`: asking for forced tokens changes no mask."""
     asked, most = request(), 0
     for seed in range(12):
         output = drawn(fold_of(grammar), asked, seed)
@@ -200,7 +200,7 @@ LONG = schema({"const": "the lazy dog and the quick fox " * 200})
 
 
 def test_what_was_found_to_be_forced_is_looked_for_once() -> None:
-    """Also where `most` of it is told at a time, and anew where the output is another."""
+    """The tokens are the same if few are returned at a time, and new ones come for another output."""
     fold, asked = fold_of(LONG), request()
     whole = fold.anew().forced([], 10_000)
     assert len(whole) > 500
@@ -218,7 +218,7 @@ def test_what_was_found_to_be_forced_is_looked_for_once() -> None:
 def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each takes as long as five tokens may have: it is for the sixth that it is looked for again."""
+    """A search takes the time of five tokens, so that the next one is for the sixth."""
     now = [0.0]
     monkeypatch.setattr("baton.grammars.grammar_state.time.thread_time", lambda: now[0])
     fold, asked = fold_of(regex("([0-9][a-f])*")), request()
@@ -238,7 +238,7 @@ def test_looks_that_take_long_come_seldom_and_masks_are_made_all_the_same(
 
 
 def counting(fold: GrammarState, look: Callable[[], object] = lambda: None) -> list[int]:
-    """How often the matcher of `fold` is asked what is forced, from now on."""
+    """Count the searches for forced tokens from now on."""
     looks, matcher = [0], fold._matcher
 
     class Counting:

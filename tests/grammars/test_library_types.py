@@ -1,4 +1,4 @@
-"""Schemas as zod and pydantic write them are held to, but for those that are named here."""
+"""Schemas of zod and pydantic are applied, but for those that are named here."""
 
 import json
 import random
@@ -18,12 +18,12 @@ from tests.grammars.answers import END, fold_of, ids, request, text_of, tokens_i
 from tests.grammars.pydantic_types import PYDANTIC_TYPES
 
 FIXTURE: Final = Path(__file__).with_name("zod_types.json")
-"""Made by `zod_types.mjs`."""
+"""Types of zod, made by `zod_types.mjs`."""
 ZOD_TYPES: Final[Mapping[str, Any]] = json.loads(FIXTURE.read_text(encoding="utf-8"))
 ZOD_REFUSED: Final[Mapping[str, str]] = dict.fromkeys(("duration", "emoji"), "look-around")
-"""By the type: the reason. Their patterns look ahead, which no automaton does."""
+"""Reason of refusal, by type. Their patterns look ahead, which no automaton does."""
 PYDANTIC_REFUSED: Final[Mapping[str, str]] = dict.fromkeys(("set", "frozenset"), "uniqueItems")
-"""By the type: the reason. An item would have to be unlike all before it, which no grammar says."""
+"""Reason of refusal, by type. No grammar compares an item with all before it."""
 SCHEMA_SAYS_LESS: Final = frozenset(
     {"Decimal", "Decimal with places", "datetime", "datetime with a zone", "time", "timedelta", "UUID4"}
     | {"AnyUrl", "HttpUrl", "PostgresDsn", "IPvAnyAddress", "IPv4Network", "Json", "Base64Bytes", "ByteSize"}
@@ -41,7 +41,7 @@ def grammar_of(schema: Any) -> Grammar:
 
 
 def answer_drawn(root: GrammarState, seed: int) -> Any:
-    """A random answer that ends soon; None where it does not."""
+    """Return a random answer, or None if it does not end soon."""
     draw, fold, asked, output = random.Random(seed), root.anew(), request(), list[int]()
     while len(output) < TOKENS:
         allowed = tokens_in(fold.allowed(asked, output))
@@ -52,8 +52,8 @@ def answer_drawn(root: GrammarState, seed: int) -> Any:
     return None
 
 
-def check_held_to(schema: Any, example: Any) -> list[Any]:
-    """The example may be answered, and what is drawn validates. Returns that."""
+def check_answers(schema: Any, example: Any) -> list[Any]:
+    """Check that the example is allowed, and that drawn answers validate. Returns an answer."""
     grammar = grammar_of(schema)
     assert check_grammar(grammar, False, vocabulary()) == grammar
     root = fold_of(grammar)
@@ -67,8 +67,8 @@ def check_held_to(schema: Any, example: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in ZOD_TYPES if name not in ZOD_REFUSED])
-def test_a_type_of_zod_is_held_to(name: str) -> None:
-    check_held_to(**ZOD_TYPES[name])
+def test_a_type_of_zod_is_applied(name: str) -> None:
+    check_answers(**ZOD_TYPES[name])
 
 
 @pytest.mark.parametrize(("name", "why"), ZOD_REFUSED.items())
@@ -77,14 +77,14 @@ def test_a_type_of_zod_that_no_grammar_says_is_refused_by_its_reason(name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in PYDANTIC_TYPES if name not in PYDANTIC_REFUSED])
-def test_a_type_of_pydantic_is_held_to(name: str) -> None:
+def test_a_type_of_pydantic_is_applied(name: str) -> None:
     kind, example = PYDANTIC_TYPES[name]
     adapter = TypeAdapter[Any](kind)
     value = adapter.validate_json(json.dumps(example))
-    check_held_to(
+    check_answers(
         adapter.json_schema(mode="serialization"), adapter.dump_python(value, mode="json", by_alias=True)
     )
-    drawn = check_held_to(adapter.json_schema(), example)
+    drawn = check_answers(adapter.json_schema(), example)
     for answer in drawn if name not in SCHEMA_SAYS_LESS else ():
         adapter.validate_json(json.dumps(answer))
 

@@ -1,4 +1,4 @@
-"""Does every answer to a random schema validate, by a judge that knows nothing of how it was drawn?"""
+"""Every answer to a random schema validates by an independent validator."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from baton.rooms.request import FinishReason
 from tests.grammars.answers import drawn, fold_of, request, schema, text_of
 
 SCHEMAS: Final = 120
-"""By hand: thousands, by another range of seeds."""
+"""Seeds of the schemas. Try thousands by hand, with another range."""
 DEEPEST: Final = 3
 TOKENS: Final = 1_500
 NAMES: Final = ("a", "name", "größe", 'quo"te', "x y")
@@ -77,7 +77,7 @@ def _any(draw: random.Random, depth: int) -> dict[str, Any]:
 
 
 def random_schema(seed: int) -> dict[str, Any]:
-    """An object, with a reference to a definition of its own."""
+    """Return an object with a reference to its own definition."""
     draw = random.Random(seed)
     made = _object(draw, DEEPEST)
     made["$defs"] = {"shared": _any(draw, 1)}
@@ -88,7 +88,7 @@ def random_schema(seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(SCHEMAS))
 def test_an_answer_to_a_random_schema_validates(seed: int) -> None:
-    """Every token is any of those that are allowed: a model could not be worse."""
+    """Draw each token among all allowed ones, as the worst model would."""
     wanted = random_schema(seed)
     asked = request()
     root = fold_of(schema({**wanted, "x-guidance": {"whitespace_pattern": WHITESPACE}}))

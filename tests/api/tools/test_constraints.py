@@ -1,4 +1,4 @@
-"""Is each way to say what an answer is held to understood, and what cannot be held to refused by its name?"""
+"""Constraints in every field of a request are applied, and those that no answer can follow are refused."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.backend import Limits
 from baton.api.tools.constraints.constraints import WHITESPACE
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
-from tests.api.conftest import JudgeHere
+from tests.api.conftest import LocalGrammarChecker
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, chat, check, completion
 from tests.api.scripted import ScriptedBackend
 from tests.grammars.answers import drawn, fold_of, request, text_of
@@ -75,7 +75,7 @@ ASKED: dict[str, tuple[dict[str, Any], Grammar | None]] = {
 
 
 @pytest.mark.parametrize(("fields", "grammar"), ASKED.values(), ids=ASKED.keys())
-async def test_it_is_asked_for_in_each_servers_words(
+async def test_each_servers_fields_give_the_constraint(
     http: httpx.AsyncClient, backend: ScriptedBackend, fields: dict[str, Any], grammar: Grammar | None
 ) -> None:
     for path, body in ((CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))):
@@ -180,7 +180,7 @@ FAULTS: list[tuple[dict[str, Any], str, str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), FAULTS, ids=lambda value: json.dumps(value)[:60])
-async def test_what_cannot_be_held_to_is_refused_by_its_field(
+async def test_a_constraint_that_no_answer_can_follow_is_refused_by_its_field(
     http: httpx.AsyncClient, backend: ScriptedBackend, fields: dict[str, Any], param: str, code: str | None
 ) -> None:
     for _ in range(2):  # as it was judged, and as it is remembered
@@ -198,7 +198,7 @@ async def test_what_cannot_be_held_to_is_refused_by_its_field(
         ({"properties": {"a": {"not": {"pattern": "a"}}}}, "not"),
     ],
 )
-async def test_a_schema_that_cannot_be_held_to_is_refused_by_its_keyword(
+async def test_a_schema_that_no_grammar_expresses_is_refused_by_its_keyword(
     http: httpx.AsyncClient, value: Any, keyword: str
 ) -> None:
     reply = await http.post(CHAT, json=chat(response_format=named(value, strict=True)))
@@ -220,15 +220,15 @@ async def test_what_is_judged_is_counted_once_by_what_came_of_it(
 
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nothing is compiled until it is set."""
+    """Compile nothing until the event is set."""
     go = threading.Event()
 
-    def wait(judge: JudgeHere, grammar: Grammar, any_bnf: bool) -> Grammar | str:
+    def wait(judge: LocalGrammarChecker, grammar: Grammar, any_bnf: bool) -> Grammar | str:
         assert go.wait(20)
-        return judge_at_once(judge, grammar, any_bnf)
+        return check_at_once(judge, grammar, any_bnf)
 
-    judge_at_once = JudgeHere.ask
-    monkeypatch.setattr(JudgeHere, "ask", wait)
+    check_at_once = LocalGrammarChecker.check
+    monkeypatch.setattr(LocalGrammarChecker, "check", wait)
     yield go
     go.set()
 
@@ -280,7 +280,7 @@ TWICE: Final[list[tuple[dict[str, Any], dict[str, Any]]]] = [
 async def test_one_form_in_two_words_is_one(
     http: httpx.AsyncClient, backend: ScriptedBackend, twice: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """As guidance's own client writes it."""
+    """Grammars as the client of guidance writes them."""
     reply = await http.post(CHAT, json=chat(**twice))
     assert reply.status_code == 200, reply.text
     assert backend.asked[0].grammar is not None
@@ -291,7 +291,7 @@ RECURSIVE: Final = {
     "$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}},
     "$ref": "#/$defs/n",
 }
-"""Without a type: whoever describes properties means an object."""
+"""A schema that describes properties without a type is one of objects."""
 
 
 async def test_a_schema_that_no_finite_answer_fits_is_refused(
@@ -313,7 +313,7 @@ def nested(levels: int) -> dict[str, Any]:
     return given
 
 
-async def test_a_schema_of_a_hundred_levels_is_held_to(
+async def test_a_schema_of_a_hundred_levels_is_applied(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
     for fields in (

@@ -100,7 +100,7 @@ FORMATS: Final[dict[str, tuple[str, str, str, str]]] = {
     ),
     "gemma": ("gemma", '<|tool_call>call:w{c:<|"|>', "%raw", '<|"|>}<tool_call|>'),
 }
-"""Format, what stands before the argument, how that is written, and what stands behind it."""
+"""Format, text before the argument, notation of the argument, and text behind it, by syntax."""
 
 
 QWEN: Final = "<tool_call><function=w>"
@@ -134,9 +134,9 @@ def parsed(name: str, text: str, **how: Any) -> list[OutputPart]:
     return whole
 
 
-def written(form: str, value: str) -> tuple[str, str]:
-    """A call in a form, and its format's name."""
-    name, before, how, behind = FORMATS[form]
+def written(syntax: str, value: str) -> tuple[str, str]:
+    """Return a call in a syntax, and the name of its format."""
+    name, before, how, behind = FORMATS[syntax]
     shown = {
         "%json": json.dumps({"c": value}, ensure_ascii=False),
         "%text": json.dumps(value),
@@ -149,32 +149,32 @@ def called(value: str) -> CompleteToolCall:
     return CompleteToolCall("w", json.dumps({"c": value}, ensure_ascii=False))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_an_argument_holds_each_mark_of_every_format(form: str) -> None:
+@pytest.mark.parametrize("syntax", FORMATS)
+def test_an_argument_holds_each_mark_of_every_format(syntax: str) -> None:
     marks = {mark for each in (*TOOL_CALL_FORMATS, *REASONING_FORMATS) for mark in each.markup.marks}
     marks |= {"</parameter>", "<parameter=c>", "</arg_value>", "<arg_key>", "</invoke>", "</function>"}
     for mark in sorted(marks):
         for value in (f"a {mark} b", f"a {mark}", f"{mark} b", f'a "{mark}" b', f"\n{mark}\n."):
-            text, name = written(form, value)
-            if form == "gemma" and mark in ('<|"|>', "<escape>") and not value.endswith("b"):
+            text, name = written(syntax, value)
+            if syntax == "gemma" and mark in ('<|"|>', "<escape>") and not value.endswith("b"):
                 continue  # nothing tells it from the text's end
             assert parsed(name, text) == [called(value)], (mark, value)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_an_argument_holds_a_call_of_its_own_format(form: str) -> None:
-    inner, name = written(form, "x")
+@pytest.mark.parametrize("syntax", FORMATS)
+def test_an_argument_holds_a_call_of_its_own_format(syntax: str) -> None:
+    inner, name = written(syntax, "x")
     for value in (f"before {inner} behind", f"{inner} and {inner} behind"):
-        text, _ = written(form, value)
+        text, _ = written(syntax, value)
         assert parsed(name, text) == [called(value)]
-        if form not in ("llama3", "harmony", "harmony-prompt", "pythonic", "mistral-list"):
+        if syntax not in ("llama3", "harmony", "harmony-prompt", "pythonic", "mistral-list"):
             assert parsed(name, f"{text}\n{text}") == [called(value), called(value)]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_an_argument_holds_what_could_end_its_call(form: str) -> None:
-    behind = FORMATS[form][3]
-    text, name = written(form, f"a {behind} b")
+@pytest.mark.parametrize("syntax", FORMATS)
+def test_an_argument_holds_what_could_end_its_call(syntax: str) -> None:
+    behind = FORMATS[syntax][3]
+    text, name = written(syntax, f"a {behind} b")
     assert parsed(name, text) == [called(f"a {behind} b")]
 
 
@@ -286,10 +286,10 @@ MESSAGE: Final = '<|open|>message role="assistant"<|sep|>'
 MESSAGE_END: Final = "<|close|>message<|sep|>"
 
 
-@pytest.mark.parametrize("form", SECTIONS)
-def test_a_mark_of_a_section_is_dropped_beside_a_call_and_is_text_elsewhere(form: str) -> None:
-    begin, end = SECTIONS[form]
-    call, name = written(form, "x")
+@pytest.mark.parametrize("syntax", SECTIONS)
+def test_a_mark_of_a_section_is_dropped_beside_a_call_and_is_text_elsewhere(syntax: str) -> None:
+    begin, end = SECTIONS[syntax]
+    call, name = written(syntax, "x")
     for prose in (f"Use {begin} and {end}.", f"{begin} opens.", f"a {end}", f"a {begin}", begin, end):
         assert parsed(name, prose) == [ContentDelta(prose)]
         assert parsed(name, f"<think>Hm.</think>{prose}") == [ReasoningDelta("Hm."), ContentDelta(prose)]
@@ -334,7 +334,7 @@ def test_marks_around_content_are_dropped_around_an_answer_and_are_text_within()
 
 
 def test_a_long_text_is_searched_a_bounded_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mark and each string is searched for in what is there, so that all of it takes its square."""
+    """A search for each mark and string in all of the text would take the square of its length."""
     searched: list[int] = []
 
     def counted(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
@@ -360,10 +360,10 @@ def test_prose_about_marks_is_passed_on_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [form for form in FORMATS if form not in ("llama3", "harmony", "harmony-prompt")]
+    "syntax", [syntax for syntax in FORMATS if syntax not in ("llama3", "harmony", "harmony-prompt")]
 )
-def test_a_call_in_reasoning_that_nothing_closed_is_a_call(form: str) -> None:
-    text, name = written(form, "x")
+def test_a_call_in_reasoning_that_nothing_closed_is_a_call(syntax: str) -> None:
+    text, name = written(syntax, "x")
     reasoning = ReasoningDelta("I call it.")
     assert parsed(name, f"I call it.\n{text}\n", thinking=True)[:2] == [reasoning, called("x")]
     assert parsed(name, f"<think>I call it.\n{text}")[:2] in ([reasoning, called("x")], [called("x")])
@@ -390,7 +390,7 @@ def test_a_call_in_reasoning_that_nothing_closed_is_a_call(form: str) -> None:
         ("a\n%s\n%s\nb", [ContentDelta("a"), called("x"), called("x"), ContentDelta("\n\n\nb")]),
     ],
 )
-def test_text_before_and_behind_a_call_is_kept_apart(text: str, parts: list[OutputPart]) -> None:
+def test_text_before_and_behind_a_call_is_separate_content(text: str, parts: list[OutputPart]) -> None:
     call, _ = written("hermes", "x")
     assert parsed("hermes", text.replace("%s", call)) == parts
 
@@ -496,7 +496,7 @@ def test_calls_without_ends_are_read_again_up_to_a_bound() -> None:
 
 
 async def answers(http: httpx.AsyncClient, body: dict[str, Any]) -> list[tuple[str, str]]:
-    """Content and reasoning by each API, whole and streamed."""
+    """Return content and reasoning of a whole and of a streamed answer."""
     found = []
     message = (await http.post(CHAT, json=chat(**body))).json()["choices"][0]["message"]
     found.append((message["content"] or "", message.get("reasoning_content") or ""))
@@ -517,7 +517,7 @@ async def test_all_apis_have_content_with_marks(
     batches = [ids[at : at + step] for at in range(0, len(ids), step)]
     backend.known_limits = Limits(context_tokens=4000, prompt_tokens=3000, sequence_tokens=4000)
     backend.script = lambda _: [
-        batch(each, STOP if place == len(batches) - 1 else None) for place, each in enumerate(batches)
+        batch(each, STOP if index == len(batches) - 1 else None) for index, each in enumerate(batches)
     ]
     for content, reasoning in await answers(http, {}):
         assert (content, reasoning) == (text, "")

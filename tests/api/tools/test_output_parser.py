@@ -1,4 +1,4 @@
-"""What is told of a model's text does not depend on how it was cut, and whatever it writes is told."""
+"""How a model's text is cut changes nothing of its parts, and no part of it is lost."""
 
 import json
 from itertools import pairwise
@@ -34,10 +34,10 @@ PARIS: Final = CompleteToolCall("weather", '{"city": "Paris", "days": 3}')
 NOW: Final = CompleteToolCall("now", "{}")
 
 
-def markup(calls: str | None = None, thoughts: str | None = None) -> OutputMarkup:
+def markup(calls: str | None = None, reasoning: str | None = None) -> OutputMarkup:
     forms = [
         find_format(calls, TOOL_CALL_FORMATS) if calls else None,
-        find_format(thoughts, REASONING_FORMATS) if thoughts else None,
+        find_format(reasoning, REASONING_FORMATS) if reasoning else None,
     ]
     whole = OutputMarkup()
     for form in forms:
@@ -45,16 +45,18 @@ def markup(calls: str | None = None, thoughts: str | None = None) -> OutputMarku
     return whole
 
 
-def told(spoken: OutputMarkup, pieces: list[str], *, thinking: bool = False) -> tuple[list[OutputPart], int]:
-    speech = OutputParser(spoken, SCHEMAS, thinking=thinking)
+def parsed_pieces(
+    both: OutputMarkup, pieces: list[str], *, thinking: bool = False
+) -> tuple[list[OutputPart], int]:
+    parser = OutputParser(both, SCHEMAS, thinking=thinking)
     parts: list[OutputPart] = []
     for piece in pieces:
-        parts += speech.push(piece)
-    return merge_parts(parts + speech.flush()), speech.malformed_calls
+        parts += parser.push(piece)
+    return merge_parts(parts + parser.flush()), parser.malformed_calls
 
 
-def hear(spoken: OutputMarkup, text: str, *, thinking: bool = False) -> list[OutputPart]:
-    return told(spoken, list(text), thinking=thinking)[0]
+def parsed(both: OutputMarkup, text: str, *, thinking: bool = False) -> list[OutputPart]:
+    return parsed_pieces(both, list(text), thinking=thinking)[0]
 
 
 HERMES_CALL: Final = (
@@ -188,9 +190,9 @@ WRITTEN: Final[dict[str, list[tuple[str, list[OutputPart]]]]] = {
     ],
 }
 CASES: Final = [
-    pytest.param(name, text, parts, id=f"{name}-{place}")
+    pytest.param(name, text, parts, id=f"{name}-{index}")
     for name, cases in WRITTEN.items()
-    for place, (text, parts) in enumerate(cases)
+    for index, (text, parts) in enumerate(cases)
 ]
 
 
@@ -198,7 +200,7 @@ CASES: Final = [
 def test_calls_are_read_as_each_kind_of_model_writes_them(
     name: str, text: str, parts: list[OutputPart]
 ) -> None:
-    assert hear(markup(name), text) == parts
+    assert parsed(markup(name), text) == parts
     for part in parts:
         if isinstance(part, CompleteToolCall):
             assert isinstance(json.loads(part.arguments), dict)
@@ -220,18 +222,18 @@ NAMES: Final = [form.names[0] for form in TOOL_CALL_FORMATS]
 @settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
-    thoughts=st.sampled_from([None, *(form.names[0] for form in REASONING_FORMATS)]),
+    reasoning=st.sampled_from([None, *(form.names[0] for form in REASONING_FORMATS)]),
     pieces=PIECES,
     cuts=st.lists(st.integers(0, 400), max_size=6),
     thinking=st.booleans(),
 )
 def test_how_a_text_is_cut_changes_nothing(
-    name: str, thoughts: str | None, pieces: list[str], cuts: list[int], thinking: bool
+    name: str, reasoning: str | None, pieces: list[str], cuts: list[int], thinking: bool
 ) -> None:
-    spoken, text = markup(name, thoughts), "".join(pieces)
+    both, text = markup(name, reasoning), "".join(pieces)
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     cut = [text[start:end] for start, end in pairwise(bounds)]
-    assert told(spoken, cut, thinking=thinking) == told(spoken, list(text), thinking=thinking)
+    assert parsed_pieces(both, cut, thinking=thinking) == parsed_pieces(both, list(text), thinking=thinking)
 
 
 @pytest.mark.parametrize(
@@ -255,16 +257,16 @@ def test_how_a_text_is_cut_changes_nothing(
 @pytest.mark.parametrize("end", ["</tool_call>", ""])
 def test_what_is_no_call_stays_the_text_that_it_is(body: str, end: str) -> None:
     text = f"<tool_call>{body}{end}"
-    assert told(markup("hermes"), [text, ""]) == ([ContentDelta(text)], 1)
+    assert parsed_pieces(markup("hermes"), [text, ""]) == ([ContentDelta(text)], 1)
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("llama3", "pythonic")])
 def test_no_argument_of_a_call_that_was_cut_off_is_made_up_or_left_out(name: str) -> None:
-    """An answer ends at its limit of tokens wherever that is."""
+    """A limit of tokens may end an answer at any character."""
     text, parts = WRITTEN[name][0]
     whole = [part for part in parts if isinstance(part, CompleteToolCall)]
     for end in range(len(text)):
-        called = [part for part in hear(markup(name), text[:end]) if isinstance(part, CompleteToolCall)]
+        called = [part for part in parsed(markup(name), text[:end]) if isinstance(part, CompleteToolCall)]
         assert called == whole[: len(called)], text[:end]
 
 
@@ -285,17 +287,17 @@ def test_no_argument_of_a_call_that_was_cut_off_is_made_up_or_left_out(name: str
         ),
     ],
 )
-def test_thoughts_are_told_from_answers(text: str, thinking: bool, parts: list[OutputPart]) -> None:
-    assert hear(markup("hermes", "think"), text, thinking=thinking) == parts
+def test_reasoning_is_separated_from_content(text: str, thinking: bool, parts: list[OutputPart]) -> None:
+    assert parsed(markup("hermes", "think"), text, thinking=thinking) == parts
 
 
-def test_a_text_is_told_as_soon_as_no_mark_can_claim_it() -> None:
-    speech = OutputParser(markup("hermes", "think"), SCHEMAS)
-    assert speech.push("Yes, <b>") == [ContentDelta("Yes, <b>")]
-    assert speech.push(" and <tool") == [ContentDelta(" and")]
-    assert speech.push("ing") == [ContentDelta(" <tooling")]
-    speech = OutputParser(markup("hermes", "think"), SCHEMAS)
-    assert speech.push("<think>Hm") == [ReasoningDelta("Hm")]
-    assert speech.thinking
-    assert speech.push("</think>") == []
-    assert not speech.thinking
+def test_text_is_returned_as_soon_as_it_can_be_no_mark() -> None:
+    parser = OutputParser(markup("hermes", "think"), SCHEMAS)
+    assert parser.push("Yes, <b>") == [ContentDelta("Yes, <b>")]
+    assert parser.push(" and <tool") == [ContentDelta(" and")]
+    assert parser.push("ing") == [ContentDelta(" <tooling")]
+    parser = OutputParser(markup("hermes", "think"), SCHEMAS)
+    assert parser.push("<think>Hm") == [ReasoningDelta("Hm")]
+    assert parser.thinking
+    assert parser.push("</think>") == []
+    assert not parser.thinking

@@ -1,4 +1,4 @@
-"""Recorded outputs of real models are parsed as canitoolcall says, whole and streamed in any pieces.
+"""Recorded outputs of real models are parsed as canitoolcall expects, whole and streamed in any pieces.
 
 canitoolcall has 469 raw outputs of models of nine families, each with what a correct parser makes of it.
 `NOT_STRICT` lists those that are parsed otherwise. An entry that begins to pass fails the test, too.
@@ -47,7 +47,7 @@ MODEL_FORMATS: Final[Mapping[str, tuple[str, str]]] = {
     "DeepSeek-V4": ("deepseek_v4", "think"),
     "Kimi-K3": ("kimi_k3", "kimi_k3"),
 }
-"""The same for models that differ from their family."""
+"""Tool call format and reasoning format of models that differ from their family."""
 RANDOM_SPLITS: Final = 3
 PIECE_MAX: Final = 12
 A_SPACE: Final = "soft_pass", "a space before a call is content, which other recorded outputs have so"
@@ -64,7 +64,7 @@ NOT_STRICT: Final[Mapping[str, tuple[str, str]]] = {
     "qwen3-hermes/truncated-second-parallel-call": CUT,
     "qwen3-xml/bug-coder-text-after-call": ("fail", "content before and behind a call is kept apart"),
 }
-"""Outputs that are not parsed strictly as expected: how far they are, and why."""
+"""Status and reason of outputs that are not parsed strictly as expected, by id."""
 STRICT_MIN: Final = 440
 
 
@@ -92,8 +92,8 @@ def families() -> Mapping[str, Any]:
 def request_of(fixture: Any) -> ChatRequest:
     """Return a request with the fixture's tools. Their names may be ones that the API refuses."""
     tools = [{**tool, "function": {**tool["function"], "name": "tool"}} for tool in fixture.tools]
-    for place, tool in enumerate(tools):
-        tool["function"]["name"] += str(place)
+    for index, tool in enumerate(tools):
+        tool["function"]["name"] += str(index)
     body = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "?"}], "tools": tools or None}
     )
@@ -136,7 +136,7 @@ def parsed(fixture: Any, pieces: Sequence[str]) -> Any:
 
 
 def splits(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The text by characters, and in random pieces."""
+    """Yield the text by characters and in random pieces, with a name for each."""
     yield "char", list(text)
     for seed in range(RANDOM_SPLITS):
         chance = random.Random(seed)
@@ -150,7 +150,7 @@ def splits(text: str) -> Iterator[tuple[str, list[str]]]:
 
 @cache
 def outcomes() -> Mapping[str, tuple[str, Any]]:
-    """Each fixture's status and observation by its id."""
+    """Return each fixture's status and observation, by its id."""
     found = {}
     for fixture in recorded():
         streams = {name: parsed(fixture, pieces) for name, pieces in splits(fixture.raw_output)}

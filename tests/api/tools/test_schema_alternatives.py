@@ -1,4 +1,4 @@
-"""A `oneOf` of which no two can hold is held to, behind references, too; any other is refused."""
+"""A `oneOf` whose alternatives exclude each other is applied, also behind references. Others are refused."""
 
 import json
 from typing import Any, Final
@@ -45,7 +45,7 @@ def grammar_of(schema: Any) -> Grammar:
 
 
 @pytest.mark.parametrize("given", DISJOINT.values(), ids=DISJOINT.keys())
-def test_alternatives_of_which_no_two_hold_are_held_to(given: Any) -> None:
+def test_alternatives_that_exclude_each_other_are_applied(given: Any) -> None:
     root, finished = fold_of(grammar_of(given)), 0
     for seed in range(6):
         asked = request()

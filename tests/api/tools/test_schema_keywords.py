@@ -169,7 +169,7 @@ IDLE: Final[dict[str, tuple[Any, Any]]] = {
 
 
 @pytest.mark.parametrize(("given", "made"), IDLE.values(), ids=IDLE.keys())
-def test_what_constrains_nothing_is_dropped_or_said_otherwise(given: Any, made: Any) -> None:
+def test_keywords_that_constrain_nothing_are_dropped_or_rewritten(given: Any, made: Any) -> None:
     assert rewritten(given) == made
     fold_of(schema(made))
 
@@ -205,8 +205,8 @@ MEANT: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("given", MEANT.values(), ids=MEANT.keys())
-def test_what_is_said_otherwise_means_the_same(given: Any) -> None:
-    """Every token is any of those that are allowed, and the schema as it was given judges."""
+def test_rewritten_keywords_mean_the_same(given: Any) -> None:
+    """Draw each token among all allowed ones, and validate by the schema as it was given."""
     root = fold_of(schema({**rewritten(given), "x-guidance": {"whitespace_flexible": False}}))
     judge = Draft202012Validator(given, format_checker=Draft202012Validator.FORMAT_CHECKER)
     for seed in range(SEEDS):
@@ -260,7 +260,7 @@ REFUSED: Final[dict[str, tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize(("given", "why"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_cannot_be_said_is_refused_by_its_keyword(
+async def test_keywords_that_cannot_be_rewritten_are_refused_by_name(
     http: httpx.AsyncClient, given: Any, why: str
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": given}}
@@ -271,7 +271,7 @@ async def test_what_cannot_be_said_is_refused_by_its_keyword(
 async def test_arguments_of_tools_are_read_by_the_same_rules(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    """As zod writes a record, and with it each client that describes its tools by zod."""
+    """Records are written so by zod, and by each client that describes its tools with zod."""
     record = {
         "type": "object",
         "propertyNames": {"type": "string"},

@@ -25,7 +25,7 @@ from baton.api.tools.parsing.output_parts import (
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, chat
 from tests.api.tools.test_output_parser import SCHEMAS, markup
-from tests.api.tools.test_tool_call_grammar import MARKS, Held, served, tool
+from tests.api.tools.test_tool_call_grammar import MARKS, RandomModel, served, tool
 
 NAMES: Final = sorted(SCHEMAS)
 LAYOUTS: Final = {
@@ -80,7 +80,7 @@ def parsed(name: str, pieces: Sequence[str], *, streams: bool, end: bool = True)
 
 
 def folded(parts: Sequence[OutputPart]) -> list[OutputPart]:
-    """What grew, as it is told whole."""
+    """Return the parts with each streamed call as a complete one."""
     whole: list[OutputPart] = []
     for part in parts:
         match part, whole[-1] if whole else None:
@@ -97,16 +97,16 @@ def folded(parts: Sequence[OutputPart]) -> list[OutputPart]:
 @given(
     name=st.sampled_from(FORMATS),
     calls=CALLS,
-    thought=st.sampled_from(["", "<think>Hm. {</think>\n"]),
+    reasoning=st.sampled_from(["", "<think>Hm. {</think>\n"]),
     ascii_=st.booleans(),
     cuts=st.lists(st.integers(0, 400), max_size=8),
 )
-def test_what_grows_joins_to_what_is_told_whole_however_the_text_is_cut(
-    name: str, calls: list[tuple[str, dict[str, Any]]], thought: str, ascii_: bool, cuts: list[int]
+def test_streamed_calls_join_to_complete_ones_however_the_text_is_cut(
+    name: str, calls: list[tuple[str, dict[str, Any]]], reasoning: str, ascii_: bool, cuts: list[int]
 ) -> None:
-    text = thought + written(name, calls, ascii_=ascii_)
-    told = [CompleteToolCall(name, json.dumps(given, ensure_ascii=ascii_)) for name, given in calls]
-    expected: list[OutputPart] = [ReasoningDelta("Hm. {"), *told] if thought else [*told]
+    text = reasoning + written(name, calls, ascii_=ascii_)
+    complete = [CompleteToolCall(name, json.dumps(given, ensure_ascii=ascii_)) for name, given in calls]
+    expected: list[OutputPart] = [ReasoningDelta("Hm. {"), *complete] if reasoning else [*complete]
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     cut = [text[start:stop] for start, stop in pairwise(bounds)]
     assert parsed(name, cut, streams=False) == expected
@@ -116,7 +116,7 @@ def test_what_grows_joins_to_what_is_told_whole_however_the_text_is_cut(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_an_argument_is_told_with_its_letter_and_nothing_that_is_none(name: str) -> None:
+def test_each_character_of_an_argument_is_streamed_at_once(name: str) -> None:
     given = {"city": 'Paris "}</tool_call>', "more": [{}]}
     text, arguments = written(name, [("weather", given), ("now", {})]), json.dumps(given)
     begins = text.index(arguments)
@@ -176,8 +176,8 @@ async def test_a_forced_call_comes_letter_by_letter_and_joins_to_the_whole_one(
     name: str, added: Sequence[str]
 ) -> None:
     model = served(tiny.CHAT_TEMPLATE, name, added)
-    whole = await Held(model, "No.").ask(**ASKED)
-    chunks = await Held(model, "No.").events(CHAT, chat(**ASKED))
+    whole = await RandomModel(model, "No.").ask(**ASKED)
+    chunks = await RandomModel(model, "No.").events(CHAT, chat(**ASKED))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     calls: list[dict[str, Any]] = []
     pieces = 0
@@ -190,8 +190,10 @@ async def test_a_forced_call_comes_letter_by_letter_and_joins_to_the_whole_one(
             else:
                 pieces += 1
                 calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-    told = [{name: call[name] for name in ("type", "function")} for call in whole["message"]["tool_calls"]]
-    assert calls == told
+    complete = [
+        {name: call[name] for name in ("type", "function")} for call in whole["message"]["tool_calls"]
+    ]
+    assert calls == complete
     assert pieces > 3 * len(calls)
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
 
@@ -200,10 +202,10 @@ async def test_a_call_that_is_cut_off_is_the_same_in_a_stream_and_in_a_whole_ans
     model = served(tiny.CHAT_TEMPLATE)
     wanted = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 3}}\n</tool_call>'
     most = len(model.tokenizer.encode(wanted.partition("Rom")[0], add_special_tokens=False))
-    whole = await Held(model, wanted).ask(**ASKED, max_tokens=most)
+    whole = await RandomModel(model, wanted).ask(**ASKED, max_tokens=most)
     (call,) = whole["message"]["tool_calls"]
     assert (whole["finish_reason"], call["function"]["name"]) == ("length", "weather")
-    chunks = await Held(model, wanted).events(CHAT, chat(**ASKED, max_tokens=most))
+    chunks = await RandomModel(model, wanted).events(CHAT, chat(**ASKED, max_tokens=most))
     pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert pieces[0]["function"]["name"] == "weather"
     assert call["function"]["arguments"].startswith('{"city": "')
@@ -212,18 +214,18 @@ async def test_a_call_that_is_cut_off_is_the_same_in_a_stream_and_in_a_whole_ans
 
 
 @pytest.mark.parametrize("more", [{"stop_token_ids": [5]}])
-async def test_where_a_stop_may_break_a_call_it_is_told_when_it_is_whole(more: dict[str, Any]) -> None:
+async def test_a_call_that_a_stop_may_break_is_returned_complete(more: dict[str, Any]) -> None:
     model = served(tiny.CHAT_TEMPLATE)
     wanted = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 3}}\n</tool_call>'
-    chunks = await Held(model, wanted).events(CHAT, chat(**ASKED, parallel_tool_calls=False, **more))
+    chunks = await RandomModel(model, wanted).events(CHAT, chat(**ASKED, parallel_tool_calls=False, **more))
     pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [each["function"]["arguments"] for each in pieces] == ["", '{"city": "Bern", "days": 3}']
 
 
-async def test_of_several_calls_the_first_alone_grows_where_that_is_asked_for() -> None:
-    """The model writes no second one: what is held is one call. A free one stays whole."""
+async def test_only_the_first_call_is_streamed_without_parallel_calls() -> None:
+    """The grammar allows one call. A call without a grammar is returned when it is complete."""
     model = served(tiny.CHAT_TEMPLATE)
-    chunks = await Held(model, "No.").events(CHAT, chat(**ASKED, parallel_tool_calls=False))
+    chunks = await RandomModel(model, "No.").events(CHAT, chat(**ASKED, parallel_tool_calls=False))
     pieces = [each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert {each["index"] for each in pieces} == {0}
     json.loads("".join(each["function"]["arguments"] for each in pieces))
@@ -233,7 +235,7 @@ async def test_other_apis_have_a_call_as_it_grows() -> None:
     model = served(tiny.CHAT_TEMPLATE)
     user = {"role": "user", "content": "hi"}
     function = tool()["function"]
-    events = await Held(model, "No.").events(
+    events = await RandomModel(model, "No.").events(
         "/v1/messages",
         {
             "model": tiny.MODEL,
@@ -249,7 +251,7 @@ async def test_other_apis_have_a_call_as_it_grows() -> None:
     closed = [each["index"] for each in events if each["type"] == "content_block_stop"]
     assert opened == closed == list(range(len(begun)))
     assert len(pieces) > 3 * len(begun)
-    events = await Held(model, "No.").events(
+    events = await RandomModel(model, "No.").events(
         "/v1/responses",
         {"input": "hi", "tools": [{"type": "function", **function}], "tool_choice": "required"},
     )

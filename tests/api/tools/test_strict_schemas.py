@@ -1,4 +1,4 @@
-"""No object has properties that nobody named, but of a schema whose parts speak of one object together."""
+"""Objects have no unnamed properties, unless several parts of a schema describe one object."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SHUT: Final = {**A, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "expected"),
     [
         (A, SHUT),
         ({"type": "array", "items": A}, {"type": "array", "items": SHUT}),
@@ -32,8 +32,8 @@ SHUT: Final = {**A, "additionalProperties": False}
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
-def test_what_is_not_named_does_not_come(schema: dict[str, Any], told: dict[str, Any]) -> None:
-    assert without_unnamed_properties(schema) == told
+def test_what_is_not_named_does_not_come(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert without_unnamed_properties(schema) == expected
 
 
 @pytest.mark.parametrize(

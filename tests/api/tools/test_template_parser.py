@@ -1,4 +1,4 @@
-"""What a model's own response template says of an answer is what its client is told."""
+"""Answers are parsed by the response template that comes with a model."""
 
 import json
 from copy import copy
@@ -50,12 +50,12 @@ NOW: Final = CompleteToolCall("now", '{"a": 1}')
 PROMPT: Final = "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
 
 
-def told(pieces: list[str], prompt: str = PROMPT, tools: Any = TOOLS) -> tuple[list[OutputPart], int]:
-    voice = TemplateParser(read_template(SPEC, "here"), prompt, tools)
+def parsed(pieces: list[str], prompt: str = PROMPT, tools: Any = TOOLS) -> tuple[list[OutputPart], int]:
+    parser = TemplateParser(read_template(SPEC, "here"), prompt, tools)
     parts: list[OutputPart] = []
     for piece in pieces:
-        parts += voice.push(piece)
-    return merge_parts(parts + voice.flush()), voice.malformed_calls
+        parts += parser.push(piece)
+    return merge_parts(parts + parser.flush()), parser.malformed_calls
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def told(pieces: list[str], prompt: str = PROMPT, tools: Any = TOOLS) -> tuple[l
         ),
     ],
 )
-def test_an_answer_is_told_apart(
+def test_an_answer_is_parsed_by_its_template(
     text: str, prompt: str, parts: list[OutputPart], malformed_calls: int
 ) -> None:
-    assert told([text], prompt) == (parts, malformed_calls)
+    assert parsed([text], prompt) == (parts, malformed_calls)
 
 
 def test_calls_that_nobody_offered_are_text() -> None:
-    assert told([f"So {DO}"], tools=()) == ([ContentDelta(f"So {DO}")], 0)
+    assert parsed([f"So {DO}"], tools=()) == ([ContentDelta(f"So {DO}")], 0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -94,7 +94,7 @@ def test_calls_that_nobody_offered_are_text() -> None:
 def test_how_a_text_is_cut_changes_nothing(pieces: list[str], cuts: list[int]) -> None:
     text = "".join(pieces)
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    assert told([text[start:end] for start, end in pairwise(bounds)]) == told([text])
+    assert parsed([text[start:end] for start, end in pairwise(bounds)]) == parsed([text])
 
 
 async def test_it_comes_with_the_tokenizer_or_in_a_file(backend: ScriptedBackend, tmp_path: Path) -> None:

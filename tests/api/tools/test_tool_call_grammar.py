@@ -1,6 +1,6 @@
-"""What an answer is held to where calls of tools are forced or strict, and behind a model's thoughts.
+"""Grammars of forced and strict tool calls, and of answers with reasoning before them.
 
-An answer is drawn here from what the grammar allows, as a worker does it.
+Answers are drawn from the allowed tokens, as a worker draws them.
 """
 
 import json
@@ -59,8 +59,8 @@ def served(
     return ServedModel(tiny.MODEL, tokenizer, (end,), len(reference), forms=forms)
 
 
-class Held:
-    """A served model whose answers are drawn among what is allowed, towards a text as far as that is."""
+class RandomModel:
+    """Served model that draws its answers among the allowed tokens, and writes a text as far as it may."""
 
     def __init__(self, model: ServedModel, towards: str, seed: int = 0, tokens_max: int = 400) -> None:
         self._tokens_max = tokens_max
@@ -99,14 +99,14 @@ class Held:
         return reply
 
     async def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Of a stream."""
+        """Return the events of a stream."""
         text = (await self.post(path, body | {"stream": True})).text
         lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def _by_tokens(output: list[int], finish: FinishReason) -> list[Step]:
-    """One a batch."""
+    """Return one batch for each token."""
     last = len(output) - 1
     return [batch([id_], finish if place == last else None) for place, id_ in enumerate(output)]
 
@@ -127,7 +127,7 @@ MARKS: Final = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think
 CHANNELS: Final = ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")
 HARMONY: Final = "{# <|channel|> #}" + tiny.CHAT_TEMPLATE
 PAD_ID: Final = tiny.SPECIAL.index("<pad>")
-"""Where "<|end|>" ends a message alone."""
+"""Token that ends an answer of a model whose "<|end|>" ends a message."""
 COMMENTARY: Final = "<|channel|>commentary to=functions."
 
 
@@ -137,16 +137,16 @@ async def test_a_strict_tool_is_called_rightly_on_channels_or_the_answer_is_anot
 ) -> None:
     model = served(HARMONY, "harmony", added, end=PAD_ID)
     asked: dict[str, Any] = {"tools": [tool(strict=True), tool("later")]}
-    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    reasoning = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     said = "<|channel|>final<|message|>There is no need."
-    choice = await Held(model, thought + said).ask(**asked)
+    choice = await RandomModel(model, reasoning + said).ask(**asked)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
     assert choice["message"]["reasoning_content"] == "Hm."
-    for before in ("", thought):
-        choice = await Held(model, f"{before}{COMMENTARY}weather").ask(**asked)
+    for before in ("", reasoning):
+        choice = await RandomModel(model, f"{before}{COMMENTARY}weather").ask(**asked)
         check_calls(choice, {"weather"})
         assert choice["finish_reason"] == "tool_calls"
-    choice = await Held(model, "I will not.").ask(**asked, tool_choice="required")
+    choice = await RandomModel(model, "I will not.").ask(**asked, tool_choice="required")
     check_calls(choice, {"weather", "later"})
 
 
@@ -157,10 +157,10 @@ async def test_a_strict_tool_is_called_rightly_on_channels_or_the_answer_is_anot
 async def test_a_call_is_forced_in_every_form(calls: str, added: Sequence[str]) -> None:
     model = served(tiny.CHAT_TEMPLATE, calls, added)
     tools = [tool(), tool("later")]
-    choice = await Held(model, "I will not call anything.").ask(tools=tools, tool_choice="required")
+    choice = await RandomModel(model, "I will not call anything.").ask(tools=tools, tool_choice="required")
     check_calls(choice, {"weather", "later"})
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
-    choice = await Held(model, "I will not.", seed=1).ask(tools=tools, tool_choice=NAMED)
+    choice = await RandomModel(model, "I will not.", seed=1).ask(tools=tools, tool_choice=NAMED)
     check_calls(choice, {"weather"})
     assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "stop")
 
@@ -175,7 +175,7 @@ REPEATED: Final = {
 @pytest.mark.parametrize("calls", REPEATED)
 async def test_a_model_that_repeats_a_call_makes_a_bounded_number_of_them(calls: str, choice: str) -> None:
     model = served(tiny.CHAT_TEMPLATE, calls, MARKS)
-    repeating = Held(model, REPEATED[calls] * (2 * FORCED_CALLS_MAX), tokens_max=4_000)
+    repeating = RandomModel(model, REPEATED[calls] * (2 * FORCED_CALLS_MAX), tokens_max=4_000)
     told = await repeating.ask(tools=[tool(strict=True)], tool_choice=choice)
     check_calls(told, {"weather"})
     assert len(told["message"]["tool_calls"]) == FORCED_CALLS_MAX
@@ -187,11 +187,11 @@ async def test_of_allowed_tools_one_is_called() -> None:
     for mode in ("required", "auto"):
         names = [{"type": "function", "function": {"name": name}} for name in ("later", "other")]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
-        held = Held(served(tiny.CHAT_TEMPLATE), '<tool_call>\n{"name": "', seed=2)
+        model_ = RandomModel(served(tiny.CHAT_TEMPLATE), '<tool_call>\n{"name": "', seed=2)
         strict = [{**each, "function": {**each["function"], "strict": True}} for each in tools]
-        told = await held.ask(tools=strict, tool_choice=choice, parallel_tool_calls=False)
+        told = await model_.ask(tools=strict, tool_choice=choice, parallel_tool_calls=False)
         check_calls(told, {"later", "other"})
-        text = held.model.tokenizer.decode(held.backend.asked[0].prompt, skip_special_tokens=False)
+        text = model_.model.tokenizer.decode(model_.backend.asked[0].prompt, skip_special_tokens=False)
         assert ("weather" in text, "later" in text) == (False, True)
 
 
@@ -204,18 +204,18 @@ async def test_a_strict_tool_may_be_called_and_is_called_rightly(
     calls: str, begun: str, added: Sequence[str]
 ) -> None:
     model = served(tiny.CHAT_TEMPLATE, calls, added)
-    choice = await Held(model, "There is no need.").ask(tools=[tool(strict=True)])
+    choice = await RandomModel(model, "There is no need.").ask(tools=[tool(strict=True)])
     assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
-    choice = await Held(model, begun).ask(tools=[tool(strict=True)], parallel_tool_calls=False)
+    choice = await RandomModel(model, begun).ask(tools=[tool(strict=True)], parallel_tool_calls=False)
     check_calls(choice, {"weather"})
 
 
 async def test_with_a_response_format_an_answer_is_calls_or_of_that_form() -> None:
     model = served(tiny.CHAT_TEMPLATE)
     asked: dict[str, Any] = {"tools": [tool()], "structured_outputs": {"choice": ["yes", "no"]}}
-    choice = await Held(model, "no, never").ask(**asked)
+    choice = await RandomModel(model, "no, never").ask(**asked)
     assert choice["message"]["content"] == "no"
-    choice = await Held(model, '<tool_call>\n{"name": "weather"').ask(**asked)
+    choice = await RandomModel(model, '<tool_call>\n{"name": "weather"').ask(**asked)
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
@@ -229,24 +229,26 @@ async def test_with_a_response_format_an_answer_is_calls_or_of_that_form() -> No
     ],
     ids=["choice", "regex", "json"],
 )
-async def test_a_grammar_begins_behind_the_thoughts(form: dict[str, Any], added: Sequence[str]) -> None:
+async def test_a_grammar_begins_behind_the_reasoning(form: dict[str, Any], added: Sequence[str]) -> None:
     model = served(THINKING, added=added)
     thoughts, no = "<think>Hm, no { form.</think>", '"no"' if "guided_json" in form else "no"
-    for words, said, thought in (
+    for words, said, reasoning in (
         ({}, f"{thoughts}\n{no}", "Hm, no { form."),
         ({}, no, None),
         ({"opens": True}, f"Hm.</think>{no}", "Hm."),
         ({"enable_thinking": False}, "<think>no", None),
     ):
-        choice = await Held(model, said).ask(chat_template_kwargs=words, **form)
+        choice = await RandomModel(model, said).ask(chat_template_kwargs=words, **form)
         assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
-        assert choice["message"].get("reasoning_content") == thought
-    choice = await Held(model, thoughts).ask(separate_reasoning=False, **form)
+        assert choice["message"].get("reasoning_content") == reasoning
+    choice = await RandomModel(model, thoughts).ask(separate_reasoning=False, **form)
     assert choice["message"]["content"].strip('"').removesuffix("/x") in ("yes", "no")
 
 
-async def test_a_forced_call_comes_behind_the_thoughts() -> None:
-    choice = await Held(served(THINKING), "<think>Hm.</think>No.").ask(tools=[tool()], tool_choice="required")
+async def test_a_forced_call_follows_the_reasoning() -> None:
+    choice = await RandomModel(served(THINKING), "<think>Hm.</think>No.").ask(
+        tools=[tool()], tool_choice="required"
+    )
     assert choice["message"]["reasoning_content"] == "Hm."
     check_calls(choice, {"weather"})
 
@@ -255,8 +257,8 @@ async def test_a_forced_call_comes_behind_the_thoughts() -> None:
 async def test_an_argument_may_have_the_text_of_a_special_token(added: Sequence[str]) -> None:
     text = "a<|end|>b<|start|>"
     parameters = {"type": "object", "properties": {"x": {"const": text}}, "required": ["x"]}
-    held = Held(served(tiny.CHAT_TEMPLATE, added=added), "")
-    choice = await held.ask(tools=[tool(parameters=parameters)], tool_choice="required")
+    model_ = RandomModel(served(tiny.CHAT_TEMPLATE, added=added), "")
+    choice = await model_.ask(tools=[tool(parameters=parameters)], tool_choice="required")
     assert choice["finish_reason"] == "tool_calls"
     for call in choice["message"]["tool_calls"]:
         assert json.loads(call["function"]["arguments"]) == {"x": text}
@@ -273,7 +275,7 @@ async def test_an_argument_may_have_the_text_of_a_special_token(added: Sequence[
     ids=lambda form: next(iter(form)),
 )
 async def test_an_answer_may_have_the_text_of_the_end(form: dict[str, Any]) -> None:
-    choice = await Held(served(tiny.CHAT_TEMPLATE), "").ask(**form)
+    choice = await RandomModel(served(tiny.CHAT_TEMPLATE), "").ask(**form)
     assert choice["message"]["content"].strip().strip('"') == "a<|end|>b"
     assert choice["finish_reason"] == "stop"
 
@@ -300,12 +302,14 @@ async def test_an_answer_may_have_the_text_of_the_end(form: dict[str, Any]) -> N
         ),
     ],
 )
-async def test_what_cannot_be_held_is_told_by_field(fields: dict[str, Any], param: str) -> None:
-    held = Held(served(tiny.CHAT_TEMPLATE), "")
-    app = create_app(held.backend, held.model, CollectorRegistry())
+async def test_calls_that_no_grammar_expresses_are_refused_by_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    model_ = RandomModel(served(tiny.CHAT_TEMPLATE), "")
+    app = create_app(model_.backend, model_.model, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         check(await http.post(CHAT, json=chat(**fields)), 400, param)
-    assert held.backend.asked == []
+    assert model_.backend.asked == []
 
 
 MANY: Final[dict[str, Any]] = {
@@ -345,15 +349,15 @@ OF_ONE_BY_ONE: Final = (
 
 @pytest.mark.parametrize("added", [(), OF_ONE_BY_ONE], ids=["marks in letters", "marks as tokens"])
 @pytest.mark.parametrize(("calls", "mark", "begun"), ONE_BY_ONE, ids=lambda each: each[:12])
-async def test_a_strict_tools_arguments_are_held_one_by_one_where_they_are_written_so(
+async def test_arguments_of_a_strict_tool_are_constrained_one_by_one(
     calls: str, mark: str, begun: str, added: Sequence[str]
 ) -> None:
     model = served(f"{{# {mark} #}}{tiny.CHAT_TEMPLATE}", calls, added)
     tools = [tool(strict=True, parameters=MANY), tool("now", parameters={"type": "object", "properties": {}})]
-    choice = await Held(model, "There is no need.").ask(tools=tools)
+    choice = await RandomModel(model, "There is no need.").ask(tools=tools)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("There is no need.", "stop")
     for seed, towards in enumerate((begun, begun, begun.partition("weather")[0] + "now")):
-        choice = await Held(model, towards, seed).ask(tools=tools, parallel_tool_calls=False)
+        choice = await RandomModel(model, towards, seed).ask(tools=tools, parallel_tool_calls=False)
         assert choice["finish_reason"] == "tool_calls", choice
         (call,) = choice["message"]["tool_calls"]
         told, name = json.loads(call["function"]["arguments"]), call["function"]["name"]
@@ -379,11 +383,11 @@ async def test_a_strict_tools_arguments_are_held_one_by_one_where_they_are_writt
         ("invoke", "<minimax:tool_call>", {"properties": {"a": {"type": ["string", "null"]}}}, "parameters"),
     ],
 )
-async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told_or_held(
+async def test_a_strict_tool_is_refused_if_its_calls_cannot_be_constrained(
     calls: str, mark: str, parameters: dict[str, Any], param: str
 ) -> None:
-    held = Held(served(f"{{# {mark} #}}{tiny.CHAT_TEMPLATE}", calls), "")
-    app = create_app(held.backend, held.model, CollectorRegistry())
+    model_ = RandomModel(served(f"{{# {mark} #}}{tiny.CHAT_TEMPLATE}", calls), "")
+    app = create_app(model_.backend, model_.model, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         reply = await http.post(CHAT, json=chat(tools=[tool(strict=True, parameters=parameters)]))
     check(reply, 400, f"tools[0].function.{param}", "unsupported_value")
@@ -392,11 +396,11 @@ async def test_a_strict_tool_is_refused_where_its_calls_could_not_be_told_or_hel
 async def test_only_allowed_tokens_come() -> None:
     model = served(tiny.CHAT_TEMPLATE)
     allowed = model.tokenizer.encode("no yes", add_special_tokens=False)
-    held = Held(model, "no, never")
-    choice = await held.ask(allowed_token_ids=allowed, max_tokens=9, return_token_ids=True)
+    model_ = RandomModel(model, "no, never")
+    choice = await model_.ask(allowed_token_ids=allowed, max_tokens=9, return_token_ids=True)
     assert set(choice["token_ids"]) <= {*allowed}
     assert choice["finish_reason"] == "length", "the end is not among them"
-    choice = await Held(model, "no").ask(allowed_token_ids=[*allowed, tiny.END_ID])
+    choice = await RandomModel(model, "no").ask(allowed_token_ids=[*allowed, tiny.END_ID])
     assert (choice["message"]["content"], choice["finish_reason"]) == ("no", "stop")
 
 
@@ -408,13 +412,13 @@ async def test_bad_words_do_not_come(added: Sequence[str]) -> None:
         ("a/b.c", ["/b."]),
         ("<think>a cat</think>x", ["cat", "dog"]),
     ):
-        choice = await Held(model, text).ask(bad_words=words, max_tokens=30, separate_reasoning=False)
+        choice = await RandomModel(model, text).ask(bad_words=words, max_tokens=30, separate_reasoning=False)
         said = choice["message"]["content"]
         assert said.startswith(text.partition(words[0])[0])
         assert not any(word in said for word in words)
-    choice = await Held(model, "a cow sat").ask(bad_words=["cat"])
+    choice = await RandomModel(model, "a cow sat").ask(bad_words=["cat"])
     assert choice["message"]["content"] == "a cow sat"
-    choice = await Held(model, "<think>Hm</think>\nYes").ask(bad_words=["cat"])
+    choice = await RandomModel(model, "<think>Hm</think>\nYes").ask(bad_words=["cat"])
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("Yes", "Hm")
 
 
@@ -432,18 +436,18 @@ async def test_bad_words_do_not_come(added: Sequence[str]) -> None:
         ({"tools": [tool(strict=True)], "bad_words": ["x"]}, "bad_words"),
     ],
 )
-async def test_what_is_wrong_with_limits_is_told_by_field(fields: dict[str, Any], param: str) -> None:
-    held = Held(served(tiny.CHAT_TEMPLATE), "")
-    app = create_app(held.backend, held.model, CollectorRegistry())
+async def test_wrong_limits_are_refused_by_field(fields: dict[str, Any], param: str) -> None:
+    model_ = RandomModel(served(tiny.CHAT_TEMPLATE), "")
+    app = create_app(model_.backend, model_.model, CollectorRegistry())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         check(await http.post(CHAT, json=chat(**fields)), 400, param)
-    assert held.backend.asked == []
+    assert model_.backend.asked == []
 
 
 async def test_a_call_goes_back_as_the_clients_helper_read_it(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    """OpenAI's `.parse` leaves what it read in the message that a conversation goes on with."""
+    """OpenAI's `.parse` leaves its result in the message with which a conversation continues."""
     call = {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
     turns = [
         {"role": "user", "content": "x"},
@@ -457,16 +461,16 @@ async def test_a_call_goes_back_as_the_clients_helper_read_it(
 
 
 async def test_a_call_has_no_arguments_that_nobody_named() -> None:
-    """A schema may allow them without meaning them: pydantic's do."""
+    """Schemas of pydantic allow unnamed properties without meaning to."""
     schema = {"properties": {"a": {"type": "object", "properties": {"b": {"const": {"properties": 1}}}}}}
     wanted = '<tool_call>\n{"name": "f", "arguments": {"a": {"b": {"properties": 1}, "c'
     asked: dict[str, Any] = {"tools": [tool("f", parameters=schema)], "tool_choice": "required"}
-    choice = await Held(served(tiny.CHAT_TEMPLATE), wanted).ask(**asked)
+    choice = await RandomModel(served(tiny.CHAT_TEMPLATE), wanted).ask(**asked)
     assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {
         "a": {"b": {"properties": 1}}
     }
     open_ = {"properties": {}, "additionalProperties": {"type": "integer"}}
     asked["tools"] = [tool("f", parameters=open_)]
     text = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
-    choice = await Held(served(tiny.CHAT_TEMPLATE), text).ask(**asked)
+    choice = await RandomModel(served(tiny.CHAT_TEMPLATE), text).ask(**asked)
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": 3}'

@@ -1,4 +1,4 @@
-"""Constraints of answers: what a request asks for, as a grammar, compiled before the request is placed.
+"""Constraints that requests put on answers, compiled as grammars before a request is placed.
 
 Fields of OpenAI, vLLM and SGLang say the same in several ways, and a request may give a constraint once. It
 is compiled as the workers will compile it, so that a constraint no answer can follow is a 400. Another

@@ -5,9 +5,12 @@ Pure.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from baton.api.tools.parsing.output_parts import AnswerParser, CompleteToolCall, OutputPart
+
+IN_REASONING_MAX: Final = 8
+"""Most marks of calls in reasoning that turn out to be text. Later ones are text without a try."""
 
 
 class CallParser(AnswerParser, Protocol):

@@ -92,7 +92,7 @@ class TextRegion:
 
 
 class Previous(Enum):
-    """What stands directly before a place in an answer, whitespace aside."""
+    """Part of an answer directly before a mark, apart from whitespace."""
 
     START = "start"
     """The answer begins there."""
@@ -131,6 +131,21 @@ class OutputMarkup:
     sections: tuple[SectionMark, ...] = ()
     inner: tuple[str, ...] = ()
     """Marks within bodies, which the parsers of the calls read."""
+
+    @property
+    def of_calls(self) -> "OutputMarkup":
+        """The same markup without regions of reasoning and content."""
+        calls = tuple(region for region in self.regions if region.kind is RegionKind.CALLS)
+        return OutputMarkup(calls, self.sections, self.inner)
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """Opening marks of calls, without those that count only at the beginning of an answer."""
+        return tuple(mark for region in self.of_calls.regions if not region.bare for mark in region.opens)
+
+    @property
+    def may_have_calls(self) -> bool:
+        return bool(self.of_calls.regions) or any(region.classify for region in self.regions)
 
     @property
     def marks(self) -> frozenset[str]:

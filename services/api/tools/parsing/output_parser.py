@@ -3,43 +3,40 @@
 A model writes all of them into one text, between marks of its own (`formats.output_formats`). The parser is a
 fold over that text: how it was cut into pieces changes nothing. A call is returned once it is complete and
 can be parsed, so that no part of it is ever wrong. A text that cannot be parsed as a call is content. A call
-that a grammar constrains may be returned as it grows. It cannot be malformed, but cut off.
+that a grammar constrains may be returned as it grows. It can be cut off, but not malformed.
 
 A mark counts only where it can stand. Reasoning stands at the beginning of an answer. A call begins behind
-its mark in a syntax of its format. It ends where its JSON ends, or at the last mark that can end it.
-Elsewhere a mark is text.
-
-Pure.
+its mark in a syntax of its format, and ends where its JSON ends or at the last mark that can end it. Pure.
 """
 
 from itertools import chain
 from typing import Final
 
-from baton.api.tools.parsing.call_in_reasoning import CallInReasoning
+from baton.api.tools.parsing.call_in_reasoning import IN_REASONING_MAX, CallInReasoning
 from baton.api.tools.parsing.constrained_parser import CallLayout, ConstrainedCallParser
-from baton.api.tools.parsing.json_scanner import JsonScanner, is_json
-from baton.api.tools.parsing.open_region import OpenRegion, first_mark, head_counts
-from baton.api.tools.parsing.output_markup import JSON_SYNTAX, OutputMarkup, PrefixMatch, RegionKind
+from baton.api.tools.parsing.json_scanner import JsonScanner
+from baton.api.tools.parsing.open_region import OpenRegion, choose_syntax, first_mark, head_counts
+from baton.api.tools.parsing.output_markup import (
+    JSON_SYNTAX,
+    CallSyntax,
+    OutputMarkup,
+    PrefixMatch,
+    RegionKind,
+)
 from baton.api.tools.parsing.output_parts import (
-    CompleteToolCall,
     MalformedToolCall,
     OutputPart,
     ToolCallDelta,
-    ToolCallStart,
     ToolSchemas,
     merge_parts,
 )
 from baton.api.tools.parsing.part_writer import PartWriter
-from baton.api.tools.parsing.text_after_calls import NextCalls, cut_off_at, parse_calls
+from baton.api.tools.parsing.text_after_calls import NextCalls, parse_calls
 from baton.api.tools.parsing.unread_text import UnreadText
 
-IN_REASONING_MAX: Final = 8
-"""Most marks of calls in reasoning that turn out to be text. Later ones are text without a try."""
 READ_CHARS_MAX: Final = 2**19
 """Most characters of one answer that are parsed as calls in vain. Behind them the next call's mark ends a
 call."""
-LAYOUT_MAX: Final = 256
-"""Most whitespace between a mark and its call."""
 
 
 class OutputParser:
@@ -72,20 +69,18 @@ class OutputParser:
         self._constrained = constrained
         self._calls_alone = calls_alone
         self._schemas = schemas
-        calls = [each for each in markup.regions if each.kind is RegionKind.CALLS]
-        calls_come = bool(calls) or any(each.classify for each in markup.regions)
-        self._call_marks = tuple(mark for each in calls if not each.bare for mark in each.opens)
+        self._call_marks = markup.call_marks
         self._text = UnreadText()
-        self._writer = PartWriter(markup.sections, calls_come=calls_come)
+        self._writer = PartWriter(markup.sections, calls_come=markup.may_have_calls)
         self._open: OpenRegion | None = None
         self._inner: CallInReasoning | None = None
         self._not_calls = 0
         self._chars_left = READ_CHARS_MAX
         self._next_calls = NextCalls(self._call_marks)
         self.malformed_calls = 0
-        thoughts = [each for each in markup.regions if each.kind is RegionKind.REASONING]
-        if thinking and thoughts:
-            self._open = OpenRegion(thoughts[0], RegionKind.REASONING, "")
+        reasoning = [each for each in markup.regions if each.kind is RegionKind.REASONING]
+        if thinking and reasoning:
+            self._open = OpenRegion(reasoning[0], RegionKind.REASONING, "")
             self._writer.begin_reasoning()
 
     @property
@@ -215,9 +210,8 @@ class OutputParser:
         elif mark in now.region.opens:
             self._text.take(len(mark))  # reasoning that is opened again
         else:
-            calls = tuple(each for each in self._markup.regions if each.kind is RegionKind.CALLS)
-            inner = OutputMarkup(calls, self._markup.sections, self._markup.inner)
-            self._inner = CallInReasoning(mark, OutputParser(inner, self._schemas, calls_alone=True))
+            parser = OutputParser(self._markup.of_calls, self._schemas, calls_alone=True)
+            self._inner = CallInReasoning(mark, parser)
 
     def _open_region(self, mark: str) -> None:
         for region in self._markup.regions:
@@ -235,82 +229,53 @@ class OutputParser:
         self._text.take(len(mark))
         now.in_head = False
         if now.region.classify is not None:
-            now.kind = now.region.classify(now.mark + "".join(now.head))
+            now.kind = now.region.classify(now.header)
         if now.kind is RegionKind.REASONING:
             self._writer.begin_reasoning()
         if now.kind is RegionKind.CALLS and self._layout is not None and self._layout.mark == mark:
-            now.call = self._named_by(now)
+            now.call = now.call_named_by_head(self._schemas)
 
     def _constrained_call(self, mark: str) -> ConstrainedCallParser | None:
         layout = self._layout
         return layout.parser(self._schemas) if layout is not None and layout.mark == mark else None
 
-    def _named_by(self, now: OpenRegion) -> ConstrainedCallParser | None:
-        """Return the parser of a call whose name stands in its head."""
-        try:
-            (call,) = now.region.read(now.mark + "".join(now.head), "{}", self._schemas)
-        except MalformedToolCall:
-            return None
-        return ConstrainedCallParser({"": call.name}, "")
-
     def _grow(self, now: OpenRegion, call: ConstrainedCallParser) -> None:
         """Take text of a call that a grammar constrains."""
-        has_begun = call.name is not None
-        taken, arguments = call.take(self._text.head)
-        now.body.append(self._text.take(taken))
+        taken, parts = now.grow(call, self._text.head, streams=self._streams_calls)
+        self._text.take(taken)
+        for part in parts:
+            if isinstance(part, ToolCallDelta):
+                self._writer.write_more_arguments(part)
+            else:
+                self._writer.write_calls(part)
         if call.has_failed:
-            self._parse_unconstrained(now)
-            return
-        if self._streams_calls and call.name is not None and not has_begun:
-            now.is_emitted = True
-            self._writer.write_calls(ToolCallStart(call.name))
-        if arguments and self._streams_calls:
-            self._writer.write_more_arguments(ToolCallDelta(arguments))
-        now.arguments.append(arguments)
-        if call.arguments_end and not now.is_emitted:
-            written = "".join(now.arguments)
-            if call.name is None or not is_json(written):
-                self._parse_unconstrained(now)
-                return
-            now.is_emitted = True
-            self._writer.write_calls(CompleteToolCall(call.name, written))
-        if now.region.closes and call.arguments_end:
+            self._parse_again(now)
+        elif now.region.closes and call.arguments_end:
             now.call, now.syntax = None, JSON_SYNTAX
         elif call.ends:
             self._open = None
             self._writer.end_call()
 
-    def _parse_unconstrained(self, now: OpenRegion) -> None:
-        """Parse the call again, as one that no grammar constrains."""
-        self._text.prepend("".join(now.body))
-        now.body.clear()
-        now.call = None
+    def _parse_again(self, now: OpenRegion) -> None:
+        """Parse the body again: it is not as a grammar writes it, or its strings are unknown."""
+        self._text.prepend(now.clear_body())
+        now.call = now.json = None
 
     def _choose_syntax(self, now: OpenRegion, *, last: bool) -> bool:
         """Find the syntax of the calls behind a mark. If there is none, the mark is content.
 
         Returns False if more text has to decide.
         """
-        text = self._text.head.lstrip()
-        layout = len(self._text.head) - len(text)
-        if not text and layout <= LAYOUT_MAX:
-            now.syntax = JSON_SYNTAX if last else None
-            return last
-        syntaxes = now.region.syntaxes if layout <= LAYOUT_MAX else ()
-        found = [(each, each.begins(text, self._schemas)) for each in syntaxes]
-        fits = [each for each, begins in found if begins is PrefixMatch.YES]
-        partial = [each for each, begins in found if begins is PrefixMatch.PARTIAL]
-        if not fits and partial and not last:
-            return False
-        if fits or partial:
-            now.syntax = (fits or partial)[0]
-            now.json = JsonScanner() if now.syntax.parse_ahead is None else None
-            return True
-        self._open = None
-        if now.region.in_body:
-            self._text.take(len(now.mark))
-        self._writer.write_content(now.mark)
-        return True
+        chosen = choose_syntax(now.region, self._text.head, self._schemas, last=last)
+        if chosen is PrefixMatch.NO:
+            self._open = None
+            if now.region.in_body:
+                self._text.take(len(now.mark))
+            self._writer.write_content(now.mark)
+        elif isinstance(chosen, CallSyntax):
+            now.syntax = chosen
+            now.json = JsonScanner() if chosen.parse_ahead is None and self._text.head.strip() else None
+        return chosen is not PrefixMatch.PARTIAL
 
     def _take_json(self, now: OpenRegion, json: JsonScanner, start: int) -> bool:
         """Follow the JSON up to `start`, where a mark may begin.
@@ -318,23 +283,14 @@ class OutputParser:
         Returns False if a string, or what is no JSON, begins before.
         """
         if json.in_string:
-            self._take(now, json.take_string(self._text.head))
+            now.body.append(self._text.take(json.take_string(self._text.head)))
             return False
         taken = json.take_plain(self._text.head[:start])
         if json.broken:
-            self._parse_without_strings(now)
+            self._parse_again(now)
         elif json.in_string:
-            self._take(now, taken)
+            now.body.append(self._text.take(taken))
         return not json.broken and not json.in_string
-
-    def _take(self, now: OpenRegion, taken: int) -> None:
-        now.body.append(self._text.take(taken))
-
-    def _parse_without_strings(self, now: OpenRegion) -> None:
-        """Parse a call again whose strings are unknown, so that its first closing mark ends it."""
-        self._text.prepend("".join(now.body))
-        now.body.clear()
-        now.json = None
 
     def _meet_in_call(self, now: OpenRegion, mark: str) -> None:
         """Take a mark in a call that is no JSON. It ends the call, opens another one, or is an argument."""
@@ -354,15 +310,9 @@ class OutputParser:
 
         `final`: they have ended. A body without a call is content, up to its first closing mark.
         """
-        text = "".join(now.body)
-        parse_ahead = None if now.syntax is None else now.syntax.parse_ahead
-        found = None if parse_ahead is None else parse_ahead(text, self._schemas, final)
+        text, found = now.parse_ahead(self._schemas, final=final)
         if found is None and not final:
             return False
-        if found is None and parse_ahead is not None:
-            end = cut_off_at(text, now.region.closes)
-            if end < len(text) and (found := parse_ahead(text[:end], self._schemas, True)) is not None:
-                text = text[:end]
         self._open = None
         if found is not None:
             self._writer.write_calls(*found.calls)
@@ -407,10 +357,8 @@ class OutputParser:
             self._inner = None
             self._close("")
             self._writer.write_calls(*inner.parts)
-        elif now.call is not None and not now.is_emitted:
-            self._parse_unconstrained(now)
-        elif now.json is not None and now.json.is_open:
-            self._parse_without_strings(now)
+        elif now.has_to_be_parsed_again:
+            self._parse_again(now)
         elif now.syntax is not None and now.syntax.parse_ahead is not None:
             self._parse_ahead(now, final=True)
         else:
@@ -418,17 +366,10 @@ class OutputParser:
 
     def _pass(self, text: str) -> None:
         """Take text that is no mark."""
-        if not text:
-            return
         now = self._open
-        if now is None:
-            self._writer.write_content(text)
-        elif now.in_head:
-            now.head.append(text)
-        elif now.kind is RegionKind.CALLS:
-            now.body.append(text)
-            now.size += len(text)
-        elif now.kind is RegionKind.REASONING:
+        if not text or (now is not None and now.take(text)):
+            return
+        if now is not None and now.kind is RegionKind.REASONING:
             self._writer.write_reasoning(text)
         else:
             self._writer.write_content(text)
@@ -444,7 +385,7 @@ class OutputParser:
             self._writer.end_reasoning()
         if now.kind is not RegionKind.CALLS or now.is_emitted:
             return
-        head, body = now.mark + "".join(now.head), "".join(now.body)
+        head, body = now.header, "".join(now.body)
         if not (mark or now.head or body.strip() or self._writer.is_in_sentence):
             return  # the answer was cut off before a call
         try:

@@ -85,7 +85,7 @@ class TemplateParser:
             self._raw += char
             try:
                 events = self._parser.feed(char)
-            except Exception:  # whatever the library makes of a text that nobody checked
+            except Exception:  # any error of the library, since the text is unchecked
                 self._give_up(parts)
             else:
                 self._note(events, parts)

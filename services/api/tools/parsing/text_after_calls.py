@@ -12,7 +12,7 @@ from baton.api.tools.parsing.output_markup import TextRegion
 from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 
 JSON_GOES_ON: Final = ('"', ",", ":", "]", "}")
-"""Characters behind a JSON value which show that the JSON is broken, and not error by text."""
+"""Characters behind a JSON value which show that the JSON is broken, and not followed by text."""
 REPARSED_CHARS_MAX: Final = 2**14
 """Most characters of one answer that are parsed again behind a call without its closing mark."""
 
