@@ -32,8 +32,9 @@ from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.generation_routes import generate_routes
 from baton.api.http.authentication import AccessControl
+from baton.api.http.http_exchange import exchange_of
 from baton.api.http.metrics import HttpMetrics
-from baton.api.http.middleware import ApiMiddleware, api_error, backend_error, bug, exchange_of, routing_error
+from baton.api.http.middleware import ApiMiddleware, api_error, backend_error, bug, routing_error
 from baton.api.http.openapi_document import document
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.messages.anthropic_errors import error_format_of
@@ -46,6 +47,7 @@ from baton.api.responses.signed_reasoning import KEY_BYTES, ReasoningSigner
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
 from baton.api.token_routes import token_routes
+from baton.api.tools.constraints.constraints import ConstraintCompiler
 from baton.grammars.grammar_check import CheckGrammar, GrammarChecker
 from baton.runtime.clock import Clock, SystemClock
 from baton.telemetry.process_metrics import release
@@ -70,12 +72,18 @@ def create_app(
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
     prompts, bodies = (
-        PromptEncoder(model, backend, takes_templates=settings.trust_request_chat_template),
+        PromptEncoder(
+            model,
+            backend,
+            takes_templates=settings.trust_request_chat_template,
+            writes_tools=model.forms.describes_tools,
+        ),
         RequestBodies(settings, backend),
     )
     version = release()
     check = check or GrammarChecker(model.tokenizer.codec, model.vocabulary, model.eos_token_ids).check
-    generating = GenerationService(backend, model, prompts, metrics, settings, check)
+    constraints = ConstraintCompiler(model, model.forms, check, metrics)
+    generating = GenerationService(backend, model, prompts, metrics, settings, constraints)
     kept = ResponseStore(settings.responses_kept, settings.responses_kept_bytes)
     carrier = ReasoningSigner(settings.thoughts_key or secrets.token_bytes(KEY_BYTES))
     answered = [
@@ -131,11 +139,13 @@ def _application(
         },
     )
     app.openapi = lambda: _documented(app)  # type: ignore[method-assign]
+    templates: list[str] = []
     for router in routers:
         app.include_router(router)
         # The application itself does not list their routes: it keeps the routers.
-        metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))
-    return ApiMiddleware(app, metrics, direct, door or AccessControl(), tracer, error_format_of)
+        templates += [route.path for route in router.routes if isinstance(route, APIRoute)]
+    metrics.expect(templates)
+    return ApiMiddleware(app, metrics, direct, door or AccessControl(), tracer, error_format_of, templates)
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:

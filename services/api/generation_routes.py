@@ -1,4 +1,4 @@
-"""Where are OpenAI's two generating routes served?"""
+"""Routes of chat completions and text completions."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,32 +13,36 @@ from baton.api.chat.chat_rendering import ChatRendering
 from baton.api.completions.completion_rendering import CompletionRendering
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.middleware import exchange_of
-from baton.api.http.openapi_document import GENERATING, told
+from baton.api.http.http_exchange import exchange_of
+from baton.api.http.openapi_document import GENERATING, describe
 from baton.api.http.request_bodies import RequestBodies
+from baton.api.model_interface import Model
+from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from baton.api.served_model import ServedModel
 from baton.runtime.clock import Clock
 
 
 def _invoked(fields: Mapping[str, Any]) -> type[GenerationRequest]:
-    """A body without a prompt is a chat."""
+    """Return the schema of a SageMaker body: one without a prompt is a chat."""
     return CompletionRequest if "prompt" in fields and "messages" not in fields else ChatRequest
 
 
 def generate_routes(
-    generating: GenerationService, model: ServedModel, bodies: RequestBodies, clock: Clock
+    generating: GenerationService, model: Model, bodies: RequestBodies, clock: Clock
 ) -> APIRouter:
-    """`/v1/chat/completions`, `/v1/completions`, and SageMaker's `/invocations`, which is one of both."""
+    """Return `/v1/chat/completions`, `/v1/completions`, and SageMaker's `/invocations` for either."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions", **told(ChatRequest, ChatAnswer, events=ChatChunk, of=GENERATING))
+    @router.post(
+        "/v1/chat/completions", **describe(ChatRequest, ChatAnswer, events=ChatChunk, statuses=GENERATING)
+    )
     async def chat_completions(request: Request) -> Response:
         async with bodies.of(request, ChatRequest) as body:
             return await generating.chat(request, body, partial(chat_rendering, request, body))
 
     @router.post(
-        "/v1/completions", **told(CompletionRequest, CompletionAnswer, events=CompletionChunk, of=GENERATING)
+        "/v1/completions",
+        **describe(CompletionRequest, CompletionAnswer, events=CompletionChunk, statuses=GENERATING),
     )
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
@@ -52,10 +56,12 @@ def generate_routes(
             assert isinstance(body, CompletionRequest)
             return await generating.completion(request, body, partial(completion_rendering, request, body))
 
-    def chat_rendering(request: Request, body: ChatRequest) -> Rendering:
-        return ChatRendering(body, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
+    def chat_rendering(request: Request, body: ChatRequest, meaning: Meaning) -> Rendering:
+        return ChatRendering(body, meaning, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
 
-    def completion_rendering(request: Request, body: CompletionRequest) -> Rendering:
-        return CompletionRendering(body, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
+    def completion_rendering(request: Request, body: CompletionRequest, meaning: Meaning) -> Rendering:
+        return CompletionRendering(
+            body, meaning, model, exchange_of(request).request_id, clock.wall_ms() // 1000
+        )
 
     return router

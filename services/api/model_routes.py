@@ -1,6 +1,6 @@
-"""What is served here, and by which release?
+"""Routes about the served model and the release.
 
-A model is told as OpenAI tells it and as Anthropic does, at once: each client reads what it knows.
+A model is described in OpenAI's and in Anthropic's fields at once: each client reads those that it knows.
 """
 
 from datetime import UTC, datetime
@@ -10,19 +10,19 @@ from fastapi import APIRouter
 
 from baton.api.answers import ModelCard, ModelCards, Release
 from baton.api.backend import Backend
-from baton.api.http.openapi_document import NAMING, told
-from baton.api.requests.request_builder import check_model
+from baton.api.http.openapi_document import NAMING, describe
+from baton.api.model_interface import Model
+from baton.api.requests.meaning_reader import check_model
 from baton.api.requests.sampling_defaults import differing
-from baton.api.served_model import ServedModel
 
 
 def root_answer(release: str) -> dict[str, str]:
-    """What is served here, and where."""
+    """Return what is served here, and where."""
     return {"name": "Baton", "version": release, "api": "/v1", "documents": "/openapi.json"}
 
 
-def model_routes(backend: Backend, model: ServedModel, release: str, created_s: int) -> APIRouter:
-    """`/v1/models`, `/v1/models/{id}`, `/tokenizer_info`, `/version` and `/`."""
+def model_routes(backend: Backend, model: Model, release: str, created_s: int) -> APIRouter:
+    """Return `/v1/models`, `/v1/models/{id}`, `/tokenizer_info` and `/version`."""
     router = APIRouter()
     created_at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -45,22 +45,22 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
             "lifecycle": "active",
         }
 
-    @router.get("/v1/models", **told(answers=ModelCards))
+    @router.get("/v1/models", **describe(answers=ModelCards))
     async def models() -> dict[str, Any]:
         names = model.names
         page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return {"object": "list", "data": [card(name) for name in names], **page}
 
-    @router.get("/v1/models/{name:path}", **told(answers=ModelCard, of=NAMING))
+    @router.get("/v1/models/{name:path}", **describe(answers=ModelCard, statuses=NAMING))
     async def one_model(name: str) -> dict[str, Any]:
-        check_model(name, model)
+        check_model(name, model.names)
         return card(name)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         return model.tokenizer.info
 
-    @router.get("/version", **told(answers=Release))
+    @router.get("/version", **describe(answers=Release))
     async def version() -> dict[str, str]:
         return {"version": release}
 
@@ -68,7 +68,7 @@ def model_routes(backend: Backend, model: ServedModel, release: str, created_s: 
 
 
 def root_route(release: str) -> APIRouter:
-    """`/`, which agents and load balancers ask to see whether a server is there."""
+    """Return `/`, which agents and load balancers ask to see whether a server is there."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)

@@ -6,9 +6,9 @@ from typing import Final
 
 from baton.api.requests.sampling_defaults import differing, recommended
 from baton.api.requests.schemas import RecommendedSampling
-from baton.api.text.chat_template import ChatTemplateFailed
+from baton.api.text.template_limits import ChatTemplateFailed
 from baton.api.text.token_bound import TokenBound
-from baton.api.text.tokenizer import OF_PROCESSOR, Tokenizer, load_tokenizer
+from baton.api.text.tokenizer import PROCESSOR_TEMPLATE, Tokenizer, load_tokenizer
 from baton.api.tools.format_detection import ModelFormats, model_formats
 from baton.api.tools.formats.output_formats import AUTO
 from baton.models.model_facts import CONFIG_FILE, ModelFacts, json_object
@@ -26,7 +26,7 @@ LENGTH_BOUNDED: Final = "texts too long for the context are refused by their len
 LENGTH_UNBOUNDED: Final = (
     "texts too long for the context are refused by their tokens: their length bounds none"
 )
-AMONG_OTHERS: Final = ("tokenizer_config.json", OF_PROCESSOR)
+AMONG_OTHERS: Final = ("tokenizer_config.json", PROCESSOR_TEMPLATE)
 """Files in which a chat template may be beside other words."""
 
 

@@ -1,4 +1,4 @@
-"""Which tokens is a text, and which text are tokens? In vLLM's shapes."""
+"""Routes that tokenise and detokenise, in vLLM's formats."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,25 +12,23 @@ from baton.api.answers import TextOfTokens, TokensOfText
 from baton.api.backend import Backend
 from baton.api.errors import invalid, too_long
 from baton.api.generation.prompt_encoder import PromptEncoder
-from baton.api.http.openapi_document import TAKING, told
+from baton.api.http.openapi_document import TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
-from baton.api.requests.chat_messages import check_tools
-from baton.api.requests.request_builder import check_ids, check_model
+from baton.api.model_interface import Model
+from baton.api.requests.meaning_reader import check_model, check_tools, offered_tools
 from baton.api.requests.schemas import DetokenizeRequest, TokenizeRequest
-from baton.api.served_model import ServedModel
+from baton.api.requests.token_ids import check_ids
 
 
-def token_routes(
-    backend: Backend, model: ServedModel, prompts: PromptEncoder, bodies: RequestBodies
-) -> APIRouter:
-    """`/tokenize` and `/detokenize`, also below `/v1`."""
+def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies: RequestBodies) -> APIRouter:
+    """Return `/tokenize` and `/detokenize`, also below `/v1`."""
     router = APIRouter()
 
     @router.post("/v1/tokenize", include_in_schema=False)
-    @router.post("/tokenize", **told(TokenizeRequest, TokensOfText, of=TAKING))
+    @router.post("/tokenize", **describe(TokenizeRequest, TokensOfText, statuses=TAKING))
     async def tokenize(request: Request) -> Response:
         async with bodies.of(request, TokenizeRequest) as body:
-            check_model(body.model, model)
+            check_model(body.model, model.names)
             tokens = await _tokens(request, body, prompts)
         if body.return_token_strs:
             _check_count(tokens, "return_token_strs", backend.limits().context_tokens)
@@ -45,10 +43,10 @@ def token_routes(
         )
 
     @router.post("/v1/detokenize", include_in_schema=False)
-    @router.post("/detokenize", **told(DetokenizeRequest, TextOfTokens, of=TAKING))
+    @router.post("/detokenize", **describe(DetokenizeRequest, TextOfTokens, statuses=TAKING))
     async def detokenize(request: Request) -> Response:
         async with bodies.of(request, DetokenizeRequest) as body:
-            check_model(body.model, model)
+            check_model(body.model, model.names)
             _check_count(body.tokens, "tokens", backend.limits().context_tokens)
             check_ids(body.tokens, "tokens", model.vocabulary)
         return _json({"prompt": await prompts.text_of(request, body.tokens)})
@@ -57,13 +55,13 @@ def token_routes(
 
 
 def _check_count(tokens: Sequence[int], param: str, most: int) -> None:
-    """Raise ApiError for more tokens than any request has: what is done with each holds up all others."""
+    """Raise ApiError for more tokens than any request has: work on each of them blocks all other requests."""
     if len(tokens) > most:
         raise too_long(param, most, f"'{param}': these are {len(tokens)} tokens")
 
 
 def _json(body: dict[str, Any]) -> Response:
-    """Not by the framework, which looks at each of a hundred thousand numbers."""
+    """Return a JSON response. The framework's own would inspect each of a hundred thousand numbers."""
     return Response(to_json(body), media_type="application/json")
 
 
@@ -72,7 +70,7 @@ async def _tokens(request: Request, body: TokenizeRequest, prompts: PromptEncode
         raise invalid("prompt", "Give 'prompt' or 'messages', not both.")
     if body.messages:
         check_tools(body.tools)
-        return await prompts.of_messages(request, body, body.tools, fit=False)
+        return await prompts.of_messages(request, body, offered_tools(body.tools), fit=False)
     if body.prompt is None:
         raise invalid("prompt", "Give 'prompt' or 'messages'.", "missing_required_parameter")
     add = body.add_special_tokens is not False

@@ -6,7 +6,8 @@ model whose defaults no worker takes is refused before the first one joins.
 
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
-from baton.api.requests.request_builder import Defaults, admit, asked_in_completion
+from baton.api.requests.meaning_reader import completion_meaning
+from baton.api.requests.request_builder import Defaults, admit
 from baton.api.requests.schemas import CompletionRequest
 from baton.bootstrap.canary import OUTPUT_TOKENS, PROMPT_TOKENS, REQUEST_ID, canary_prompt
 from baton.ids import RoomId
@@ -25,7 +26,7 @@ def canary_request(model: Defaults, context_tokens: int) -> Request:
     )
     try:
         (request,) = admit(
-            body, asked_in_completion(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
+            body, completion_meaning(body), [prompt], model, Limits(context_tokens, 0, 0), REQUEST_ID, salt=0
         )
         ModelBounds(model.vocabulary, context_tokens).check(request_from_wire(request_to_wire(request)))
     except (ApiError, Malformed, ValueError) as error:  # ValueError: what no field of a message holds

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
-from baton.api.errors import CLIENT_GONE, from_backend
+from baton.api.errors import CLIENT_GONE
+from baton.api.http.backend_errors import from_backend
 from baton.bootstrap.admission import QUEUED_GONE
 from baton.bootstrap.history import NO_STATUS
 from baton.bootstrap.outbox import Outbox

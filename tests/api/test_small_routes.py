@@ -121,6 +121,21 @@ async def test_version(http: httpx.AsyncClient) -> None:
     assert (await http.get("/version")).json().keys() == {"version"}
 
 
+async def test_an_id_in_a_path_keeps_its_slashes(backend: ScriptedBackend) -> None:
+    router = APIRouter()
+
+    @router.get("/requests/{id:path}")
+    async def one(id: str) -> dict[str, str]:  # noqa: A002
+        return {"id": id}
+
+    app = create_app(backend, tiny.model(), CollectorRegistry(), routers=[router])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for path in ("/requests/a//b", "//requests///a//b/"):
+            reply = await http.request("GET", httpx.URL("http://test").copy_with(raw_path=path.encode()))
+            assert reply.json()["id"] == "a//b", path
+
+
 async def test_added_routes_get_ids_errors_and_counting(backend: ScriptedBackend) -> None:
     router = APIRouter()
 

@@ -1,11 +1,14 @@
 """Tokenizers and a model small enough to be made in a moment, of the two kinds that models have."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from baton.api.requests.schemas import GenerationRequest
 from baton.api.served_model import ServedModel
+from baton.api.text.detokenizer import Detokenizer
 from baton.api.text.tokenizer import Tokenizer as BatonTokenizer
 from baton.api.tools.format_detection import model_formats
 
@@ -75,3 +78,14 @@ def model() -> ServedModel:
 
 def ids(text: str) -> list[int]:
     return model().tokenizer.encode(text, add_special_tokens=False)
+
+
+def detokenizer(prompt: Sequence[int], body: GenerationRequest) -> Detokenizer:
+    """Return a detokenizer behind a prompt, as `body` has its text."""
+    tokenizer = model().tokenizer
+    return Detokenizer(
+        tokenizer.codec,
+        prompt,
+        skip_special_tokens=body.skip_special_tokens,
+        whole_texts=tokenizer.whole_texts,
+    )

@@ -10,13 +10,13 @@ from tests.suite import ceilings
 SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
-    ceilings.fragments: 411,
-    ceilings.forbidden_names: 71,
+    ceilings.fragments: 354,
+    ceilings.forbidden_names: 55,
     ceilings.long_sentences_of_docs: 0,
-    ceilings.long_sentences_of_docstrings: 46,
+    ceilings.long_sentences_of_docstrings: 43,
     ceilings.equal_file_names: 4,
     ceilings.empty_packages: 13,
-    ceilings.long_files: 12,
+    ceilings.long_files: 11,
     ceilings.long_functions: 12,
     ceilings.private_reads: 334,
     ceilings.crowded_folders: 15,

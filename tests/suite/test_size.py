@@ -20,6 +20,7 @@ MORE_PARTS: Final = {
     "ServeSettings": "a setting each",
     "RequestTimeline": "what a page shows, a record",
     "HttpExchange": "what is left of a request, a record",
+    "Meaning": "what a request asks for, a record",
     "WorkerFacts": "what a worker registers, a record",
     "RoomEntry": "what the registry knows of a room, a record",
     "Request": "what is asked of a room, a record",

@@ -1,4 +1,4 @@
-"""What does an answer look like in the chat API?"""
+"""Answers of chat completions, whole and as chunks of a stream."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,12 +7,13 @@ from typing import Any
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
 from baton.api.generation.choice_assembler import Begun, Called, ChoiceAssembler, Delta, Grown
-from baton.api.generation.logprobs import chat_logprobs, token_text
-from baton.api.generation.prompt_echo import asked_top, shown_scores
-from baton.api.generation.rendering import Collected, UsageShown
+from baton.api.generation.logprobs import chat_logprobs, shown_scores, token_text
+from baton.api.generation.rendering import Collected, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
+from baton.api.model_interface import Model
+from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import ChatRequest
-from baton.api.served_model import ServedModel
+from baton.api.requests.scored_prompts import ALL
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 
 
@@ -21,16 +22,18 @@ class ChatRendering:
 
     framing = PLAIN
 
-    def __init__(self, body: ChatRequest, model: ServedModel, request_id: str, created_s: int) -> None:
+    def __init__(
+        self, body: ChatRequest, meaning: Meaning, model: Model, request_id: str, created_s: int
+    ) -> None:
         self._token_text = partial(
             token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
         )
         self._tokenizer = model.tokenizer
-        self._logprobs = body.logprobs
-        self._prompt_top = asked_top(body, model.vocabulary)
+        self._meaning = meaning
+        self.shows_logprobs = body.logprobs
+        self._prompt_top = model.vocabulary if body.prompt_logprobs == ALL else body.prompt_logprobs
         self._token_ids = body.return_token_ids
-        self._usage = UsageShown.of(body.stream_options)
-        self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
+        self.text_alone = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
         self._head = {
             "id": f"chatcmpl-{request_id}",
             "created": created_s,
@@ -45,26 +48,26 @@ class ChatRendering:
         return [chunk]
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self._logprobs else None
+        return chat_logprobs(delta.tokens, self._tokenizer, self._token_text) if self.shows_logprobs else None
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
         shown = _shown(delta)
-        if not shown and delta.tokens and (self._logprobs or self._token_ids):
+        if not shown and delta.tokens and (self.shows_logprobs or self._token_ids):
             shown = [{"content": ""}]
         if not shown and delta.finish is not None:
             shown = [{}]
         pieces: list[dict[str, Any]] = []
-        for place, each in enumerate(shown):
-            pieces.append({"delta": each, "logprobs": None if place else self.logprobs(delta)})
+        for index, each in enumerate(shown):
+            pieces.append({"delta": each, "logprobs": None if index else self.logprobs(delta)})
             if self._token_ids:
-                pieces[-1]["token_ids"] = [] if place else [token.id for token in delta.tokens]
+                pieces[-1]["token_ids"] = [] if index else [token.id for token in delta.tokens]
         if delta.finish is not None:
             pieces[-1] |= {"finish_reason": choice.reason(delta.finish), **choice.ended_by}
         return [self._chunk(choice, piece, choice.output_tokens) for piece in pieces]
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return [{**chunk, "usage": usage.rendered()}] if self._usage.at_end else []
+        return [{**chunk, "usage": usage.rendered()}] if self._meaning.usage_at_end else []
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
         return [error.body]
@@ -78,9 +81,9 @@ class ChatRendering:
             "prompt_token_ids": list(parts[0].choice.request.prompt) if self._token_ids else None,
             "prompt_logprobs": None,
         }
-        beginning = parts[0].choice.beginning
-        if self._prompt_top is not None and beginning is not None:
-            reply["prompt_logprobs"] = shown_scores(beginning, self._prompt_top, self._token_text)
+        echo = parts[0].choice.echo
+        if self._prompt_top is not None and echo is not None:
+            reply["prompt_logprobs"] = shown_scores(echo, self._prompt_top, self._token_text)
         return reply
 
     def _choice(self, part: Collected) -> dict[str, Any]:
@@ -98,24 +101,24 @@ class ChatRendering:
         shown = {"index": choice.index, "logprobs": None, "finish_reason": None, **piece}
         shown["delta"] = {"reasoning_content": None, **piece["delta"]}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [shown]}
-        return {**chunk, **self._usage.beside(choice, tokens)}
+        return {**chunk, **usage_of_chunk(self._meaning, choice, tokens)}
 
 
 def _message(part: Collected) -> dict[str, Any]:
-    said, thought, called = part.said, part.thought, part.called
-    nothing = not said and bool(called or thought)
-    message: dict[str, Any] = {"role": "assistant", "content": None if nothing else said, "refusal": None}
-    message |= _thinking(thought or None)
-    if called:
+    content, reasoning, calls = part.content, part.reasoning, part.calls
+    is_empty = not content and bool(calls or reasoning)
+    message: dict[str, Any] = {"role": "assistant", "content": None if is_empty else content, "refusal": None}
+    message |= _reasoning(reasoning or None)
+    if calls:
         message["tool_calls"] = [
             {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
-            for each in called
+            for each in calls
         ]
     return message
 
 
 def _shown(delta: Delta) -> list[dict[str, Any]]:
-    """What a delta adds to the message, piece by piece."""
+    """Return what a delta adds to the message, piece by piece."""
     if delta.parts is None:
         return [{"content": delta.text}] if delta.text else []
     shown: list[dict[str, Any]] = []
@@ -124,7 +127,7 @@ def _shown(delta: Delta) -> list[dict[str, Any]]:
             case ContentDelta(text):
                 shown.append({"content": text})
             case ReasoningDelta(text):
-                shown.append(_thinking(text))
+                shown.append(_reasoning(text))
             case Called(place, id_, name, arguments):
                 shown += [_begun(place, id_, name), _grown(place, arguments)]
             case Begun(place, id_, name):
@@ -143,6 +146,6 @@ def _grown(place: int, arguments: str) -> dict[str, Any]:
     return {"tool_calls": [{"index": place, "function": {"arguments": arguments}}]}
 
 
-def _thinking(text: str | None) -> dict[str, str | None]:
-    """Under the name that most clients read, and under vLLM's newer one."""
+def _reasoning(text: str | None) -> dict[str, str | None]:
+    """Return reasoning under the name that most clients read, and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}

@@ -1,4 +1,4 @@
-"""What does an answer look like in the completions API?"""
+"""Answers of text completions, whole and as chunks of a stream."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,30 +7,33 @@ from typing import Any
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
-from baton.api.generation.logprobs import completion_logprobs, token_text
-from baton.api.generation.prompt_echo import ALL, asked_top, prompt_tokens, shown_scores
-from baton.api.generation.rendering import Collected, UsageShown
+from baton.api.generation.logprobs import completion_logprobs, prompt_tokens, shown_scores, token_text
+from baton.api.generation.rendering import Collected, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
+from baton.api.model_interface import Model
+from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import CompletionRequest
-from baton.api.served_model import ServedModel
+from baton.api.requests.scored_prompts import ALL
 from baton.rooms.request import FinishReason, Token
 
 
 class CompletionRendering:
-    """`text_completion` objects, whole and as chunks. One choice per prompt, in the prompts' order."""
+    """`text_completion` objects, whole and as chunks. Choices are in the order of their prompts."""
 
     framing = PLAIN
 
-    def __init__(self, body: CompletionRequest, model: ServedModel, request_id: str, created_s: int) -> None:
+    def __init__(
+        self, body: CompletionRequest, meaning: Meaning, model: Model, request_id: str, created_s: int
+    ) -> None:
         self._token_text = partial(
             token_text, tokenizer=model.tokenizer, by_id=body.return_tokens_as_token_ids
         )
-        self._logprobs = body.logprobs is not None
+        self._meaning = meaning
+        self.shows_logprobs = body.logprobs is not None
         self._top = model.vocabulary if body.logprobs == ALL else body.logprobs or 0
-        self._prompt_top = asked_top(body, model.vocabulary)
+        self._prompt_top = model.vocabulary if body.prompt_logprobs == ALL else body.prompt_logprobs
         self._token_ids = body.return_token_ids
-        self._usage = UsageShown.of(body.stream_options)
-        self.text_alone = not (self._logprobs or self._token_ids or self._usage.so_far)
+        self.text_alone = not (self.shows_logprobs or self._token_ids or meaning.usage_so_far)
         self._head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -40,12 +43,12 @@ class CompletionRendering:
         }
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        if not self._logprobs:
+        if not self.shows_logprobs:
             return None
-        tokens, offsets, beginning = delta.tokens, delta.offsets, delta.beginning
-        if beginning is not None:
-            tokens = [*prompt_tokens(beginning, self._top), *tokens]
-            offsets = [*beginning.offsets, *offsets]
+        tokens, offsets, echo = delta.tokens, delta.offsets, delta.echo
+        if echo is not None:
+            tokens = [*prompt_tokens(echo, self._top), *tokens]
+            offsets = [*echo.offsets, *offsets]
         return completion_logprobs(tokens, offsets, self._token_text)
 
     def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
@@ -55,14 +58,16 @@ class CompletionRendering:
         return [self._chunk(choice, {**piece, "prompt_token_ids": list(choice.request.prompt)}, 0)]
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
-        shown = delta.text or (delta.tokens and (self._logprobs or self._token_ids))
+        shown = delta.text or (delta.tokens and (self.shows_logprobs or self._token_ids))
         if not shown and delta.finish is None:
             return []
         piece = self._piece(choice, delta.text, delta.tokens, self.logprobs(delta), delta.finish)
         return [self._chunk(choice, piece, choice.output_tokens)]
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
-        return [{**self._head, "choices": [], "usage": usage.rendered()}] if self._usage.at_end else []
+        return (
+            [{**self._head, "choices": [], "usage": usage.rendered()}] if self._meaning.usage_at_end else []
+        )
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
         return [error.body]
@@ -81,12 +86,12 @@ class CompletionRendering:
             "prompt_logprobs": None,
             **self._piece(part.choice, part.text, part.tokens, part.logprobs, part.finish),
         }
-        if self._prompt_top is not None and part.choice.beginning is not None:
-            piece["prompt_logprobs"] = shown_scores(part.choice.beginning, self._prompt_top, self._token_text)
+        if self._prompt_top is not None and part.choice.echo is not None:
+            piece["prompt_logprobs"] = shown_scores(part.choice.echo, self._prompt_top, self._token_text)
         return piece
 
     def _chunk(self, choice: ChoiceAssembler, piece: dict[str, Any], tokens: int) -> dict[str, Any]:
-        return {**self._head, "choices": [piece], **self._usage.beside(choice, tokens)}
+        return {**self._head, "choices": [piece], **usage_of_chunk(self._meaning, choice, tokens)}
 
     def _piece(
         self,

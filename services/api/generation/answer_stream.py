@@ -1,9 +1,9 @@
-"""How do a request's tokens get from the backend to whoever renders them, whatever goes wrong?
+"""Reads a request's tokens from the backend, and passes them on, whatever goes wrong.
 
 A stream that was opened is always ended: by its last batch, or by one `hang_up` when a stop string is
 complete, the client is gone, the task is cancelled, or a sibling prompt failed. A request of several
-prompts succeeds or fails as a whole. All choices of a prompt are read from one stream, and a stop string ends
-its own alone.
+prompts succeeds or fails as a whole. All choices of a prompt are read from one stream, and a stop string
+ends its own choice alone.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = field(default=0)
     reasoning_tokens: int | None = None
-    """None: thoughts are not told from answers."""
+    """None: reasoning is not separated from answers."""
 
     def add(self, choices: Sequence[ChoiceAssembler], cached_tokens: int) -> None:
-        """Those of one prompt, which have ended."""
+        """Add the choices of one prompt, which have ended."""
         self.cached_tokens += cached_tokens
         for choice in choices:
             self.completion_tokens += choice.output_tokens
-            if choice.tells_thoughts:
+            if choice.counts_reasoning:
                 self.reasoning_tokens = (self.reasoning_tokens or 0) + choice.reasoning_tokens
 
     def rendered(self) -> dict[str, object]:
@@ -42,7 +42,7 @@ class Usage:
         counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         if self.reasoning_tokens is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-            counts["reasoning_tokens"] = self.reasoning_tokens  # SGLang's place
+            counts["reasoning_tokens"] = self.reasoning_tokens  # where SGLang has it
         return counts
 
 
@@ -57,17 +57,17 @@ def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
 async def answer(
     backend: Backend, choices: Sequence[ChoiceAssembler], metrics: HttpMetrics, received_s: float, emit: Emit
 ) -> Usage:
-    """Run every choice to its end and `emit` each delta, in order within a choice. Neighbours of one request
-    are its choices, in their order.
+    """Run every choice to its end and `emit` each delta, in order within a choice.
 
-    `received_s` is when the HTTP request came in, by `time.perf_counter`. `emit` is called by one task at a
-    time. Raises BackendError, or what `emit` raises; by then every stream is ended.
+    `choices`: those of one prompt are neighbours, in their order. `received_s`: arrival of the HTTP
+    request, by `time.perf_counter`. `emit`: called by one task at a time. Raises BackendError, or what
+    `emit` raises. By then every stream is ended.
     """
-    asked = by_request(choices)
-    pass_on = emit if len(asked) == 1 else _in_turn(emit)
-    usage = Usage(prompt_tokens=sum(len(own[0].request.prompt) for own in asked))
+    requests = by_request(choices)
+    pass_on = emit if len(requests) == 1 else _in_turn(emit)
+    usage = Usage(prompt_tokens=sum(len(own[0].request.prompt) for own in requests))
     why = Hangup.CLIENT_GONE
-    """What a cancelled choice is cancelled for, until a choice failed by itself: the others go with it."""
+    """Why choices are cancelled: the client is gone, until one choice fails and takes the others with it."""
 
     async def run(own: Sequence[ChoiceAssembler]) -> None:
         nonlocal why
@@ -83,12 +83,12 @@ async def answer(
             raise
         usage.add(own, stream.cached_tokens)
 
-    if len(asked) == 1:
-        await run(asked[0])
+    if len(requests) == 1:
+        await run(requests[0])
         return usage
     try:
         async with asyncio.TaskGroup() as group:
-            for own in asked:
+            for own in requests:
                 group.create_task(run(own))
     except BaseExceptionGroup as several:
         raise _first(several) from None
@@ -98,31 +98,31 @@ async def answer(
 async def _read(
     stream: TokenStream, own: Sequence[ChoiceAssembler], paces: Sequence[TokenPace], pass_on: Emit
 ) -> None:
-    """Until each of the choices has ended."""
-    going_on = len(own)
-    while going_on:
+    """Read the stream until each of its choices has ended."""
+    unfinished = len(own)
+    while unfinished:
         batch = await stream.next()
         choice = own[batch.choice]
         paces[batch.choice].note(len(batch.tokens))
         delta = choice.take(batch)
         if choice.stopped and batch.finish is None:
-            if going_on == 1:
+            if unfinished == 1:
                 await stream.hang_up(Hangup.STOP_STRING)
             else:
                 stream.end_choice(batch.choice)
         await pass_on(choice, delta)
         if delta.finish is not None:
             choice.finish = delta.finish
-            going_on -= 1
+            unfinished -= 1
 
 
 def by_request(choices: Iterable[ChoiceAssembler]) -> list[list[ChoiceAssembler]]:
-    """The choices of each request."""
+    """Return the choices of each request."""
     return [list(own) for _, own in groupby(choices, key=lambda choice: id(choice.request))]
 
 
 def _in_turn(emit: Emit) -> Emit:
-    """For several tasks."""
+    """Return `emit`, for several tasks that take turns."""
     turn = asyncio.Lock()
 
     async def emit_in_turn(choice: ChoiceAssembler, delta: Delta) -> None:

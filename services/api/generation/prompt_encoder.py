@@ -1,112 +1,99 @@
-"""Which tokens does the model read? Rendered and tokenised without holding up other requests.
+"""Encodes prompts: renders conversations by the chat template and tokenises texts, without blocking other
+requests.
 
-What cannot fit is refused before it is tokenised, as far as its length tells.
+A text that cannot fit is refused by its length before it is tokenised, if the tokenizer has a bound.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from pydantic_core import to_json
 from starlette.requests import Request
 
 from baton.api.backend import Backend
 from baton.api.errors import SERVER, ApiError, invalid, shown, too_long
-from baton.api.generation.prompt_echo import PromptEcho, prompt_echo_of
+from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.http.authentication import caller_in
-from baton.api.http.disconnect import unless_gone
-from baton.api.requests.chat_messages import (
-    check_end,
-    check_turns,
-    joined_turns,
-    plain,
-    plain_tools,
-    texts_of,
-    words_of,
-)
-from baton.api.requests.schemas import (
-    CompletionRequest,
-    Conversation,
-    GenerationRequest,
-    Message,
-    Tool,
-    thought_of,
-)
-from baton.api.served_model import ServedModel
+from baton.api.http.disconnect import UntilDisconnect
+from baton.api.model_interface import Model
+from baton.api.requests.chat_messages import chat_input, texts_of
+from baton.api.requests.meaning import OfferedTool
+from baton.api.requests.schemas import ChatRequest, CompletionRequest, Conversation, GenerationRequest
 from baton.api.text.chat_template import (
     ChatTemplate,
-    ChatTemplateFailed,
     ChatTemplateMissing,
     MessagesRefused,
 )
-from baton.api.text.tokenizer import TooManyTokens
+from baton.api.text.detokenizer import Detokenizer
+from baton.api.text.template_limits import ChatTemplateFailed
+from baton.api.text.tokenizer import Tokenizer, TooManyTokens
 from baton.api.text.tokenizer_pool import LONG_BYTES, FairThreadPool
 from baton.rooms.plurals import counted
 
 INLINE_CHARS_MAX: Final = 4096
-"""Texts up to this length (about 2 ms) are tokenised in the event loop: a thread costs more."""
-FRAME_CHARS: Final = 32
-"""That a template puts around a message, about."""
-BEYOND: Final = 4
-"""Times the context: so many tokens are counted where none of them is to be computed."""
+"""Length up to which texts are tokenised in the event loop, in about 2 ms: a thread costs more."""
+COUNTED_CONTEXTS: Final = 4
+"""Multiple of the context up to which tokens are counted if none of them is to be computed."""
 
 T = TypeVar("T")
 
 
 class PromptEncoder:
-    """Makes prompts of what callers send. One for the application; its threads end with the process."""
+    """Encodes the prompts of one application. Its threads end with the process."""
 
-    def __init__(self, model: ServedModel, backend: Backend, *, takes_templates: bool = False) -> None:
-        """`takes_templates`: callers may send a chat template of their own."""
+    def __init__(
+        self, model: Model, backend: Backend, *, takes_templates: bool = False, writes_tools: bool = True
+    ) -> None:
+        """`takes_templates`: callers may send a chat template. `writes_tools`: tools are written into the
+        system message if the chat template knows none. Else they are refused."""
         self._tokenizer = model.tokenizer
         self._vocabulary = model.vocabulary
-        self._forms = model.forms
+        self._writes_tools = writes_tools
         self._takes_templates = takes_templates
         self._backend = backend
-        self._turns = FairThreadPool()
+        self._pool = FairThreadPool()
 
     async def of_messages(
         self,
         request: Request,
         body: Conversation,
-        tools: Sequence[Tool],
+        tools: Sequence[OfferedTool],
         *,
         fit: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, by the model's chat template. `fit`: what does not fit the context
-        is refused, else what is much more. Raises ApiError, Overloaded, ClientGone."""
-        check_turns(body.messages)
-        check_end(body)
-        most, messages, own = self._most(fit=fit), body.messages, body.chat_template
+        """Return the token ids of a conversation, by the chat template.
+
+        `fit`: refuse what does not fit the context. Else only what is far more is refused. Raises ApiError,
+        Overloaded, ClientGone.
+        """
+        given = chat_input(body, tools)
+        most, own = self._most(fit=fit), body.chat_template
         chat = self._tokenizer.chat if own is None else self._other(own)
-        if body.documents and "documents" not in chat.text:
+        if given.documents and "documents" not in chat.text:
             why = "'documents': the model's chat template knows none."
             raise invalid("documents", why, "unsupported_value")
-        if tools and not (self._forms.describes_tools or chat.knows_tools):
+        if tools and not (self._writes_tools or chat.knows_tools):
             raise invalid("tools", "'tools': the model's chat template knows no tools.", "unsupported_value")
-        told: list[Mapping[str, Any]] = [plain(message) for message in joined_turns(messages)]
-        offered = plain_tools(tools)
 
         def ids_of(text: str) -> list[int]:
             return self._encode(text, "messages", most, add_special_tokens=bool(body.add_special_tokens))
 
         def rendered() -> str | list[int]:
-            """The token ids, or a text that is one of the longest."""
+            """Return the token ids, or the text if it is a long one."""
             text = chat.render(
-                told,
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                tools=offered,
-                documents=body.documents,
-                words=words_of(body),
-                continues=body.continue_final_message,
+                given.messages,
+                add_generation_prompt=given.add_generation_prompt,
+                tools=given.tools,
+                documents=given.documents,
+                words=given.words,
+                continues=given.continues,
             )
             self._check_length(text, "messages", most)
             return text if _size(text) > LONG_BYTES else ids_of(text)
 
+        # A caller's own template may take any time: it never runs in the event loop.
+        chars = given.chars if own is None else given.chars + len(own) + INLINE_CHARS_MAX
         try:
-            chars = sum(_chars(message) for message in messages)
-            chars += sum(map(_chars_of_json, (*offered, *body.documents)))
-            if own is not None:  # what nobody has looked at holds up nobody
-                chars += len(own) + INLINE_CHARS_MAX
             made = await self._run(request, min(chars, LONG_BYTES), rendered)
         except ChatTemplateMissing as error:
             raise invalid("messages", f"{error}.", "unsupported_value") from None
@@ -115,14 +102,14 @@ class PromptEncoder:
         except ChatTemplateFailed as error:
             if own is not None:
                 raise invalid("chat_template", f"'chat_template' cannot be used: {error}.") from None
-            raise _operators(str(error)) from None
+            raise _template_failed(str(error)) from None
         if isinstance(made, str):
             text = made
             made = await self._run(request, _size(text), lambda: ids_of(text))
         return made
 
     def _other(self, text: str) -> ChatTemplate:
-        """A caller's. Raises ApiError."""
+        """Return a caller's chat template. Raises ApiError."""
         if not self._takes_templates:
             why = "'chat_template' is not supported; --trust-request-chat-template takes it."
             raise invalid("chat_template", why, "unsupported_parameter")
@@ -137,7 +124,7 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         fit: bool = True,
     ) -> list[list[int]]:
-        """The token ids of each prompt; token ids stay as they are. Raises as above."""
+        """Return the token ids of each prompt. Token ids stay as they are. Raises as above."""
         most = self._most(fit=fit)
         params = _params(param, len(prompts))
         texts = [(each, name) for each, name in zip(prompts, params, strict=True) if isinstance(each, str)]
@@ -156,10 +143,10 @@ class PromptEncoder:
 
     def _most(self, *, fit: bool) -> int:
         context = self._backend.limits().context_tokens
-        return context if fit else BEYOND * context
+        return context if fit else COUNTED_CONTEXTS * context
 
     def _check_length(self, text: str, param: str, most: int) -> None:
-        """Raise ApiError for a text that has more tokens however it is tokenised."""
+        """Raise ApiError for a text that has too many tokens by its length alone."""
         if len(text) > INLINE_CHARS_MAX and (least := self._tokenizer.least_tokens(text)) > most:
             raise self._too_many(param, f"at least {counted(least, 'token')}")
 
@@ -175,29 +162,29 @@ class PromptEncoder:
         return too_long(param, context, f"'{param}' has {tokens}, and there has to be room for the answer")
 
     async def check_messages(
-        self, request: Request, body: Conversation, tools: Sequence[Tool], ids: Sequence[int]
+        self, request: Request, body: Conversation, tools: Sequence[OfferedTool], ids: Sequence[int]
     ) -> None:
-        """Raise ApiError for the first token of a conversation that the model does not have, a tokenizer's
-        being more than a model's: a client's that wrote it, whose text is named, or the operator's whose
-        template did."""
+        """Raise ApiError for the first token of a conversation that the model does not have: a tokenizer
+        may have more tokens than its model. The error names the text of the client's that holds the token.
+        If the chat template wrote it, the error is the operator's."""
         if (id_ := self._foreign(ids)) is None:
             return
-        said = [
+        named = [
             each for at, message in enumerate(body.messages) for each in texts_of(message, f"messages[{at}]")
         ]
-        said += [(f"tools[{at}]", tool.model_dump_json()) for at, tool in enumerate(tools)]
-        said += [(f"documents[{at}]", to_json(each).decode()) for at, each in enumerate(body.documents)]
-        said.append(("chat_template_kwargs", to_json(body.chat_template_kwargs).decode()))
-        texts = [text for _, text in said]
+        named += [(tool.param, to_json(tool.template).decode()) for tool in tools]
+        named += [(f"documents[{at}]", to_json(each).decode()) for at, each in enumerate(body.documents)]
+        named.append(("chat_template_kwargs", to_json(body.chat_template_kwargs).decode()))
+        texts = [text for _, text in named]
         place = await self._run(request, sum(map(_size, texts)), lambda: self._first_with(texts, id_))
         if place is None:
-            raise _operators(f"the model's chat template writes {self._shown(id_)}")
-        raise self._not_the_models(said[place][0], id_)
+            raise _template_failed(f"the model's chat template writes {self._shown(id_)}")
+        raise self._not_the_models(named[place][0], id_)
 
     def check_texts(
         self, prompts: Sequence[str | list[int]], tokens: Sequence[Sequence[int]], param: str
     ) -> None:
-        """The same of prompts; token ids that a client gave are not looked at."""
+        """Raise ApiError likewise for prompts. Token ids that a client gave are not checked."""
         for prompt, ids, name in zip(prompts, tokens, _params(param, len(prompts)), strict=True):
             if isinstance(prompt, str) and (id_ := self._foreign(ids)) is not None:
                 raise self._not_the_models(name, id_)
@@ -208,7 +195,8 @@ class PromptEncoder:
         return next(each for each in ids if each >= self._vocabulary)
 
     def _first_with(self, texts: Sequence[str], id_: int) -> int | None:
-        """Which of them holds the token; at a text's edge it may be one beside another alone."""
+        """Return the index of the text that holds the token. At a text's edge it may appear only with its
+        neighbour."""
         for place, text in enumerate(texts):
             if id_ in self._tokenizer.encode(text, add_special_tokens=False):
                 return place
@@ -223,39 +211,44 @@ class PromptEncoder:
         return invalid(param, f"Invalid value for '{param}': it holds {self._shown(id_)}.")
 
     async def text_of(self, request: Request, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, special tokens included."""
         return await self._run(
             request, len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=False)
         )
 
     async def spellings_of(self, request: Request, ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """Return each token as the vocabulary spells it."""
         return await self._run(request, len(ids), lambda: [self._tokenizer.piece(id_) for id_ in ids])
 
-    async def beginnings(
+    async def echoes(
         self,
         request: Request,
         body: GenerationRequest,
         prompts: Sequence[Sequence[int]],
         given: Sequence[str | list[int] | None],
     ) -> list[PromptEcho | None]:
-        """What is told of each prompt with its answers. `given`: as of `prompt_echo_of`, of each."""
-        spelled = isinstance(body, CompletionRequest) and body.echo
+        """Return what the answers to each prompt show of it. `given`: the prompts as they were sent, if not
+        shortened."""
+        if body.prompt_logprobs is None and not (
+            isinstance(body, ChatRequest | CompletionRequest) and body.echo
+        ):
+            return [None] * len(prompts)
+        has_text = isinstance(body, CompletionRequest) and body.echo
         return await self._run(
             request,
-            sum(map(len, prompts)) if spelled else 0,
+            sum(map(len, prompts)) if has_text else 0,
             lambda: [
-                prompt_echo_of(body, prompt, each, self._tokenizer)
+                echo_of(body, prompt, each, self._tokenizer)
                 for prompt, each in zip(prompts, given, strict=True)
             ],
         )
 
     async def _run(self, request: Request, size: int, work: Callable[[], T]) -> T:
-        """`size`: bytes of text, or about as much work as that."""
+        """Run work in a thread if it is much. `size`: bytes of text, or work of about that amount."""
         if size <= INLINE_CHARS_MAX:
             return work()
-        turn = self._turns.run(caller_in(request.scope), size, work)
-        return await unless_gone(request.scope, request.receive, turn)
+        with UntilDisconnect(request.scope, request.receive):
+            return await self._pool.run(caller_in(request.scope), size, work)
 
 
 def _size(text: str) -> int:
@@ -266,22 +259,14 @@ def _params(param: str, count: int) -> list[str]:
     return [param] if count == 1 else [f"{param}[{place}]" for place in range(count)]
 
 
-def _chars(message: Message) -> int:
-    """Of what a template may make of it, at a guess."""
-    said = message.content or ""
-    chars = len(said) if isinstance(said, str) else sum(len(part) + FRAME_CHARS for part in said)
-    chars += len(thought_of(message) or "") + sum(
-        len(call.function.arguments) + FRAME_CHARS for call in message.tool_calls
-    )
-    return chars + len(message.name or "") + FRAME_CHARS
+def _assistant_text(body: ChatRequest) -> str | None:
+    """Return the text of the last message, if it is the assistant's."""
+    last = body.messages[-1]
+    return "".join(last.content or ()) if last.role == "assistant" else None
 
 
-def _chars_of_json(value: Mapping[str, Any]) -> int:
-    return len(to_json(value))
-
-
-def _operators(what: str) -> ApiError:
-    """500: no client can mend it."""
+def _template_failed(what: str) -> ApiError:
+    """Return a 500: only the operator can fix the chat template."""
     return ApiError(
         500,
         f"{what[:1].upper()}{what[1:]}. Whoever serves the model has to mend it; until then there is"
@@ -289,3 +274,28 @@ def _operators(what: str) -> ApiError:
         kind=SERVER,
         code="chat_template_failed",
     )
+
+
+def echo_of(
+    body: GenerationRequest, prompt: Sequence[int], given: str | list[int] | None, tokenizer: Tokenizer
+) -> PromptEcho | None:
+    """Return what answers show of a prompt, or None. `given`: the prompt as it was sent, if not shortened."""
+    if isinstance(body, ChatRequest):
+        text = _assistant_text(body) if body.echo else None
+        return None if text is None and body.prompt_logprobs is None else PromptEcho(prompt, text)
+    if not isinstance(body, CompletionRequest) or not body.echo:
+        return None if body.prompt_logprobs is None else PromptEcho(prompt)
+    detokenizer = Detokenizer(
+        tokenizer.codec,
+        (),
+        skip_special_tokens=isinstance(given, str),
+        whole_texts=tokenizer.whole_texts,
+    )
+    texts, offsets, chars = [], [], 0
+    for token in prompt:
+        offsets.append(chars)
+        texts.append(detokenizer.push(token))
+        chars += len(texts[-1])
+    text = given if isinstance(given, str) else "".join([*texts, detokenizer.flush()])
+    offsets = [min(each, len(text)) for each in offsets]
+    return PromptEcho(prompt, text, offsets, is_alone=body.max_tokens == 0)

@@ -1,4 +1,4 @@
-"""What does whoever drives an answer need from the shape it is rendered in?"""
+"""The interface between an answer and the format of the API that it is rendered in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage, counted
 from baton.api.generation.choice_assembler import Called, ChoiceAssembler, Delta, Told, whole_calls
 from baton.api.http.event_stream import Framing
-from baton.api.requests.schemas import StreamOptions
+from baton.api.requests.meaning import Meaning
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason, Token
 
@@ -20,14 +20,14 @@ class Collected:
     choice: ChoiceAssembler
     texts: list[str] = field(default_factory=list)
     parts: list[Told] | None = None
-    """Of the text, where it is told apart."""
+    """Parts of the text, if it is parsed."""
     tokens: list[Token] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None
-    """Of all tokens, as they are shown."""
+    """Log-probabilities of all tokens, as the API shows them."""
     finish: FinishReason | None = None
 
     def add(self, delta: Delta, logprobs: dict[str, Any] | None) -> None:
-        """`logprobs`: the delta's, whose lists go on where those of the deltas before it ended."""
+        """Add a delta. `logprobs`: the delta's, whose lists continue those of the deltas before it."""
         self.texts.append(delta.text)
         self.tokens += delta.tokens
         if delta.parts is not None:
@@ -45,68 +45,73 @@ class Collected:
         return "".join(self.texts)
 
     @property
-    def said(self) -> str:
-        """Of the text, the answer."""
+    def content(self) -> str:
+        """The text without reasoning and calls."""
         if self.parts is None:
             return self.text
         return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
 
     @property
-    def thought(self) -> str:
+    def reasoning(self) -> str:
         return "".join(part.text for part in self.parts or () if isinstance(part, ReasoningDelta))
 
     @property
-    def called(self) -> list[Called]:
-        return [part for part in whole_calls(self.parts or ()) if isinstance(part, Called)]
+    def calls(self) -> list[Called]:
+        if self.parts is None:
+            return []
+        return [part for part in whole_calls(self.parts) if isinstance(part, Called)]
 
 
-@dataclass(frozen=True, slots=True)
-class UsageShown:
-    """Where a stream tells how many tokens there are."""
-
-    at_end: bool
-    """After the last choice has finished."""
-    so_far: bool
-    """Beside what each choice says, too."""
-
-    @staticmethod
-    def of(options: StreamOptions | None) -> "UsageShown":
-        asked = options or StreamOptions()
-        return UsageShown(asked.include_usage, asked.include_usage and asked.continuous_usage_stats)
-
-    def beside(self, choice: ChoiceAssembler, tokens: int) -> dict[str, Any]:
-        """What a chunk of `choice` has of it, with so many tokens told of its answer; how much of its prompt
-        was cached is told at the end."""
-        if not self.at_end:
-            return {}
-        return {"usage": counted(len(choice.request.prompt), tokens) if self.so_far else None}
+def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> dict[str, Any]:
+    """Return what a chunk of `choice` shows of the usage, after `tokens` of its output. How much of the
+    prompt was cached is shown at the end."""
+    if not meaning.usage_at_end:
+        return {}
+    return {"usage": counted(len(choice.request.prompt), tokens) if meaning.usage_so_far else None}
 
 
 class Rendering(Protocol):
-    """One reply in one API's shape. Every method returns JSON-ready data. What is kept is what a stream has
-    shown so far."""
+    """One reply in the format of one API. Every method returns JSON-ready data. Its state is what a stream
+    has shown so far."""
 
     framing: Framing
+    shows_logprobs: bool
+    """Whether the caller asked for log-probabilities of the output."""
 
     @property
     def text_alone(self) -> bool:
-        """The chunks of a delta that does not finish show its text and nothing else of it; none without
-        text. True stays true for a choice until a delta of it has something else."""
+        """Whether the chunks of an unfinished delta show only its text, and none without text. It stays
+        true for a choice until one of its deltas has something else."""
 
     def opening(self, choice: ChoiceAssembler) -> list[dict[str, Any]]:
-        """The chunks that come before a choice's first delta, and tell nothing of it."""
+        """Return the chunks before a choice's first delta."""
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        """A delta's log-probabilities, if the caller asked for them."""
+        """Return a delta's log-probabilities, if the caller asked for them."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> list[dict[str, Any]]:
-        """A delta's chunks; none if it has nothing to show yet."""
+        """Return a delta's chunks; none if it has nothing to show yet."""
 
     def closing(self, usage: Usage) -> list[dict[str, Any]]:
-        """The chunks after the last choice has finished."""
+        """Return the chunks after the last choice has finished."""
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
-        """The chunks that end a stream which breaks off."""
+        """Return the chunks that end a stream which breaks off."""
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
-        """The reply that is not streamed."""
+        """Return the reply that is not streamed."""
+
+
+def best_of(drawn: Sequence[Collected], count: int) -> list[Collected]:
+    """Return the `count` best choices, the best first. Of two that are equally good, the earlier one comes
+    first.
+
+    The best are those with the highest mean log-probability over all their tokens, which is OpenAI's rule.
+    Longer answers are not worse for it.
+    """
+    return sorted(drawn, key=_mean_logprob, reverse=True)[:count]
+
+
+def _mean_logprob(part: Collected) -> float:
+    known = [token.logprob for token in part.tokens if token.logprob is not None]
+    return sum(known) / len(known) if known else float("-inf")

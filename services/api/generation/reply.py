@@ -1,8 +1,8 @@
-"""How does an answer reach the client: at once as it grows, or whole, or as an error?
+"""Replies to a request: one JSON object, or a stream of events.
 
-Before the first byte every failure is an exception and becomes an error status. After it, the status is
-spent: the failure is the last event, and the stream does not end as whole ones do. The first byte leaves with
-the first token, or once nothing was sent for a while.
+Before the first byte every failure is an exception and becomes an error status. After it the status is
+spent: the failure is the last event, and the stream does not end like a complete one. The first byte leaves
+with the first token, or when nothing was sent for a while.
 """
 
 import asyncio
@@ -16,24 +16,23 @@ from starlette.types import Receive, Scope, Send
 
 from baton.api.backend import Backend
 from baton.api.generation.answer_stream import Emit, Usage, answer, by_request
-from baton.api.generation.best_of import best_of
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
-from baton.api.generation.rendering import Collected, Rendering
+from baton.api.generation.rendering import Collected, Rendering, best_of
 from baton.api.generation.transcript import Transcript
-from baton.api.http.disconnect import unless_gone
+from baton.api.http.disconnect import UntilDisconnect
 from baton.api.http.event_stream import EventStream, TextEvent
 from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.metrics import HttpMetrics
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 4096
-"""Log-probabilities that are shown in the event loop: some milliseconds."""
+INLINE_LOGPROBS_MAX: Final = 4096
+"""Log-probabilities that are rendered in the event loop, which takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer:
-    """An admitted request on its way to being answered."""
+    """An admitted request that is about to be answered."""
 
     backend: Backend
     choices: Sequence[ChoiceAssembler]
@@ -41,80 +40,84 @@ class PendingAnswer:
     metrics: HttpMetrics
     exchange: HttpExchange
     transcript: Transcript | None = None
-    given: int | None = None
-    """Of each request's choices the best so many are; None: all."""
+    best: int | None = None
+    """Number of each prompt's best choices that are returned. None: all."""
 
     async def answer(self, emit: Emit) -> Usage:
         """Run every choice to its end, and note in the exchange and the metrics what came of it."""
         exchange = self.exchange
-        heard = emit if self.transcript is None else self.transcript.hearing(emit)
+        recorded = emit if self.transcript is None else self.transcript.recording(emit)
         try:
-            usage = await answer(self.backend, self.choices, self.metrics, exchange.received_s, heard)
+            usage = await answer(self.backend, self.choices, self.metrics, exchange.received_s, recorded)
             exchange.cached_tokens = usage.cached_tokens
             return usage
         finally:
-            asked = by_request(self.choices)
+            requests = by_request(self.choices)
             exchange.choices = len(self.choices)
-            exchange.prompt_tokens = sum(len(own[0].request.prompt) for own in asked)
+            exchange.prompt_tokens = sum(len(own[0].request.prompt) for own in requests)
             exchange.output_tokens = sum(choice.output_tokens for choice in self.choices)
             exchange.finish_reasons = tuple(
                 choice.reason(choice.finish) for choice in self.choices if choice.finish is not None
             )
             finished = len(exchange.finish_reasons)
-            given = None if self.given is None else self.given * len(asked)
-            self.metrics.count_choices(finished, len(self.choices) - finished, given)
+            returned = None if self.best is None else self.best * len(requests)
+            self.metrics.count_choices(finished, len(self.choices) - finished, returned)
             self.metrics.count_calls(
                 sum(choice.calls for choice in self.choices),
-                sum(choice.unread_calls for choice in self.choices),
+                sum(choice.malformed_calls for choice in self.choices),
             )
             if self.transcript is not None:
                 self.transcript.write()
 
 
-async def made(work: Callable[[], T], entries: int) -> T:
-    """What `work` makes of so many log-probabilities: in a thread where they are many, for which everybody
-    else would wait."""
-    if entries <= AT_ONCE:
+async def render(work: Callable[[], T], entries: int) -> T:
+    """Return what `work` renders. `entries`: its log-probabilities. Many are rendered in a thread, else all
+    other requests would wait."""
+    if entries <= INLINE_LOGPROBS_MAX:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class WholeReply(Response):
-    """One JSON object, once everything is there."""
+    """One JSON object, once the answer is complete."""
 
     def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()
         self._answering = answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await unless_gone(scope, receive, self._body())
+        with UntilDisconnect(scope, receive):
+            body = await self._body()
         await Response(to_json(body), media_type="application/json")(scope, receive, send)
 
     async def _body(self) -> dict[str, Any]:
-        asked = self._answering
-        parts = {choice.index: Collected(choice) for choice in asked.choices}
+        answering = self._answering
+        rendering = answering.rendering
+        parts = {choice.index: Collected(choice) for choice in answering.choices}
 
         async def collect(choice: ChoiceAssembler, delta: Delta) -> None:
-            shown = await made(lambda: asked.rendering.logprobs(delta), delta.entries)
-            parts[choice.index].add(delta, shown)
+            logprobs = None
+            if rendering.shows_logprobs:
+                logprobs = await render(lambda: rendering.logprobs(delta), delta.entries)
+            parts[choice.index].add(delta, logprobs)
 
-        usage = await asked.answer(collect)
-        told = sum(choice.beginning.entries for choice in asked.choices if choice.beginning is not None)
-        if asked.given is None:
-            collected = [parts[choice.index] for choice in asked.choices]
-            return await made(lambda: asked.rendering.whole(collected, usage), told)
+        usage = await answering.answer(collect)
+        entries = sum(choice.echo.entries for choice in answering.choices if choice.echo is not None)
+        if answering.best is None:
+            collected = [parts[choice.index] for choice in answering.choices]
+            return await render(lambda: rendering.whole(collected, usage), entries)
         best = [
             part
-            for own in by_request(asked.choices)
-            for part in best_of([parts[choice.index] for choice in own], asked.given)
+            for own in by_request(answering.choices)
+            for part in best_of([parts[choice.index] for choice in own], answering.best)
         ]
         for index, part in enumerate(best):
             part.choice.index = index
-        return await made(lambda: asked.rendering.whole(best, usage), told)
+        return await render(lambda: rendering.whole(best, usage), entries)
 
 
 class StreamedReply(Response):
-    """Server-sent events. What goes wrong is raised, and becomes a status or the last event (`edge.py`)."""
+    """Server-sent events. Errors are raised, and become a status or the last event (`middleware.py`)."""
 
     def __init__(self, answering: PendingAnswer) -> None:
         super().__init__()
@@ -124,17 +127,18 @@ class StreamedReply(Response):
         stream = self._answering.exchange.events
         if stream is None:
             raise RuntimeError("a stream begins with its request")
-        await unless_gone(scope, receive, self._write(stream))
+        with UntilDisconnect(scope, receive):
+            await self._write(stream)
 
     async def _write(self, stream: EventStream) -> None:
-        asked = self._answering
-        rendering, events = asked.rendering, asked.rendering.framing.events
+        rendering = self._answering.rendering
+        events = rendering.framing.events
         opened: set[int] = set()
         texts: dict[int, TextEvent] = {}
 
         async def emit(choice: ChoiceAssembler, delta: Delta) -> None:
             plain = delta.finish is None and rendering.text_alone and choice.index in opened
-            if plain and (text := delta.said_alone) is not None:
+            if plain and (text := delta.only_content) is not None:
                 if text:
                     if (event := texts.get(choice.index)) is None:
                         event = texts[choice.index] = TextEvent(
@@ -147,9 +151,9 @@ class StreamedReply(Response):
             if choice.index not in opened:
                 opened.add(choice.index)
                 chunks += rendering.opening(choice)
-            chunks += await made(lambda: rendering.chunks(choice, delta), delta.entries)
+            chunks += await render(lambda: rendering.chunks(choice, delta), delta.entries)
             if chunks:
                 await stream.write(events(chunks))
 
-        usage = await asked.answer(emit)
+        usage = await self._answering.answer(emit)
         await stream.write(events(rendering.closing(usage)) + rendering.framing.end, last=True)

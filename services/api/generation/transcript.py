@@ -1,4 +1,4 @@
-"""What was asked and answered, in words? For a log that is to have it (`--log-prompts`), and no other."""
+"""Prompts and answers in the log, only with `--log-prompts`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ log = Log(__name__)
 
 
 class Transcript:
-    """Of one request: the beginning of each prompt and answer, as long as a field of the log may be."""
+    """The beginnings of one request's prompts and answers, as long as a field of the log may be."""
 
     def __init__(
         self, choices: Sequence[ChoiceAssembler], tokenizer: Tokenizer, names: Mapping[str, str]
@@ -24,16 +24,16 @@ class Transcript:
             prompt = tokenizer.decode(shown, skip_special_tokens=False)
             log.info("prompt", **names, choice=choice.index, prompt=prompt)
 
-    def hearing(self, emit: Emit) -> Emit:
-        """`emit`, and the answer is written down."""
+    def recording(self, emit: Emit) -> Emit:
+        """Return `emit`, which also records the answer."""
 
-        async def hear(choice: ChoiceAssembler, delta: Delta) -> None:
+        async def record(choice: ChoiceAssembler, delta: Delta) -> None:
             answer = self._answers[choice.index]
             if len(answer) <= VALUE_CHARS_MAX:
                 self._answers[choice.index] = answer + delta.text
             await emit(choice, delta)
 
-        return hear
+        return record
 
     def write(self) -> None:
         for index, answer in self._answers.items():

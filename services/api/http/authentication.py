@@ -1,12 +1,12 @@
-"""Who may come in, and how often?
+"""Authentication by API keys, rights of operators, and rate limits, for each request.
 
-With keys, each request but the platform's two questions needs one: `Authorization: Bearer KEY`, `x-api-key:
-KEY` as Anthropic's clients send it, or, for a person with a browser who only reads, HTTP's basic
-authentication with the key as the password. What may come in so often is a POST, which makes somebody
-compute, and a wrong key: by the key, or by the address of a caller without one.
+With keys, every request but the platform's probes needs one: `Authorization: Bearer KEY`, or `x-api-key:
+KEY` as Anthropic's clients send it. A person with a browser, who only reads, may use HTTP's basic
+authentication with the key as the password. The rate limit counts POSTs, which cost computation, and wrong
+keys: by the key, or by the address of a caller without one.
 
-The pages for operators are for admin keys. Where there are none, they are for every caller, but not where
-there are several API keys: `--open-admin` changes that.
+Operators' pages need an admin key. Without admin keys they are open to every caller, unless there are
+several API keys (`--open-admin` changes that).
 """
 
 import base64
@@ -21,16 +21,15 @@ from starlette.types import Scope
 
 from baton.api.errors import RATE_LIMIT, ApiError
 from baton.api.http.rate_limit import RateLimit
-from baton.api.http.request_headers import header
 from baton.web.api_keys import ApiKeys, Caller
 from baton.web.ip_addresses import network_of
 
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
-"""What platforms ask, which have no key. They are told no more than whether."""
+"""Paths of platforms' probes, which have no key. They answer yes or no, and nothing else."""
 IN_STATE: Final = "caller"
-"""Under which name who asks is in the state of a request's scope."""
+"""Key of the caller in the state of a request's scope."""
 PREFIX_OWNER: Final = "prefix_owner"
-"""Likewise: the caller whose prompts share no prefix with others'."""
+"""Key of the caller whose prompts share no prefix with other callers', likewise."""
 METRICS: Final = "/metrics"
 NEEDS_KEY: Final = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
 NEEDS_ADMIN_KEY: Final = (
@@ -38,13 +37,13 @@ NEEDS_ADMIN_KEY: Final = (
     " its own (--admin-port). --open-admin opens it to every API key."
 )
 READ: Final = "GET"
-"""What a HEAD is taken for, too (`edge.py`)."""
+"""Method of reading. A HEAD counts as one (`middleware.py`)."""
 REALM: Final = "Baton: any name, and an API key as the password"
-"""What a browser shows where it asks for them."""
+"""Text that a browser shows when it asks for a name and a password."""
 
 
 class AccessControl:
-    """Of one HTTP port."""
+    """Who may use one HTTP port, and how often."""
 
     def __init__(
         self,
@@ -56,8 +55,8 @@ class AccessControl:
         share_prefixes: bool = False,
         open_metrics: bool = False,
     ) -> None:
-        """`open_admin`: every API key reads the pages for operators, also where there are several;
-        `share_prefixes`: several API keys share prefix caches; `open_metrics`: /metrics needs no key here."""
+        """`open_admin`: every API key reads operators' pages, even if there are several keys.
+        `share_prefixes`: API keys share prefix caches. `open_metrics`: /metrics needs no key on this port."""
         self._keys = keys
         self._rate = rate
         self._admin_keys = admin_keys
@@ -66,8 +65,8 @@ class AccessControl:
         self._open_metrics = open_metrics
 
     def check(self, scope: Scope) -> None:
-        """Let the request in, and write to its state what its caller may do: `known` (it has a key),
-        `operator`, and with whom its prompts share prefixes. Raises ApiError: 401, 429."""
+        """Admit the request, and note its caller's rights in its state: `known` (it has a key), `operator`,
+        and the owner of its prefixes. Raises ApiError: 401, 429."""
         state = scope["state"]
         state[IN_STATE] = _address(scope)
         caller, is_admin, is_wrong = None, False, False
@@ -91,7 +90,7 @@ class AccessControl:
             self._count(caller, scope)
 
     def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:
-        """The caller with one of these keys, and whether it is an admin's."""
+        """Return the caller with one of these keys, and whether it is an admin key."""
         for these, is_admin in ((self._admin_keys, True), (self._keys, False)):
             callers = [] if these is None else map(these.who, keys)
             if found := next((each for each in callers if each is not None), None):
@@ -99,7 +98,7 @@ class AccessControl:
         return None, False
 
     def _opens(self, path: str) -> bool:
-        """Whether callers without an admin key read the pages for operators."""
+        """Whether callers without an admin key may read this operators' page."""
         if self._open_metrics and path == METRICS:
             return True
         if self._admin_keys is not None:
@@ -107,12 +106,13 @@ class AccessControl:
         return self._open_admin or self._keys is None or not self._keys.several
 
     def _divides(self, *, is_admin: bool) -> bool:
-        """Whether this key has a prefix cache of its own. A single API key has the one of callers without."""
+        """Whether the caller's key has a prefix cache of its own. A single API key shares that of all
+        callers."""
         several = is_admin or (self._keys is not None and self._keys.several)
         return several and not self._share_prefixes
 
     def _count(self, caller: bytes | None, scope: Scope) -> None:
-        """Raises ApiError."""
+        """Count a request against the rate limit. Raises ApiError: 429."""
         if self._rate is None:
             return
         wait_s = self._rate.take(caller or _address(scope))
@@ -127,24 +127,24 @@ class AccessControl:
 
 
 def caller_in(scope: Scope) -> bytes:
-    """Who asks, as one that has a share of what is bounded: by the key, or by the address."""
+    """Identity of the caller, by which bounds are shared: from its key, or from its address."""
     caller: bytes = scope["state"].get(IN_STATE, b"")
     return caller
 
 
 def owner_in(scope: Scope) -> bytes:
-    """Whose it is what is kept for later: the key's; where no keys are asked for, of whoever knows its id."""
+    """Owner of what is stored: the key. Without keys, empty: anybody who knows an id may use it."""
     return caller_in(scope) if scope["state"].get("known", False) else b""
 
 
 def prefix_owner_in(scope: Scope) -> bytes:
-    """The caller that shares no prefix with any other; empty: prefixes are shared."""
+    """The caller if it shares no prefix with others. Empty: it shares prefixes."""
     owner: bytes = scope["state"].get(PREFIX_OWNER, b"")
     return owner
 
 
 async def operators_only(request: Request) -> None:
-    """A route's dependency: refuse callers that are no operators. Raises ApiError: 401, 403."""
+    """Dependency of a route: refuse callers that are no operators. Raises ApiError: 401, 403."""
     state = request.scope.get("state", {})
     if state.get("operator", True):
         return
@@ -154,7 +154,7 @@ async def operators_only(request: Request) -> None:
 
 
 async def known_callers_only(request: Request) -> None:
-    """A route's dependency, for pages without data: let a browser ask its user for a key first. Raises
+    """Dependency of a route for pages without data: let a browser ask its user for a key first. Raises
     ApiError: 401."""
     state = request.scope.get("state", {})
     if not (state.get("operator", True) or state.get("known", False)):
@@ -162,7 +162,7 @@ async def known_callers_only(request: Request) -> None:
 
 
 def _keys_in(headers: Headers, method: str) -> list[str]:
-    """The keys that a request shows: at most one in each of two headers."""
+    """Return the keys of a request: at most one in each of two headers."""
     keys = []
     if len(presented := headers.getlist("authorization")) == 1:
         scheme, _, rest = presented[0].strip().partition(" ")
@@ -177,7 +177,7 @@ def _keys_in(headers: Headers, method: str) -> list[str]:
 
 
 def _password(encoded: str) -> str:
-    """Of basic authentication; the name before it is anybody's. Empty when there is none."""
+    """Return the password of basic authentication, whatever the name. Empty if there is none."""
     try:
         text = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -186,8 +186,8 @@ def _password(encoded: str) -> str:
 
 
 def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
-    """401. `needed`: what is missing, in a sentence."""
-    person = scope["method"] == READ and "text/html" in (header(scope, b"accept") or "")
+    """Return a 401. `needed`: a sentence that says what is missing."""
+    person = scope["method"] == READ and "text/html" in Headers(scope=scope).get("accept", "")
     by_hand = " A browser asks for a name and a password: any name, and the key as the password."
     return ApiError(
         401,
@@ -198,6 +198,6 @@ def unauthorized(scope: Scope, needed: str = NEEDS_KEY) -> ApiError:
 
 
 def _address(scope: Scope) -> bytes:
-    """Where the request came from, as one caller."""
+    """Identity of a caller without a key: the network of its address."""
     client = scope.get("client")
     return network_of(client[0] if client else "")

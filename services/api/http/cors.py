@@ -1,7 +1,7 @@
-"""Which web pages of other origins may ask, and read what they are answered? (CORS.)
+"""CORS: which web pages of other origins may call the API and read its answers.
 
-A browser asks first (a preflight), with no key: it is answered before the door. What the door refuses is for
-the page to read, too. No cookie and no password that a browser keeps counts for another origin.
+A browser first sends a preflight without a key, which is answered before authentication. Pages may read
+refusals, too. Cookies and passwords that a browser remembers count for no other origin.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 METHODS: Final = ("GET", "POST", "DELETE")
-TOLD: Final = ("x-request-id", "request-id", "retry-after")
-"""Headers of an answer that a page may read, beside those that every page may."""
+EXPOSED_HEADERS: Final = ("x-request-id", "request-id", "retry-after")
+"""Response headers that a page may read, in addition to the browser's own list."""
 PREFLIGHT_S: Final = 600
-"""For so long a browser may remember its answer."""
+"""Time for which a browser may remember the answer of a preflight."""
 
 
 def open_to(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app`, for pages of `origins`, too; of any, where `*` is among them. Pure ASGI: it hides no hang-up."""
+    """Return `app` with CORS for `origins`; `*` among them allows any. Pure ASGI: it hides no disconnect."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -27,6 +27,6 @@ def open_to(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_methods=METHODS,
         allow_headers=("*",),
         allow_private_network=True,
-        expose_headers=TOLD,
+        expose_headers=EXPOSED_HEADERS,
         max_age=PREFLIGHT_S,
     )

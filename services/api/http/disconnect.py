@@ -1,60 +1,65 @@
-"""Is the client still there?"""
+"""Cancels the work on a request as soon as its client disconnects."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
 
 from starlette.types import Receive, Scope
 
 from baton.web.client_connection import client_connection_of
 
-T = TypeVar("T")
-
 
 class ClientGone(Exception):
-    """The client closed the connection, or stopped reading and was hung up on. There is nobody to answer."""
+    """The client closed the connection, or stopped reading and was disconnected. Nothing can be answered."""
 
 
-async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end, or cancel it as soon as the client hangs up.
+class UntilDisconnect:
+    """A block that is cancelled when the client disconnects, and then raises ClientGone.
 
-    The request's body must have been read. When this returns or raises, `work` has ended, its clean-up
-    included. Raises ClientGone, or what `work` raises.
+    The request's body must have been read. The work in the block has ended, its clean-up included, when the
+    block is left.
     """
-    working = asyncio.current_task()
-    if working is None:
-        raise RuntimeError("requests are answered by tasks")
-    gone = False
 
-    def hung_up(_: object = None) -> None:
-        nonlocal gone
-        gone = True
-        working.cancel()
+    __slots__ = ("_connection", "_gone", "_receive", "_task", "_watch")
 
-    presence = client_connection_of(scope)
-    watching: asyncio.Task[None] | None = None
-    if presence is None:
-        watching = asyncio.create_task(_gone(receive))
-        watching.add_done_callback(hung_up)
-    elif presence.gone:
-        work.close()
-        raise ClientGone
-    else:
-        presence.watch(hung_up)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if gone and not working.uncancel():
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._connection = client_connection_of(scope)
+        self._receive = receive
+        self._gone = False
+        self._task: asyncio.Task[object] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        """Raises ClientGone if the client has disconnected already: the block is not entered."""
+        self._task = asyncio.current_task()
+        if self._task is None:
+            raise RuntimeError("requests are answered by tasks")
+        if self._connection is None:
+            self._watch = asyncio.create_task(_disconnected(self._receive))
+            self._watch.add_done_callback(self._cancel)
+        elif self._connection.gone:
+            raise ClientGone
+        else:
+            self._connection.watch(self._cancel)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.watch_no_more()
+        if self._watch is not None:
+            self._watch.remove_done_callback(self._cancel)
+            self._watch.cancel()
+        ended = isinstance(error, asyncio.CancelledError) and self._gone and self._task is not None
+        if ended and self._task is not None and not self._task.uncancel():
             raise ClientGone from None
-        raise
-    finally:
-        if presence is not None:
-            presence.watch_no_more()
-        if watching is not None:
-            watching.remove_done_callback(hung_up)
-            watching.cancel()
+
+    def _cancel(self, _: object = None) -> None:
+        self._gone = True
+        assert self._task is not None
+        self._task.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected, for servers that do not know it by themselves."""
     while (await receive())["type"] != "http.disconnect":
         pass

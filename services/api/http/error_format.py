@@ -1,26 +1,22 @@
-"""How does an API speak to its callers beside its answers: of what went wrong, and of which request?
+"""Formats of errors: each API has its own, also for requests that are refused before any route."""
 
-Each has a shape of its own for errors, which holds for what is refused before any route, too.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
-from starlette.types import Scope
 
 from baton.api.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """Of one API."""
+    """How one API writes errors and request ids."""
 
     error: Callable[[ApiError, str], dict[str, Any]]
-    """The body of an error, by the id of its request."""
+    """Makes the body of an error, with the request's id."""
     id_header: str = "x-request-id"
-    """A second header in which the id goes back."""
+    """A second response header for the request id."""
 
     def answer(self, error: ApiError, request_id: str) -> JSONResponse:
         return JSONResponse(self.error(error, request_id), status_code=error.status, headers=error.headers)
@@ -28,9 +24,9 @@ class ErrorFormat:
 
 OPENAI: Final = ErrorFormat(lambda error, _: error.body)
 
-ErrorFormatOf = Callable[[Scope], ErrorFormat]
-"""By which manners the caller of a request is spoken to."""
+ErrorFormatOf = Callable[[str, Mapping[str, str]], ErrorFormat]
+"""Chooses the format by the path and the headers of a request."""
 
 
-def openai_only(_: Scope) -> ErrorFormat:
+def openai_only(_path: str, _headers: Mapping[str, str]) -> ErrorFormat:
     return OPENAI

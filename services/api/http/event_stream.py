@@ -1,8 +1,8 @@
-"""How do server-sent events go out, one after the other?
+"""Server-sent events: their framing, their stream with keep-alives, and a fast path for plain text.
 
-Proxies and load balancers cut a connection on which nothing was sent for a while, 60 s in most of them. So a
-stream that waits sends its status, and then now and then what clients skip: a comment, or an event that means
-nothing (`silence-is-spoken`).
+Proxies and load balancers cut a connection on which nothing was sent for a while, 60 s in most of them. A
+stream that waits therefore sends its status, and now and then something that clients skip: a comment, or an
+event without meaning (`silence-is-spoken`).
 """
 
 import asyncio
@@ -25,16 +25,16 @@ encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How chunks are events, and how a stream ends that is whole."""
+    """How chunks become events, and how a complete stream ends."""
 
     named: bool
-    """An event has a name, which is its chunk's `type`."""
+    """Whether an event has a name, which is its chunk's `type`."""
     end: bytes
     keep_alive: bytes = b": keep-alive\n\n"
-    """What clients skip."""
+    """What clients skip, sent while nothing else is."""
 
     def events(self, chunks: Iterable[dict[str, Any]]) -> bytes:
-        """ASCII only, because some clients split lines at U+2028 and its like."""
+        """Return the bytes of chunks as events. ASCII only, because some clients split lines at U+2028."""
         if self.named:
             return b"".join(
                 b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
@@ -51,7 +51,7 @@ class EventStream:
     """The events of one response. One task at a time writes them, and another sends keep-alives."""
 
     def __init__(self, send: Send, framing: Framing, silence_s: float) -> None:
-        """`silence_s`: longest time without a byte, seconds. It counts from here on."""
+        """`silence_s`: longest time without a byte, seconds, from now on."""
         self._send = send
         self.framing = framing
         self._silence_s = silence_s
@@ -59,14 +59,18 @@ class EventStream:
         self._sent_s = self._loop.time()
         self._is_writing = False
         self._keeping_alive: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        """The error of a keep-alive's sending, which the next write raises."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(silence_s, self._look)
         self.started = False
-        """Whether the status went out, and with it the chance of an error status."""
+        """Whether the status was sent, after which no error status can be."""
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Send whole events at once; with `last`, end the response."""
+        """Send whole events at once. With `last`, end the response. Raises what a keep-alive raised."""
         if self._keeping_alive is not None:
             await self._keeping_alive
+        if self._failure is not None:
+            raise self._failure
         if last:
             self.close()
         self._is_writing = True
@@ -76,7 +80,7 @@ class EventStream:
             self._is_writing = False
 
     async def settle(self) -> bool:
-        """Send no more keep-alives. Returns whether the status went out."""
+        """Send no more keep-alives. Returns whether the status was sent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -85,7 +89,7 @@ class EventStream:
         return self.started
 
     def close(self) -> None:
-        """Nothing is sent from here on but what `write` is called with. Idempotent."""
+        """Stop keep-alives: only `write` sends from now on. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -100,7 +104,7 @@ class EventStream:
         self._sent_s = self._loop.time()
 
     def _look(self) -> None:
-        """Send a keep-alive if it is due. A client that takes nothing of what is being sent gets none."""
+        """Send a keep-alive if it is due, unless a write is still waiting for the client to read."""
         left_s = self._silence_s if self._is_writing else self._sent_s + self._silence_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)
@@ -110,6 +114,9 @@ class EventStream:
     async def _keep_alive(self) -> None:
         try:
             await self._send_body(self.framing.keep_alive)
+        except Exception as error:
+            self._failure = error  # nothing awaits this task until the next write
+            return
         finally:
             self._keeping_alive = None
         if self._timer is not None:
@@ -117,12 +124,12 @@ class EventStream:
 
 
 class TextEvent:
-    """Events that differ in one text alone, which is most of what is streamed: rendered once."""
+    """Events that differ in one text alone, as most of a stream does: rendered once, then filled in."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, framing: Framing, render: Callable[[str], Iterable[dict[str, Any]]]) -> None:
-        """`render`: the chunks of a text, in which it stands once."""
+        """`render`: makes the chunks of a text, which hold it once."""
         self._before, self._after = framing.events(render(MARK)).split(encode(MARK).encode())
 
     def of(self, text: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What is known of one HTTP exchange when it is over: its line in the log, and its span?
+"""One HTTP exchange, from its arrival to its end: ids, caller, stream, and its line in the log and its span.
 
-One line each. Of what was asked and answered it has numbers and words of closed sets, never text.
+The log line and the span hold numbers and words of closed sets, never text that was sent or generated.
 """
 
 import time
@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Scope, Send
 
 from baton.api.errors import ApiError
 from baton.api.http.error_format import OPENAI, ErrorFormat
 from baton.api.http.event_stream import EventStream, Framing
-from baton.api.http.request_headers import header
 from baton.rooms.trace import TraceContext, read_trace
 from baton.runtime.logging import Log
 from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
 from baton.web.http_refusals import NO_METHOD
 
 FAULT_STATUS: Final = 500
-"""From here on it is ours: the cause goes into the log, and the span is one of a failure."""
+"""Least status that is the server's fault: its cause is logged, and the span is marked as failed."""
 
 DROPPED_CHARS_MAX: Final = 1024
 
@@ -30,56 +30,59 @@ log = Log(__name__)
 
 @dataclass(slots=True)
 class HttpExchange:
+    """A request, and what has become of it so far. Routes find it by `exchange_of`."""
+
     request_id: str
+    headers: Mapping[str, str]
+    """The request's, the first of each name, by names in lower case."""
     trace: TraceContext | None
-    """What the caller sent; once there is a span, of that."""
-    named: bool = False
-    """Whether the id is its caller's."""
-    manners: ErrorFormat = OPENAI
-    """By which its caller is spoken to."""
+    """Trace context that the caller sent. Once there is a span, the span's own."""
+    has_own_id: bool = False
+    """Whether the caller chose the request id."""
+    error_format: ErrorFormat = OPENAI
     received_s: float = field(default_factory=time.perf_counter)
-    """When it came in."""
+    """Time of arrival, by `time.perf_counter`."""
     status: int = 0
-    """That was sent, or that a client counts as which did not wait for it. 0: none was, which happens to
-    requests that the process does not live to answer."""
+    """Status that was sent, or 499 if the client did not wait for it. 0: none, because the process ended."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     choices: int | None = None
-    """Answers that were drawn."""
+    """Choices that were drawn."""
     finish_reasons: tuple[str, ...] = ()
     failure: ApiError | None = None
-    """What the caller was told went wrong, by the status or by the last event."""
+    """The error that the caller got, as a status or as the last event."""
     send: Send | None = None
     """Sends the response."""
     events: EventStream | None = None
-    """The response, if it is one of events."""
+    """The response, if it is a stream of events."""
     render_failure: Callable[[ApiError], list[dict[str, Any]]] | None = None
-    """Makes the last chunks of `events`, which tell what went wrong."""
+    """Makes the last chunks of `events` after an error."""
     dropped_tools: str = ""
     """Tools of the request that are not served and were left out."""
     _span: Span | None = None
 
     @property
     def outcome_status(self) -> int:
-        """As what it is counted: a stream that broke off as the error that its last event told."""
+        """Status that is counted. A stream that broke off counts as the error of its last event."""
         return self.status if self.failure is None else self.failure.status
 
     @property
-    def names(self) -> dict[str, str]:
-        names = {"request_id": self.request_id}
-        return names if self.trace is None else names | {"trace_id": self.trace.trace_id}
+    def log_ids(self) -> dict[str, str]:
+        ids = {"request_id": self.request_id}
+        return ids if self.trace is None else ids | {"trace_id": self.trace.trace_id}
 
     def answer(self, error: ApiError) -> JSONResponse:
-        """What went wrong, as its caller reads it."""
-        return self.manners.answer(error, self.request_id)
+        """Return the response for an error, in the format of the caller's API."""
+        return self.error_format.answer(error, self.request_id)
 
     def begin_events(
         self, framing: Framing, render_failure: Callable[[ApiError], list[dict[str, Any]]], silence_s: float
     ) -> None:
-        """The response is a stream of events, which keeps itself alive from here on.
+        """Make the response a stream of events, which sends keep-alives from now on.
 
-        `silence_s`: longest time without a byte, seconds.
+        `render_failure`: makes the last chunks after an error. `silence_s`: longest time without a byte,
+        seconds.
         """
         if self.send is None:
             raise RuntimeError("an exchange sends nothing before it is served")
@@ -87,45 +90,45 @@ class HttpExchange:
         self.render_failure = render_failure
 
     def begin_span(self, tracer: Tracer, scope: Scope) -> None:
-        """From here on the request is part of a trace, if there is a tracer."""
+        """Start a span for the request, if there is a tracer."""
         if tracer is OFF:
             return
         self._span = tracer.begin(
             f"{scope['method']} {scope['path']}",
             SpanKind.SERVER,
             self.trace,
-            _of(scope) | {"baton.request_id": self.request_id},
+            _request_attributes(scope, self.headers) | {"baton.request_id": self.request_id},
         )
         if self._span is not None:
             self.trace = self._span.trace
 
     def name(self, request_id: str | None) -> None:
-        """Its caller's id, where a header has none."""
-        if request_id is None or self.named:
+        """Take the request id of the body, unless a header gave one."""
+        if request_id is None or self.has_own_id:
             return
-        self.request_id, self.named = request_id, True
+        self.request_id, self.has_own_id = request_id, True
         if self._span is not None:
             self._span.set({"baton.request_id": request_id})
 
     def drop_tools(self, titles: Sequence[str]) -> None:
-        """A header of the response and a line of the log say which tools were left out."""
+        """Report tools that were left out, in a response header and in the log."""
         if titles:
             self.dropped_tools = ", ".join(titles)[:DROPPED_CHARS_MAX]
-            log.info("tools that are not served were left out", tools=self.dropped_tools, **self.names)
+            log.info("tools that are not served were left out", tools=self.dropped_tools, **self.log_ids)
 
     def describe(self, attributes: Callable[[], Mapping[str, Attribute]]) -> None:
-        """What is asked for; nobody asks where there is no span."""
+        """Add attributes to the span. `attributes` is called only if there is one."""
         if self._span is not None:
             self._span.set(attributes())
 
     def end(self, scope: Scope, route: str | None) -> None:
-        """`route`: the path's template, if there is one."""
+        """Write the log line and end the span. `route`: path template of the route, or None."""
         status, fault = self.status, self._fault()
-        # Probes, people that look, and what is no request: their lines are for debugging.
+        # Lines of probes, of people who look, and of what is no HTTP are for debugging only.
         write = log.debug if scope["method"] in ("GET", NO_METHOD) and fault is None else log.info
         write(
             "request answered" if status else "request cut off",
-            **self.names,
+            **self.log_ids,
             method=scope["method"] or None,
             route=route,
             status=status or None,
@@ -147,7 +150,7 @@ class HttpExchange:
         self._span.end()
 
     def _fault(self) -> ApiError | None:
-        """What went wrong, if that is not the caller's doing."""
+        """The error, if it is not the caller's fault."""
         broke_off = self.failure is not None and self.failure.status != self.status
         return self.failure if broke_off or self.status >= FAULT_STATUS else None
 
@@ -164,16 +167,25 @@ class HttpExchange:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def exchange_in(
-    scope: Scope, request_id: str, manners: ErrorFormat = OPENAI, *, named: bool = False
+def begin_exchange(
+    headers: Mapping[str, str],
+    request_id: str,
+    error_format: ErrorFormat = OPENAI,
+    *,
+    has_own_id: bool = False,
 ) -> HttpExchange:
-    """Of a request that has just come in. `named`: the id is its caller's."""
-    trace = read_trace(header(scope, b"traceparent"), header(scope, b"tracestate"))
-    return HttpExchange(request_id, trace, named, manners)
+    """Return the exchange of a request that has just arrived. `has_own_id`: the caller chose its id."""
+    trace = read_trace(headers.get("traceparent"), headers.get("tracestate"))
+    return HttpExchange(request_id, headers, trace, has_own_id, error_format)
 
 
-def _of(scope: Scope) -> dict[str, Attribute]:
-    """The request, in the words of OpenTelemetry's conventions for HTTP."""
+def exchange_of(request: Request) -> HttpExchange:
+    exchange: HttpExchange = request.scope["state"]["exchange"]
+    return exchange
+
+
+def _request_attributes(scope: Scope, headers: Mapping[str, str]) -> dict[str, Attribute]:
+    """Span attributes of a request, by OpenTelemetry's conventions for HTTP."""
     attributes: dict[str, Attribute] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"],
@@ -185,6 +197,6 @@ def _of(scope: Scope) -> dict[str, Attribute]:
         attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
     if scope.get("client"):
         attributes["client.address"] = scope["client"][0]
-    if (agent := header(scope, b"user-agent")) is not None:
+    if (agent := headers.get("user-agent")) is not None:
         attributes["user_agent.original"] = agent[:256]
     return attributes

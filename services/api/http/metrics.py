@@ -1,4 +1,4 @@
-"""What is counted about HTTP requests, and how long do clients wait for tokens?"""
+"""Metrics of HTTP requests, of tool calls, choices and grammars, and of the time to tokens."""
 
 import time
 from collections.abc import Iterable
@@ -31,10 +31,10 @@ ITL_BUCKETS_S: Final = (
     300,
     600,
 )
-"""The first token: a queue, and then all that a request may take. A gap: a stream that goes on in another
-room, for which it waited as long as the request may take, at most."""
+"""Bounds in seconds. A first token may wait in a queue for as long as a request may take. A gap may be as
+long when a stream goes on in another room."""
 STATUSES: Final = frozenset((200, 400, 401, 404, 405, 408, 413, 414, 415, 421, 429, 431, 499, 500, 501, 503))
-"""499: the client was gone before the answer began. Every other status is counted as "other"."""
+"""Statuses with a series each; 499: the client was gone before the answer began. Others count as "other"."""
 OTHER: Final = "other"
 NO_ROUTE: Final = "none"
 GIVEN: Final = "given"
@@ -45,7 +45,7 @@ UNREAD: Final = "unread"
 
 
 class GrammarOutcome(Enum):
-    """What became of a grammar."""
+    """Outcome of compiling a grammar."""
 
     COMPILED = "compiled"
     REFUSED = "refused"
@@ -90,7 +90,7 @@ class HttpMetrics:
         )
         self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
-        """A series is looked for once: the library's way to it is long."""
+        """Series by route and status, cached: the library's look-up is slow."""
         self._first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
@@ -103,41 +103,43 @@ class HttpMetrics:
         self.expect([NO_ROUTE])
 
     def expect(self, routes: Iterable[str]) -> None:
-        """Path templates that are served: their series are there before the first request."""
+        """Make the series of these path templates, before the first request."""
         for route in routes:
             for status in (*sorted(map(str, STATUSES)), OTHER):
                 self._answered(route, status)
 
     def count_request(self, route: str | None, status: int) -> None:
-        """`route` is a path template of the application (a closed set), None if none matched."""
+        """Count a request. `route`: a path template of the application (a closed set), None if none
+        matched."""
         label = str(status) if status in STATUSES else OTHER
         self._answered(NO_ROUTE if route is None else route, label).inc()
 
     def count_grammar(self, outcome: GrammarOutcome) -> None:
-        """A grammar was judged; those that are remembered are not counted again."""
+        """Count a grammar that was compiled or refused. Cached ones are not counted again."""
         self._grammars.labels(outcome.value).inc()
 
     def count_choices(self, finished: int, unfinished: int, given: int | None) -> None:
-        """Of one request. `given`: how many of those that finished; None: all."""
+        """Count the choices of one request. `given`: how many of those that finished were returned; None:
+        all."""
         left_out = 0 if given is None else max(finished - given, 0)
         for outcome, count in ((GIVEN, finished - left_out), (LEFT_OUT, left_out), (UNFINISHED, unfinished)):
             if count:
                 self._choices[outcome].inc(count)
 
     def count_calls(self, read: int, unread: int) -> None:
-        """Of one request's answers."""
+        """Count the tool calls of one request's answers. `unread`: malformed ones, which stay text."""
         if read:
             self._calls.labels(READ).inc(read)
         if unread:
             self._calls.labels(UNREAD).inc(unread)
 
     def pace(self, received_s: float) -> "TokenPace":
-        """Watch one sequence. `received_s` is when its request came in, by `time.perf_counter`."""
+        """Return the pace of one sequence. `received_s`: arrival of its request, by `time.perf_counter`."""
         return TokenPace(self._first_token, self._inter_token, received_s)
 
 
 class TokenPace:
-    """One sequence's tokens as they come in."""
+    """Latencies of one sequence's tokens."""
 
     __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
 
@@ -148,7 +150,7 @@ class TokenPace:
         self._first = True
 
     def note(self, tokens: int) -> None:
-        """`tokens` came in together, now; they share the time since the ones before."""
+        """Record `tokens` that came together now. They share the time since the tokens before."""
         if tokens == 0:
             return
         now_s = time.perf_counter()

@@ -1,13 +1,12 @@
-"""What holds for every HTTP exchange, whichever route serves it?
+"""Outermost ASGI middleware: request ids, access, counting, logging, and errors in the format of the API.
 
-It has a request id (the caller's `X-Request-Id`, or a fresh one) that goes back in the response, it is let in
-or not, it is counted and has one line in the log, and nothing but an error in the shape of its API
-comes out of a bug.
+Each exchange has a request id (the caller's `X-Request-Id`, or a fresh one), which goes back in the response.
+It is admitted or refused, counted, and has one line in the log. A bug becomes an error in the API's format.
 """
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
@@ -17,13 +16,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.backend import BackendError
-from baton.api.errors import CLIENT_GONE, ApiError, as_api_error, from_backend, internal_error, invalid
+from baton.api.errors import CLIENT_GONE, ApiError, internal_error, invalid
 from baton.api.http.authentication import PROBES, AccessControl
+from baton.api.http.backend_errors import as_api_error, from_backend
 from baton.api.http.disconnect import ClientGone
 from baton.api.http.error_format import ErrorFormatOf, openai_only
-from baton.api.http.http_exchange import HttpExchange, exchange_in
+from baton.api.http.http_exchange import HttpExchange, begin_exchange, exchange_of
 from baton.api.http.metrics import HttpMetrics
-from baton.api.http.request_headers import REQUEST_ID, header
+from baton.api.http.request_headers import REQUEST_ID, first_headers
 from baton.runtime.logging import Log
 from baton.telemetry.tracing import OFF, Tracer
 from baton.web.client_connection import client_connection_of
@@ -33,71 +33,79 @@ HEADER: Final = "X-Request-Id"
 SENT: Final = HEADER.lower().encode()
 UNAUTHORIZED: Final = 401
 SLASHES: Final = re.compile("//+")
+FREE_PART: Final = re.compile(r"\{\w+:path\}")
+"""Path parameter that may hold slashes."""
 DROPPED: Final = b"x-baton-dropped-tools"
-TOLD_TO_PROBES: Final = frozenset({200, 503})
-"""Yes and no: the answer of a probe, whoever asks, is no request that went well or failed."""
+PROBE_STATUSES: Final = frozenset({200, 503})
+"""Answers of probes, which are not counted: neither is a request that went well or failed."""
 
 log = Log(__name__)
 
 
 class ApiMiddleware:
-    """Pure ASGI, around the whole application."""
+    """Pure ASGI middleware around the whole application."""
 
     def __init__(
         self,
         app: ASGIApp,
         metrics: HttpMetrics,
         direct: Mapping[tuple[str, str], APIRoute],
-        door: AccessControl,
+        access: AccessControl,
         tracer: Tracer = OFF,
         error_format_of: ErrorFormatOf = openai_only,
+        templates: Collection[str] = (),
     ) -> None:
-        """`direct`: routes, by method and path, that are called from here: their endpoints take the request
-        alone, and the application's own way to them costs as much as a short answer. They alone are
-        traced."""
+        """`direct`: routes, by method and path, that are called from here without the framework, whose
+        routing costs as much as a short answer. Their endpoints take the request alone. Only they are
+        traced. `templates`: path templates of all routes."""
         self._app = app
         self.metrics = metrics
         self._direct = direct
-        self._door = door
+        self._access = access
         self._tracer = tracer
-        self._manners_of = error_format_of
+        self._error_format_of = error_format_of
+        fixed = [FREE_PART.split(each)[0] for each in templates if FREE_PART.search(each)]
+        self._free = [(each, re.compile(each.replace("/", "/+"))) for each in fixed]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # none is served, and none passes the door
+            await send({"type": "websocket.close"})  # none is served
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _plain_path(scope)
+        if (path := self._plain_path(scope["path"])) != scope["path"]:
+            scope = {**scope, "path": path}
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # what differs is the body, which the server below leaves out
-        given = header(scope, SENT)
+            scope = {**scope, "method": "GET"}  # the server below leaves out the body
+        headers = first_headers(scope)
+        given = headers.get(HEADER.lower())
         acceptable = given is None or REQUEST_ID.fullmatch(given) is not None
         request_id = given if given is not None and acceptable else secrets.token_hex(16)
-        exchange = exchange_in(scope, request_id, self._manners_of(scope), named=given is not None)
+        error_format = self._error_format_of(scope["path"], headers)
+        exchange = begin_exchange(headers, request_id, error_format, has_own_id=given is not None)
         scope.setdefault("state", {})["exchange"] = exchange
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_ids(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                headers = [*message.get("headers", ()), *_marks(exchange)]
+                sent = [*message.get("headers", ()), *_id_headers(exchange)]
                 if exchange.status == UNAUTHORIZED and _is_sending(scope):
-                    headers.append((b"connection", b"close"))  # nobody without a key has a body read
-                message = {**message, "headers": headers}
+                    sent.append((b"connection", b"close"))  # no body is read without a key
+                message = {**message, "headers": sent}
             await send(message)
 
-        exchange.send = send_marked
+        exchange.send = send_with_ids
         try:
-            await self._answer(exchange, acceptable, scope, receive, send_marked)
+            await self._answer(exchange, acceptable, scope, receive, send_with_ids)
         finally:
             if exchange.events is not None:
                 exchange.events.close()
             route = _route(scope)
-            if exchange.status and not (route in PROBES and exchange.outcome_status in TOLD_TO_PROBES):
+            if exchange.status and not (route in PROBES and exchange.outcome_status in PROBE_STATUSES):
                 self.metrics.count_request(route, exchange.outcome_status)
             exchange.end(scope, route)
-            exchange.send = exchange.events = exchange.render_failure = None  # else each is a cycle
+            exchange.send = exchange.events = exchange.render_failure = None  # else each is a reference cycle
 
     async def _answer(
         self,
@@ -107,10 +115,10 @@ class ApiMiddleware:
         receive: Receive,
         send: Send,
     ) -> None:
-        """`acceptable`: whether its id is one. Whatever goes wrong before the status was sent is answered."""
+        """Serve one exchange, and answer its errors. `acceptable`: whether its request id is valid."""
         try:
             if (refusal := refusal_in(scope)) is None:
-                self._door.check(scope)
+                self._access.check(scope)
             if refusal is not None:
                 exchange.failure = answer = as_api_error(refusal)
                 await exchange.answer(answer)(scope, receive, send)
@@ -130,11 +138,22 @@ class ApiMiddleware:
             log.error(  # noqa: TRY400
                 "a reply broke off" if exchange.status else "a request hit a bug",
                 error=error,
-                **exchange.names,
+                **exchange.log_ids,
                 route=_route(scope),
             )
             if not await self._fail(exchange, internal_error(), scope, receive, send):
-                raise  # the server closes the connection, so that the reply does not look complete
+                raise  # the server then closes the connection, so that the reply does not look complete
+
+    def _plain_path(self, path: str) -> str:
+        """Return the path without repeated slashes and without one at its end.
+
+        Clients join a base URL that ends with a slash and a path that begins with one. A parameter that may
+        hold slashes, such as a request id, keeps them.
+        """
+        for fixed, pattern in self._free:
+            if (found := pattern.match(path)) is not None:
+                return (fixed + path[found.end() :]).rstrip("/")
+        return "/" + SLASHES.sub("/", path).strip("/")
 
     async def _fail(
         self, exchange: HttpExchange, failure: ApiError, scope: Scope, receive: Receive, send: Send
@@ -154,25 +173,10 @@ class ApiMiddleware:
         return True
 
 
-def _plain_path(scope: Scope) -> Scope:
-    """A path with a slash at its end, or with several in a row, is the one without.
-
-    Clients join a base URL that ends with a slash and a path that begins with one.
-    """
-    path = scope["path"]
-    plain = "/" + SLASHES.sub("/", path).strip("/")
-    return scope if path == plain else {**scope, "path": plain}
-
-
 async def _serve(route: APIRoute, scope: Scope, receive: Receive, send: Send) -> None:
     scope["route"] = route
     response: Response = await route.endpoint(Request(scope, receive))
     await response(scope, receive, send)
-
-
-def exchange_of(request: Request) -> HttpExchange:
-    exchange: HttpExchange = request.scope["state"]["exchange"]
-    return exchange
 
 
 async def api_error(request: Request, error: Exception) -> Response:
@@ -183,19 +187,19 @@ async def api_error(request: Request, error: Exception) -> Response:
 
 
 async def backend_error(request: Request, error: Exception) -> Response:
-    """Handler: a failure of the pipeline before the first byte."""
+    """Handler: BackendError before the first byte, as a response."""
     if not isinstance(error, BackendError):
         raise error
     return exchange_of(request).answer(from_backend(error))
 
 
 async def bug(_: Request, error: Exception) -> Response:
-    """Handler: the framework has no answer of its own to a bug, the edge around it does."""
+    """Handler: leave a bug to the middleware, which answers it."""
     raise error
 
 
 async def routing_error(request: Request, error: Exception) -> Response:
-    """Handler: no such path, wrong method."""
+    """Handler: unknown path or wrong method, as a response."""
     if not isinstance(error, HTTPException):
         raise error
     shown = request.url.path[:128]
@@ -210,21 +214,21 @@ async def routing_error(request: Request, error: Exception) -> Response:
     return exchange_of(request).answer(refused)
 
 
-def _marks(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
-    """The headers of its id, and of what was left out."""
-    names = dict.fromkeys((SENT, exchange.manners.id_header.encode()))
-    marks = [(name, exchange.request_id.encode()) for name in names]
-    return [*marks, (DROPPED, exchange.dropped_tools.encode())] if exchange.dropped_tools else marks
+def _id_headers(exchange: HttpExchange) -> list[tuple[bytes, bytes]]:
+    """Response headers with the request id and with the tools that were left out."""
+    names = dict.fromkeys((SENT, exchange.error_format.id_header.encode()))
+    headers = [(name, exchange.request_id.encode()) for name in names]
+    return [*headers, (DROPPED, exchange.dropped_tools.encode())] if exchange.dropped_tools else headers
 
 
 def _is_sending(scope: Scope) -> bool:
-    """Whether the request's body is not whole."""
+    """Whether the client is still sending the request's body."""
     client = client_connection_of(scope)
     return client is not None and client.is_sending()
 
 
 def _route(scope: Scope) -> str | None:
-    """The path template of the route that took the request."""
+    """Path template of the route that took the request, or None."""
     route: Any = scope.get("route")
     return None if route is None else str(route.path)
 

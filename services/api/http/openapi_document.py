@@ -1,7 +1,7 @@
-"""What does `/openapi.json` say of each route?
+"""The document at `/openapi.json`: request bodies, answers and errors of each route.
 
-A route says in its decorator what it takes and answers: `**told(Body, Answer, of=GENERATING)`. Bodies are the
-shapes that judge them, so what is told is what is taken. What holds for every route is added here.
+A route describes itself in its decorator: `**describe(Body, Answer, statuses=GENERATING)`. Bodies are the
+schemas that validate them, so the document says what is accepted. What holds for every route is added here.
 """
 
 import json
@@ -32,33 +32,33 @@ STATUSES: Final[Mapping[int, str]] = {
     503: "A side has no worker, or the request failed on all the pairs that it was given.",
 }
 ANY: Final = (400, 401, 421, 429, 500)
-"""Of every route."""
+"""Error statuses of every route."""
 NAMING: Final = (404,)
-"""Of one that is asked for something by its name."""
+"""Error statuses of a route that names something."""
 TAKING: Final = (404, 408, 413, 415)
-"""Of one that takes a body."""
+"""Error statuses of a route with a body."""
 GENERATING: Final = (*TAKING, 503)
 KEY: Final = "key"
 BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 _shapes: dict[str, type[BaseModel]] = {}
-"""That routes name, by their names."""
+"""Schemas that routes refer to, by name."""
 
 
-def told(
+def describe(
     takes: type[Shape] | None = None,
     answers: type[BaseModel] | None = None,
     *,
     events: type[BaseModel] | None = None,
-    of: Sequence[int] = (),
+    statuses: Sequence[int] = (),
     errors: type[BaseModel] = ErrorAnswer,
 ) -> dict[str, Any]:
-    """For a route's decorator. `takes`: its body. `answers`: what comes with a 200. `events`: the data of
-    each event, where that can be streamed. `of`: statuses beside those of every route. `errors`: their
-    shape."""
+    """Return the keyword arguments of a route's decorator. `takes`: schema of the body. `answers`: schema
+    of a 200. `events`: schema of a stream's events. `statuses`: error statuses in addition to `ANY`.
+    `errors`: schema of errors."""
     error = {"application/json": {"schema": _referred(errors)}}
     responses: dict[int | str, dict[str, Any]] = {
-        status: {"description": STATUSES[status], "content": error} for status in sorted({*ANY, *of})
+        status: {"description": STATUSES[status], "content": error} for status in sorted({*ANY, *statuses})
     }
     good: dict[str, Any] = {"description": "The answer."}
     if answers is not None:
@@ -74,7 +74,7 @@ def told(
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Of an application whose routes are all there."""
+    """Return the document of an application that has all of its routes."""
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
     error = _referred(ErrorAnswer)
     for methods in made["paths"].values():
@@ -92,7 +92,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _referred(shape: type[BaseModel]) -> dict[str, Any]:
-    """What stands for `shape` in a route. Two that routes name have two names."""
+    """Return the reference to a schema. Two schemas that routes refer to must have two names."""
     if _shapes.setdefault(shape.__name__, shape) is not shape:
         raise AssertionError(f"two shapes are called {shape.__name__}")
     return {"$ref": REFERENCE.format(model=shape.__name__)}
@@ -107,14 +107,14 @@ def _complete(operation: dict[str, Any], error: dict[str, Any]) -> None:
 
 
 def _add(schema: dict[str, Any], shapes: dict[str, Any]) -> None:
-    """`schema` by its name, and the shapes that it brings by theirs: no two have the same."""
+    """Add a schema and its definitions to `shapes`, by their names, which are unique."""
     shapes |= schema.get("$defs", {})
     shapes[schema["title"]] = {name: value for name, value in schema.items() if name != "$defs"}
 
 
 @cache
 def _schema_of(shape: type[BaseModel]) -> dict[str, Any]:
-    """A body as it is taken, with what changes nothing; an answer as it is sent."""
+    """JSON schema of a body as it is accepted, ignored fields included, or of an answer as it is sent."""
     if not issubclass(shape, Shape):
         return shape.model_json_schema(ref_template=REFERENCE, mode="serialization")
     schema: dict[str, Any] = _bounded(shape.model_json_schema(ref_template=REFERENCE))
@@ -127,7 +127,8 @@ def _schema_of(shape: type[BaseModel]) -> dict[str, Any]:
 
 
 def _bounded(schema: Any) -> Any:
-    """With bounds in JSON Schema's words: the library keeps its own where a number is converted first."""
+    """Return the schema with bounds named as in JSON Schema. The library keeps its own names where a number
+    is converted first."""
     match schema:
         case dict():
             return {

@@ -1,8 +1,7 @@
-"""May this caller ask once more, now?
+"""Rate limit by caller: one token bucket each, which holds one second's worth.
 
-A bucket for each caller that fills at the rate and holds one second's worth. Of a bucket only the time at
-which it will be full is kept, and those of the callers that asked last: one that is forgotten starts full,
-which favours it.
+A bucket is stored as the time at which it will be full. Only the callers that asked last are remembered: a
+forgotten one starts full, in its favour.
 """
 
 import time
@@ -14,7 +13,7 @@ CALLERS_MAX: Final = 10_000
 
 
 class RateLimit:
-    """Used from one event loop."""
+    """The buckets of all callers. Used from one event loop."""
 
     def __init__(self, per_second: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._every_s = 1 / per_second
@@ -23,11 +22,12 @@ class RateLimit:
         self._full_s: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Callers that are remembered."""
+        """Number of callers that are remembered."""
         return len(self._full_s)
 
     def take(self, caller: bytes) -> float:
-        """0 if it may, which counts; else the seconds until it may, and nothing is counted."""
+        """Count a request and return 0, or return the seconds until the caller may send one, and count
+        nothing."""
         now_s = self._now_s()
         full_s = max(self._full_s.get(caller, now_s), now_s) + self._every_s
         too_soon_s = full_s - now_s - self._holds_s

@@ -1,45 +1,65 @@
-"""How much of what clients send is in memory at a time, before anything has judged it?
+"""Request bodies: read within bounds of size, time and memory, and parsed as JSON of a schema.
 
-Bodies that are read, parsed and tokenised are bounded together, and those of one caller to half of that: more
-are refused while they come in. The first bytes of each count in a pool of their own, so that a small body is
-not refused for large ones (`bounded-admission`).
+Bodies that are read, parsed and tokenised are bounded together, and those of one caller to half of that.
+More are refused while they come in. The first bytes of each body count in a pool of their own, so that a
+small body is not refused because of large ones (`bounded-admission`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from codecs import BOM_UTF8
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from pydantic import ValidationError
 from starlette.requests import Request
 
 from baton.api.backend import Backend
+from baton.api.errors import ApiError, invalid
 from baton.api.http.authentication import caller_in
-from baton.api.http.body_pool import BodyPool
-from baton.api.http.body_reader import COMMAS_MAX, IncomingBody, ShapeOf, read_body
-from baton.api.requests.schemas import Shape
+from baton.api.http.body_pool import BodyPool, IncomingBody
+from baton.api.http.disconnect import ClientGone
+from baton.api.http.http_exchange import HttpExchange, exchange_of
+from baton.api.requests.json_reader import TooDeep, read_json
+from baton.api.requests.schemas import FIELDS_MAX, Shape, fields_of
+from baton.api.requests.validation_errors import first_fault
 from baton.api.settings import ApiSettings
 from baton.runtime.memory_trimming import give_back
+from baton.web.http_refusals import refusal_in
 
-AT_ONCE_BYTES: Final = 128 * 2**20
-BODIES_AT_LEAST: Final = 4
-"""Of the largest size, of one caller, whatever that size is."""
+POOL_BYTES: Final = 128 * 2**20
+"""Least size of the pool of all bodies."""
+CALLER_BODIES_MIN: Final = 4
+"""Bodies of the largest allowed size that one caller may always have in memory."""
 BEGINNING_BYTES: Final = 64 * 2**10
-"""Of each body, in the pool of beginnings."""
+"""Bytes of each body that count in the pool of beginnings."""
 BEGINNINGS_BYTES: Final = 128 * 2**20
+"""Size of the pool of beginnings."""
 LARGE_BYTES: Final = 2**20
-"""Behind a larger one, and behind one that never came whole, its memory is given back to the system."""
+"""Size of a body from which on its memory is returned to the system afterwards."""
 GIVE_BACK_AFTER_S: Final = 1.0
+LENGTH_DIGITS_MAX: Final = 18
+SMALL_BYTES: Final = 64 * 2**10
+"""Size up to which parsing a body takes no noticeable time, whatever it holds."""
+VALUES_MAX: Final = 100_000
+"""Most strings, lists and objects of a body. Each becomes a Python object while all other requests wait. The
+most messages that a request may have, of several parts each, are fewer."""
+COMMAS_MAX: Final = 2**18
+"""Most commas of a body: those of token ids, which cost a tenth of a string. More if the context is longer.
+"""
 
 M = TypeVar("M", bound=Shape)
+ShapeOf = Callable[[Mapping[str, Any]], type[M]]
+"""Chooses the schema of a body by its fields."""
 
 
 class RequestBodies:
-    """Of one application. Used from one event loop."""
+    """Reads the bodies of one application. Used from one event loop."""
 
     def __init__(self, settings: ApiSettings, backend: Backend) -> None:
         self._settings = settings
         self._backend = backend
-        caller_bytes_max = max(AT_ONCE_BYTES // 2, BODIES_AT_LEAST * settings.body_bytes_max)
+        caller_bytes_max = max(POOL_BYTES // 2, CALLER_BODIES_MIN * settings.body_bytes_max)
         self._rests = BodyPool(
             2 * caller_bytes_max, caller_bytes_max, "too many large requests are being read"
         )
@@ -47,13 +67,13 @@ class RequestBodies:
         self._giving_back: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Bytes that are held now."""
+        """Bytes of all bodies that count now."""
         return self._beginnings.bytes + self._rests.bytes
 
     @asynccontextmanager
     async def of(self, request: Request, shape: type[M] | ShapeOf[M]) -> AsyncIterator[M]:
-        """The request's body as `shape`, for as long as its texts are needed. Raises ApiError, Overloaded,
-        ClientGone."""
+        """Yield the request's body as `shape`, which counts until the block ends. Raises ApiError,
+        Overloaded, ClientGone."""
         incoming = IncomingBody(caller_in(request.scope), self._beginnings, self._rests, BEGINNING_BYTES)
         settings = self._settings
         try:
@@ -77,3 +97,114 @@ class RequestBodies:
     def _give_back(self) -> None:
         self._giving_back = None
         asyncio.get_running_loop().run_in_executor(None, give_back)
+
+
+async def read_body(
+    request: Request,
+    shape: type[M] | ShapeOf[M],
+    incoming: IncomingBody,
+    *,
+    limit: int,
+    timeout_s: float,
+    commas_max: int,
+) -> M:
+    """Return the request's body as `shape`.
+
+    `incoming`: counts its bytes. `limit`: most bytes. `timeout_s`: time for all of them. `commas_max`: most
+    commas. Raises ApiError that names the field at fault, ClientGone if the connection closed before the end,
+    and Overloaded.
+    """
+    exchange = exchange_of(request)
+    media_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(415, "The Content-Type has to be application/json.", code="unsupported_media_type")
+    if exchange.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(
+            415,
+            "The body has to be sent as it is, without a Content-Encoding.",
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            incoming.begin(deadline)
+            raw = await _read(request, exchange, incoming, limit)
+    except TimeoutError:
+        if incoming.was_dropped:
+            raise incoming.overloaded() from None
+        raise ApiError(
+            408, f"The body was not sent within {timeout_s:g} s.", code="request_timeout"
+        ) from None
+    return parse(raw, shape, commas_max)
+
+
+def parse(raw: bytes, shape: type[M] | ShapeOf[M], commas_max: int = COMMAS_MAX) -> M:
+    """Parse `raw` as JSON of `shape`. A null means that the field is absent. Raises ApiError."""
+    if len(raw) > SMALL_BYTES and _holds_too_much(raw, commas_max):
+        much = f"The body holds more than {VALUES_MAX} texts, lists and objects, or {commas_max} numbers."
+        raise invalid(None, much)
+    try:
+        text = raw.removeprefix(BOM_UTF8).decode()  # Windows' editors and shells write one into their files
+    except UnicodeDecodeError as error:
+        raise invalid(None, f"The body is not valid UTF-8 (byte {error.start}).", "invalid_utf8") from None
+    try:
+        value = read_json(text)
+    except TooDeep as error:
+        raise invalid(None, f"The body cannot be taken: {error}.", "nested_too_deeply") from None
+    except ValueError as error:
+        raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(None, "The body has to be a JSON object.", "invalid_type")
+    if len(value) > FIELDS_MAX:
+        raise invalid(None, f"The body has {len(value)} fields, more than any request may have.")
+    own: type[M] = shape if isinstance(shape, type) else shape(value)
+    given = own.unserved.without_ignored(value)
+    try:
+        return own.model_validate(given)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        raise first_fault(faults, given, fields_of(own), own.unserved) from None
+
+
+async def _read(request: Request, exchange: HttpExchange, incoming: IncomingBody, limit: int) -> bytes:
+    """Refuse a body as soon as it is known to be too large. The server below drops the rest of it, so that a
+    client that first writes everything gets to read the error."""
+    declared = exchange.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > LENGTH_DIGITS_MAX or int(declared) > limit):
+        raise _too_large(limit)
+    raw = bytearray()
+    more = True
+    while more:
+        message = await request.receive()
+        if (refusal := refusal_in(request.scope)) is not None:
+            raise refusal
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        if len(raw) + len(chunk) > limit:
+            raise _too_large(limit)
+        incoming.grow(len(chunk))
+        raw += chunk
+        more = message.get("more_body", False)
+    incoming.finish()
+    return bytes(raw)
+
+
+def _holds_too_much(raw: bytes, commas_max: int) -> bool:
+    """Whether a body holds too many values, by passes over its bytes, before any object is made of it.
+
+    A string begins and ends with a quote. A quote within it follows an odd number of backslashes.
+    """
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") + raw.count(b'"') <= VALUES_MAX:
+        return False
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = plain.count(b'"') // 2
+    if strings > VALUES_MAX:
+        return True
+    between = b"".join(plain.split(b'"')[::2])
+    opened = between.count(b"[") + between.count(b"{")
+    return strings + opened > VALUES_MAX or between.count(b",") > commas_max
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")

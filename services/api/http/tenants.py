@@ -1,8 +1,8 @@
-"""In whose share is a request served, while it waits?
+"""Tenants: the share in which a request waits.
 
-In that of its API key, or, where none is asked for, of the address that it comes from. Behind a gateway all
-come with one key, or from one address: there a header, which the gateway sets, tells its tenants apart. A
-digest stands for what it says, so that it is told to no log.
+The tenant is the API key, or without keys the address. Behind a gateway all requests come with one key or
+from one address: a header that the gateway sets then distinguishes its tenants. A digest replaces the
+header's value, so that no log has it.
 """
 
 from hashlib import blake2b
@@ -11,15 +11,13 @@ from typing import Final
 from starlette.types import Scope
 
 from baton.api.http.authentication import caller_in
-from baton.api.http.request_headers import header
 
 TENANT_BYTES: Final = 16
 
 
-def tenant_of(scope: Scope, named_by: str = "") -> bytes:
-    """`named_by`: the header, in lower case; empty: none. A request without it is its caller's own."""
+def tenant_of(scope: Scope, value: str | None) -> bytes:
+    """Return the tenant of a request. `value`: the tenant header's, if the deployment has one."""
     caller = caller_in(scope)
-    named = header(scope, named_by.encode()) if named_by else None
-    if not named:
+    if not value:
         return caller
-    return blake2b(named.encode(), digest_size=TENANT_BYTES, key=caller[:64], person=b"tenant").digest()
+    return blake2b(value.encode(), digest_size=TENANT_BYTES, key=caller[:64], person=b"tenant").digest()

@@ -1,22 +1,19 @@
-"""How does Anthropic's API tell what went wrong?
+"""Anthropic's format of errors.
 
     {"type": "error", "error": {"type": …, "message": …, "details": {"error_code": …}}, "request_id": …}
 
-It names no field beside the message, so that the message names it. The code is that of OpenAI's shape.
+It has no field for the parameter at fault, so the message names it. The code is that of OpenAI's format.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from starlette.types import Scope
-
 from baton.api.errors import ApiError
 from baton.api.http.error_format import OPENAI, ErrorFormat
-from baton.api.http.request_headers import header
 
 ROUTE: Final = "/v1/messages"
-VERSION: Final = b"anthropic-version"
-"""A header that its clients send everywhere."""
+VERSION: Final = "anthropic-version"
+"""Header that Anthropic's clients always send."""
 KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -26,13 +23,13 @@ KINDS: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""By the status; of others the caller is at fault below 500, and nobody knows it from there on."""
+"""Kinds of errors by status. Others: `invalid_request_error` below 500, `api_error` from there on."""
 TOO_LONG: Final = "prompt is too long"
-"""Agents that then shorten their conversation know it by these words."""
+"""Words by which agents know that they have to shorten their conversation."""
 
 
-def told(error: ApiError, request_id: str) -> dict[str, Any]:
-    """The body of an error, and the last event of a stream that broke off."""
+def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return the body of an error, which is also the last event of a stream that broke off."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = str(error)
     if error.code == "context_length_exceeded":
@@ -45,12 +42,11 @@ def told(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": shown, "request_id": request_id}
 
 
-ANTHROPIC: Final = ErrorFormat(told, "request-id")
+ANTHROPIC: Final = ErrorFormat(anthropic_error, "request-id")
 
 
-def error_format_of(scope: Scope) -> ErrorFormat:
-    """By the route, whoever asks, and on the others by who asks."""
-    path = scope["path"]
-    if path == ROUTE or path.startswith(f"{ROUTE}/") or header(scope, VERSION) is not None:
+def error_format_of(path: str, headers: Mapping[str, str]) -> ErrorFormat:
+    """Return Anthropic's format on its own routes and for its clients, else OpenAI's."""
+    if path == ROUTE or path.startswith(f"{ROUTE}/") or VERSION in headers:
         return ANTHROPIC
     return OPENAI

@@ -21,7 +21,7 @@ from baton.api.generation.choice_assembler import (
 )
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import Framing
-from baton.api.messages.anthropic_errors import told
+from baton.api.messages.anthropic_errors import anthropic_error
 from baton.api.messages.message_request import MessagesRequest
 from baton.api.requests.call_arguments import complete_part
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
@@ -40,6 +40,7 @@ class MessagesRendering:
     """`message` objects, and the events that make one."""
 
     framing = FRAMING
+    shows_logprobs = False
 
     def __init__(self, body: MessagesRequest, request_id: str) -> None:
         self._body = body
@@ -103,7 +104,7 @@ class MessagesRendering:
         ]
 
     def failure(self, error: ApiError) -> Chunks:
-        return [told(error, self._request_id)]
+        return [anthropic_error(error, self._request_id)]
 
     def whole(self, parts: Sequence[Collected], usage: Usage) -> dict[str, Any]:
         (part,) = parts

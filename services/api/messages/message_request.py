@@ -41,7 +41,7 @@ from baton.api.requests.schemas import (
     call_arguments,
     function_name,
     read_message,
-    thought_of,
+    reasoning_of,
 )
 from baton.api.requests.unsupported_fields import UnsupportedFields
 
@@ -221,7 +221,7 @@ def _blocks_of(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": blocks}
         return {"role": "user", "content": [result]}
-    if thought := thought_of(message):
+    if thought := reasoning_of(message):
         blocks.insert(0, {"type": "thinking", "thinking": thought})
     for call in message.tool_calls:
         given = {"name": call.function.name, "input": call.function.arguments}

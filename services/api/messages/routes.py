@@ -1,4 +1,4 @@
-"""Where is Anthropic's API served?"""
+"""Routes of Anthropic's Messages API."""
 
 from functools import partial
 
@@ -9,22 +9,25 @@ from starlette.responses import JSONResponse, Response
 from baton.api.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.middleware import exchange_of
-from baton.api.http.openapi_document import GENERATING, TAKING, told
+from baton.api.http.http_exchange import exchange_of
+from baton.api.http.openapi_document import GENERATING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.messages.anthropic_errors import ROUTE
 from baton.api.messages.message_rendering import MessagesRendering
 from baton.api.messages.message_request import CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
+from baton.api.requests.meaning import Meaning
 
 
 def messages_routes(generating: GenerationService, bodies: RequestBodies) -> APIRouter:
-    """`/v1/messages` and `/v1/messages/count_tokens`."""
+    """Return `/v1/messages` and `/v1/messages/count_tokens`."""
     router = APIRouter()
 
     @router.post(
         ROUTE,
-        **told(MessagesRequest, MessagesAnswer, events=MessagesEvent, of=GENERATING, errors=MessagesError),
+        **describe(
+            MessagesRequest, MessagesAnswer, events=MessagesEvent, statuses=GENERATING, errors=MessagesError
+        ),
     )
     async def messages(request: Request) -> Response:
         async with bodies.of(request, MessagesRequest) as body:
@@ -32,14 +35,16 @@ def messages_routes(generating: GenerationService, bodies: RequestBodies) -> API
             with terms.spoken():
                 return await generating.chat(request, chat, partial(rendering, request, body), clips=True)
 
-    @router.post(f"{ROUTE}/count_tokens", **told(CountRequest, TokenCount, of=TAKING, errors=MessagesError))
+    @router.post(
+        f"{ROUTE}/count_tokens", **describe(CountRequest, TokenCount, statuses=TAKING, errors=MessagesError)
+    )
     async def count_tokens(request: Request) -> Response:
         async with bodies.of(request, CountRequest) as body:
             chat, terms = translated(body)
             with terms.spoken():
                 return JSONResponse({"input_tokens": await generating.count(request, chat)})
 
-    def rendering(request: Request, body: MessagesRequest) -> Rendering:
+    def rendering(request: Request, body: MessagesRequest, _: Meaning) -> Rendering:
         return MessagesRendering(body, exchange_of(request).request_id)
 
     return router

@@ -457,7 +457,7 @@ class Tool(Shape):
         return self.model_copy(update={"function": function, "strict": None})
 
 
-def thought_of(message: Message) -> str | None:
+def reasoning_of(message: Message) -> str | None:
     """The reasoning of an assistant's message, by whichever of its names."""
     return message.reasoning_content if message.reasoning is None else message.reasoning
 

@@ -15,7 +15,7 @@ from baton.api.requests.schemas import (
     Shape,
     call_arguments,
     read_message,
-    thought_of,
+    reasoning_of,
 )
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -180,7 +180,7 @@ def items_of(message: Message) -> list[tuple[Told, str]]:
         call_id = message.tool_call_id or NO_CALL
         return [(ResultItem(type="function_call_output", call_id=call_id, output=content), "")]
     items: list[tuple[Told, str]] = []
-    if thought := thought_of(message):
+    if thought := reasoning_of(message):
         text = ReasoningText(type="reasoning_text", text=thought)
         items.append((ReasoningItem(type="reasoning", content=[text]), ".reasoning_content"))
     if content or not (thought or message.tool_calls):

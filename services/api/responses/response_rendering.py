@@ -10,8 +10,8 @@ from baton.api.generation.choice_assembler import Begun, Called, ChoiceAssembler
 from baton.api.generation.logprobs import chat_logprobs, token_text
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import NAMED
+from baton.api.model_interface import Model
 from baton.api.responses.response_builder import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, ResponseBuilder
-from baton.api.served_model import ServedModel
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
@@ -34,7 +34,7 @@ class ResponsesRendering:
         self,
         head: Mapping[str, Any],
         making: ResponseBuilder,
-        model: ServedModel,
+        model: Model,
         keep: Keep,
         now_s: Callable[[], int],
         *,
@@ -47,7 +47,7 @@ class ResponsesRendering:
         self._now_s = now_s
         self._tokenizer = model.tokenizer
         self._token_text = partial(token_text, tokenizer=model.tokenizer)
-        self._logprobs = logprobs
+        self.shows_logprobs = logprobs
         self._waiting: list[Any] = []
         """Log-probabilities of tokens whose text is not certain."""
         self._apart = False
@@ -66,7 +66,7 @@ class ResponsesRendering:
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """Of what is said: those of thoughts and of calls, and of the marks between, are nobody's."""
-        if not self._logprobs:
+        if not self.shows_logprobs:
             return None
         told = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
         parts = (ContentDelta(delta.text),) if delta.parts is None and delta.text else delta.parts or ()

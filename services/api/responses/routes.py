@@ -18,11 +18,13 @@ from baton.api.answers import TokenCount
 from baton.api.errors import ApiError, invalid, shown
 from baton.api.generation.generation_service import GenerationService
 from baton.api.http.authentication import owner_in
-from baton.api.http.middleware import exchange_of
-from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, told
+from baton.api.http.http_exchange import exchange_of
+from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.http.request_headers import is_codex
+from baton.api.model_interface import Model
 from baton.api.requests.field_paths import FieldPaths
+from baton.api.requests.meaning import Meaning
 from baton.api.requests.sampling_defaults import sampling_fields_of
 from baton.api.responses.echoed_fields import head_of
 from baton.api.responses.input_items import plain
@@ -40,7 +42,6 @@ from baton.api.responses.response_translation import (
     nothing_dropped,
 )
 from baton.api.responses.signed_reasoning import ReasoningSigner
-from baton.api.served_model import ServedModel
 from baton.runtime.clock import Clock
 
 NUMBER_BYTES: Final = 16
@@ -51,7 +52,7 @@ LIST_MAX: Final = 100
 
 def response_routes(
     generating: GenerationService,
-    model: ServedModel,
+    model: Model,
     bodies: RequestBodies,
     clock: Clock,
     kept: ResponseStore,
@@ -60,7 +61,7 @@ def response_routes(
     """What is computed. `carrier`: of the thoughts that clients carry."""
     router = APIRouter()
 
-    @router.post("/v1/responses", **told(ResponsesRequest, of=GENERATING))
+    @router.post("/v1/responses", **describe(ResponsesRequest, statuses=GENERATING))
     async def responses(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -70,7 +71,7 @@ def response_routes(
                 chat = chat_of(body, items, carrier, terms)
                 return await generating.chat(request, chat, partial(rendering, request, body, items))
 
-    @router.post("/v1/responses/input_tokens", **told(ResponsesRequest, TokenCount, of=TAKING))
+    @router.post("/v1/responses/input_tokens", **describe(ResponsesRequest, TokenCount, statuses=TAKING))
     async def input_tokens(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
@@ -81,11 +82,13 @@ def response_routes(
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     def note_dropped(request: Request, body: ResponsesRequest) -> None:
-        exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(request.scope)))
+        exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(exchange_of(request).headers)))
 
-    def rendering(request: Request, body: ResponsesRequest, items: Sequence[Placed]) -> ResponsesRendering:
+    def rendering(
+        request: Request, body: ResponsesRequest, items: Sequence[Placed], _: Meaning
+    ) -> ResponsesRendering:
         exchange, owner = exchange_of(request), owner_in(request.scope)
-        number = secrets.token_hex(NUMBER_BYTES) if exchange.named else exchange.request_id
+        number = secrets.token_hex(NUMBER_BYTES) if exchange.has_own_id else exchange.request_id
         names, keeps = Names(number), body.store and kept.takes
         read = (
             [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
@@ -119,19 +122,19 @@ def kept_routes(kept: ResponseStore) -> APIRouter:
     """What is kept."""
     router = APIRouter()
 
-    @router.get("/v1/responses/{id}", **told(of=NAMING))
+    @router.get("/v1/responses/{id}", **describe(statuses=NAMING))
     async def response(request: Request, id: str, stream: bool = False) -> Response:  # noqa: A002
         if stream:
             raise invalid("stream", "'stream' is not supported of an answer that is kept.")
         return JSONResponse(found(request, id).whole())
 
-    @router.delete("/v1/responses/{id}", **told(of=NAMING))
+    @router.delete("/v1/responses/{id}", **describe(statuses=NAMING))
     async def forget(request: Request, id: str) -> Response:  # noqa: A002
         if not kept.forget(id, owner_in(request.scope)):
             raise not_kept(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
-    @router.get("/v1/responses/{id}/input_items", **told(of=NAMING))
+    @router.get("/v1/responses/{id}/input_items", **describe(statuses=NAMING))
     async def input_items(
         request: Request,
         id: str,  # noqa: A002

@@ -1,35 +1,50 @@
-"""Which text has become certain with the latest token?
+"""Incremental detokenizer: the text that each new token makes certain.
 
-A character can span several tokens, and a token can hold parts of two characters, so a token's text is
-held back until what follows can no longer change it. Decoding is relative to the tokens just before (at
-first the end of the prompt), because some tokenizers drop a leading space when they decode on their own.
+A character can span several tokens, and a token can hold parts of two characters. A token's text is
+therefore held back until what follows can no longer change it. Decoding is relative to the tokens just
+before, at first the end of the prompt, because some tokenizers drop a leading space when they decode alone.
 
-Most tokens of most vocabularies are whole characters, whose text is the same wherever they stand
-(`Tokenizer.alone`): with nothing held back, such a token is a look-up. For all others the reference
-library's decoder does the decoding, over a short window: two decodes of a few tokens each, some
-microseconds. `tokenizers.decoders.DecodeStream` is not used: it has no flush (bytes of an unfinished
-character at the end would be lost), it raises when later bytes make earlier ones invalid, and over a long
-run of invalid bytes it decodes the whole run again at every token.
+Most tokens of most vocabularies are whole characters with the same text everywhere
+(`Tokenizer.whole_texts`). If nothing is held back, such a token is a look-up. For all others the reference
+library decodes a short window: two decodes of a few tokens each, some microseconds.
+`tokenizers.decoders.DecodeStream` is not used for three reasons. It has no flush, so bytes of an unfinished
+character at the end would be lost. It raises when later bytes make earlier ones invalid. Over a long run of
+invalid bytes it decodes the whole run again at every token.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final
-
-from baton.api.text.tokenizer import Codec
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 REPLACEMENT: Final = "\ufffd"
-"""What bytes that form no character decode to; at the end of a text it may be a character to come."""
+"""What invalid bytes decode to. At the end of a text it may be a character that is not complete."""
 CONTEXT_TOKENS: Final = 8
-"""Tokens of the prompt that the first output token is decoded after."""
+"""Tokens at the end of the prompt that are decoded with the first output token."""
 PENDING_TOKENS_MAX: Final = 64
-"""Tokens held back at most; no character is that long, so by then the text is damaged for good."""
+"""Most tokens held back. No character is that long, so by then the text is invalid for good."""
 CUT_TOKENS_MAX: Final = 8
 
 
-class Detokenizer:
-    """One output's text, token by token. `push`es and the `flush` together are its decoded text."""
+class Codec(Protocol):
+    """The methods of `tokenizers.Tokenizer` that are used here. Safe to call from several threads."""
 
-    __slots__ = ("_alone", "_codec", "_ids", "_known", "_known_text", "_skip_special")
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def to_str(self) -> str: ...
+
+
+class NoTexts(dict[int, str | None]):
+    """No token has a text of its own: each is decoded."""
+
+    def __missing__(self, _: int) -> None:
+        return None
+
+
+NO_TEXTS: Final[Mapping[int, str | None]] = NoTexts()
+
+
+class Detokenizer:
+    """One output's text, token by token: what all `push`es and the `flush` return is its decoded text."""
+
+    __slots__ = ("_codec", "_ids", "_known", "_known_text", "_skip_special", "_whole_texts")
 
     def __init__(
         self,
@@ -37,21 +52,21 @@ class Detokenizer:
         prompt: Sequence[int],
         *,
         skip_special_tokens: bool,
-        alone: Callable[[int], str | None] = lambda _: None,
+        whole_texts: Mapping[int, str | None] = NO_TEXTS,
     ) -> None:
-        """`alone`: a token's text, if it has one that no other token can change."""
+        """`whole_texts`: text of each token that no other token can change, else None."""
         self._codec = codec
-        self._alone = alone
+        self._whole_texts = whole_texts
         self._skip_special = skip_special_tokens
         self._ids = list(prompt[-CONTEXT_TOKENS:])
-        """The window: tokens whose text is known, then the pending ones."""
+        """The window: tokens whose text was returned, then the pending ones."""
         self._known = len(self._ids)
         self._known_text: str | None = None
-        """Decoded when it is needed."""
+        """Text of the known tokens, decoded on demand."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain; often the token's own, "" while a character is open."""
-        if self._known == len(self._ids) and (plain := self._alone(token_id)) is not None:
+        """Return the text that this token makes certain. "" while a character is incomplete."""
+        if self._known == len(self._ids) and (plain := self._whole_texts[token_id]) is not None:
             self._ids, self._known, self._known_text = [token_id], 1, plain
             return plain
         self._ids.append(token_id)
@@ -64,20 +79,20 @@ class Detokenizer:
         return self._settle(self._decode(self._ids[:cut]), cut)
 
     def flush(self) -> str:
-        """The text still held back, unfinished bytes as replacement characters. The end."""
+        """Return the text held back, with incomplete bytes as replacement characters. Nothing may follow."""
         if self._known == len(self._ids):
             return ""
         return self._settle(self._decode(self._ids), len(self._ids))
 
     def _settle(self, text: str, upto: int) -> str:
-        """Give out what `text`, the decoded first `upto` tokens of the window, adds; move the window."""
+        """Return what `text`, decoded from the first `upto` tokens of the window, adds. Move the window."""
         known = self._known_text
         if known is None:
             known = self._known_text = self._decode(self._ids[: self._known])
         added = text[len(known) :]
         if not text.startswith(
             known
-        ):  # later bytes changed how earlier ones decode; what was given out stands
+        ):  # later bytes changed how earlier ones decode; what was returned stands
             added = self._decode(self._ids[self._known : upto])
         if added:
             del self._ids[: self._known]
@@ -88,7 +103,7 @@ class Detokenizer:
         return added
 
     def _clean_cut(self, text: str) -> int:
-        """The last place to cut the window without cutting a character; its end if there is none."""
+        """Return the last index at which the window can be cut between characters, or its end."""
         end = len(self._ids)
         for cut in range(end - 1, max(end - CUT_TOKENS_MAX, self._known), -1):
             if self._decode(self._ids[:cut]) + self._decode(self._ids[cut:]) == text:

@@ -1,60 +1,54 @@
-"""How does text become tokens, and tokens text, in a process that never loads torch?
+"""A model's tokenizer and chat template, in a process that never loads torch.
 
-The reference library's own tokenizer and chat template do the work. Importing that library beside an
-installed torch imports torch as well: seconds and hundreds of megabytes for a process that holds no
-tensor. `keep_torch_out` is the one place that prevents it; the bootstrap calls it first of all.
+The reference library's tokenizer and chat template do the work. Importing that library beside an installed
+torch imports torch as well: seconds and hundreds of megabytes for a process that holds no tensor.
+`keep_torch_out` prevents it. The bootstrap calls it before everything else.
 """
 
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from baton.api.text.byte_alphabet import byte_letters
 from baton.api.text.chat_template import ChatTemplate
+from baton.api.text.detokenizer import Codec
 from baton.api.text.token_bound import TokenBound
 from baton.models.model_facts import json_object
 from baton.models.tokenizer_files import reference_tokenizer
 
 WHOLE_BYTES_MAX: Final = 128 * 2**10
-"""A text up to this size is tokenised whole, whatever it is: that takes tens of megabytes at most."""
+"""Size up to which any text is tokenised whole, which takes tens of megabytes at most."""
 PIECE_CHARS: Final = 32 * 2**10
-"""Length of the pieces in which the tokens of a longer text are counted first."""
+"""Length of the pieces in which a longer text's tokens are counted first."""
 WHOLE_TOKEN_BYTES: Final = 6
-"""Bytes of a text for each token that may be, up to which it is not counted in pieces first: prompts that fit
-are tokenized once."""
+"""Bytes for each allowed token, up to which a text is not counted in pieces first. Prompts that fit are
+tokenised once."""
 COUNT_MARGIN: Final = 2
-"""A text is refused by the count of its pieces from this many times the bound on. Cutting it changes the
-count near the cuts alone."""
+"""Multiple of the bound from which on the count of pieces refuses a text. Cutting changes the count only near
+the cuts."""
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 ADVISORY_SWITCH: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
-class Codec(Protocol):
-    """What is used of `tokenizers.Tokenizer`. Safe to call from several threads at once."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-    def to_str(self) -> str: ...
-
-
 class TooManyTokens(Exception):
-    """A text has more tokens than are wanted."""
+    """A text has more tokens than the caller allows."""
 
     def __init__(self, tokens: int, *, counted_all: bool = True) -> None:
-        """`counted_all`: the text has `tokens`; else it has more."""
+        """`counted_all`: the text has exactly `tokens`. Else it has more."""
         super().__init__(f"it has {tokens} tokens" if counted_all else f"it has more than {tokens} tokens")
         self.tokens = tokens
         self.counted_all = counted_all
 
 
 def keep_torch_out() -> None:
-    """Make every later `import torch` of this process fail, so that transformers goes without it.
+    """Make every later `import torch` of this process fail, so that transformers works without it.
 
-    For the bootstrap's process, before anything imports transformers; never in a process that also runs
-    a worker. Raises RuntimeError if torch is loaded already.
+    The bootstrap's process calls it before anything imports transformers. A process that also runs a worker
+    never does. Raises RuntimeError if torch is loaded already.
     """
     if sys.modules.get("torch") is not None:
         raise RuntimeError("torch is loaded already: keep_torch_out has to come before every other import")
@@ -85,36 +79,37 @@ class Tokenizer:
         self._byte_of = byte_letters() if _is_byte_level(self._backend) else None
         self._bytes: dict[int, bytes] = {}
         self._by_bytes_alone = _decoders(self._backend) == ["ByteLevel"]
-        """A text is its tokens' bytes, one after the other, and nothing else."""
-        self._alone: dict[int, str | None] = {}
+        """Whether a text is just its tokens' bytes, one after the other."""
+        self.whole_texts: Mapping[int, str | None] = _WholeTexts(self._whole_text)
+        """Text of each token that is whole characters which no other token can change, else None."""
 
     @property
     def codec(self) -> Codec:
-        """The engine below, for incremental decoding."""
+        """The `tokenizers` tokenizer, for incremental decoding."""
         codec: Codec = self._backend
         return codec
 
     def least_tokens(self, text: str) -> int:
-        """That `encode` makes of a text; by its length, which costs nearly nothing."""
+        """Return a lower bound of the tokens of a text, from its length, which costs nearly nothing."""
         return self._floor.least(text)
 
     @property
     def floor(self) -> TokenBound:
-        """What the length of a text says about its tokens."""
+        """Lower bound of the number of tokens."""
         return self._floor
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """The token ids of `text`; markup of special tokens in it becomes those tokens.
+        """Return the token ids of `text`. Markup of special tokens in it becomes these tokens.
 
-        Raises TooManyTokens where there are more than `most`.
+        Raises TooManyTokens for more than `most`.
         """
         if most is not None:
             self._count_in_pieces(text, most)
-        # The fast form leaves out where in the text each token came from, a quarter of the work.
+        # The fast form omits each token's offset in the text, a quarter of the work.
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         count = len(encoded)
         if most is not None and count > most:
-            del encoded  # an error keeps what its frames hold, and this is hundreds of bytes a token
+            del encoded  # an error keeps its frames' objects, and this is hundreds of bytes a token
             raise TooManyTokens(count)
         ids: list[int] = encoded.ids
         return ids
@@ -128,7 +123,7 @@ class Tokenizer:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         if size <= max(WHOLE_BYTES_MAX, WHOLE_TOKEN_BYTES * most):
             return
-        cut = 2 * self._longest_added  # an added token that a cut divides is spelled by others, at both ends
+        cut = 2 * self._longest_added  # a cut added token is spelled by others, at both ends
         step, count = max(PIECE_CHARS, 8 * cut), 0
         for start in range(0, len(text), step):
             piece = text[start : start + step]
@@ -143,59 +138,51 @@ class Tokenizer:
 
     @property
     def chat(self) -> ChatTemplate:
-        """By which a conversation becomes a prompt."""
+        """The chat template, which makes a prompt of a conversation."""
         return self._chat
 
     @property
     def response_template(self) -> Any:
-        """By which answers are told apart, if the model's makers say it."""
+        """Template by which answers are parsed, if the model's makers provide one."""
         return self._response_template
 
     @property
     def info(self) -> dict[str, Any]:
-        """What its configuration says, as JSON, without its files' names."""
+        """The tokenizer's configuration as JSON, without file names."""
         return self._info
 
     @property
     def added(self) -> Mapping[str, int]:
-        """The tokens that stand beside the vocabulary that was trained, by their texts."""
+        """Ids of the tokens that were added to the trained vocabulary, by their texts."""
         return self._added_ids
 
     @property
     def special(self) -> Mapping[int, str]:
-        """The tokens that are no text but on demand."""
+        """Texts of the special tokens, by id. They are left out of text by default."""
         return self._special
 
     def check_chat(self) -> None:
-        """Raises ChatTemplateFailed for a chat template that is none."""
+        """Raise ChatTemplateFailed if the chat template does not compile."""
         self._chat.check()
 
     def beyond(self, vocabulary: int) -> list[str]:
-        """The tokens, by their ids, that a model of so many does not have."""
+        """Return the tokens, by id, that a model with `vocabulary` ids lacks."""
         ids = {*range(vocabulary, self._backend.get_vocab_size()), *(id_ for id_ in self._added)}
         pieces = (self._added.get(id_) or self.piece(id_) for id_ in sorted(ids) if id_ >= vocabulary)
         return [piece for piece in pieces if piece]
 
     def token_bytes(self, id_: int) -> bytes:
-        """What one token stands for: the bytes whose sequence is the text; b"" for an unknown id."""
+        """Return the bytes of one token, whose sequence is the text; b"" for an unknown id."""
         known = self._bytes.get(id_)
         if known is None:
             known = self._bytes[id_] = self._bytes_of(id_)  # at most one entry per vocabulary entry
         return known
 
-    def alone(self, id_: int) -> str | None:
-        """A token's text, if it is whole characters that no token beside it can change; else None."""
-        try:
-            return self._alone[id_]
-        except KeyError:
-            text = self._alone[id_] = self._text_alone(id_)  # as many entries at most as above
-            return text
-
     def piece(self, id_: int) -> str:
-        """The token as the vocabulary spells it; "" for an unknown id."""
+        """Return the token as the vocabulary spells it; "" for an unknown id."""
         return self._backend.id_to_token(id_) or ""
 
-    def _text_alone(self, id_: int) -> str | None:
+    def _whole_text(self, id_: int) -> str | None:
         if not self._by_bytes_alone or self._byte_of is None or id_ in self._added:
             return None
         if any(char not in self._byte_of for char in self.piece(id_)):
@@ -217,18 +204,29 @@ class Tokenizer:
         return piece.replace("▁", " ").encode()
 
 
-OF_PROCESSOR: Final = "chat_template.json"
-"""In which models that read images too may have their chat template."""
+class _WholeTexts(dict[int, str | None]):
+    """Texts of tokens, computed on demand: at most one entry for each entry of the vocabulary."""
+
+    def __init__(self, text_of: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._text_of = text_of
+
+    def __missing__(self, id_: int) -> str | None:
+        text = self[id_] = self._text_of(id_)
+        return text
+
+
+PROCESSOR_TEMPLATE: Final = "chat_template.json"
+"""File in which models that also read images may have their chat template."""
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Load the tokenizer and chat template of a safetensors model directory.
 
-    Does not import torch in a process where `keep_torch_out` was called. Raises TokenizerUnusable and
-    ModelUnreadable.
+    Imports no torch after `keep_torch_out`. Raises TokenizerUnusable and ModelUnreadable.
     """
     reference = reference_tokenizer(model_dir)
-    beside = json_object(model_dir / OF_PROCESSOR).get("chat_template")
+    beside = json_object(model_dir / PROCESSOR_TEMPLATE).get("chat_template")
     if reference.chat_template is None and isinstance(beside, str):
         reference.chat_template = beside
     return Tokenizer(reference)
@@ -251,7 +249,7 @@ def _is_byte_level(backend: Any) -> bool:
 
 
 def _decoders(backend: Any) -> list[str]:
-    """The steps by which token texts become text."""
+    """Return the types of the decoder's steps."""
     if backend.decoder is None:
         return []
     state = json.loads(backend.decoder.__getstate__())

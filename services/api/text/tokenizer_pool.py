@@ -1,9 +1,9 @@
-"""Whose long text is worked on next, and how much at a time?
+"""Thread pool for work on long texts, with fair turns by caller.
 
-Tokenising takes a second for each megabyte or two, and hundreds of bytes for each byte. So of the longest
-texts one is worked on at a time, and the others have a thread that no such text can hold. Who waits gets a
-turn by caller, one each round, however much any of them sent: what one caller asks for delays another by one
-text at most. What waits is bounded in bytes, of each caller and of all; and in time (`bounded-admission`).
+Tokenising takes a second for each megabyte or two, and hundreds of bytes of memory for each byte. So one of
+the longest texts is worked on at a time, and the others have a thread that no such text can occupy. Callers
+that wait take turns, one text each round, however much each of them sent: one caller delays another by one
+text at most. What waits is bounded in bytes, of each caller and of all, and in time (`bounded-admission`).
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from baton.api.backend import Overloaded
 from baton.runtime.memory_trimming import give_back
 
 THREADS: Final = 2
-"""Tokenising releases the interpreter lock; more threads would only take cores from the event loop."""
+"""Tokenising releases the interpreter lock. More threads would only take cores from the event loop."""
 LONG_BYTES: Final = 256 * 2**10
-"""A text above it is one of the longest; one below takes a fraction of a second."""
+"""Size from which on a text is long. A shorter one takes a fraction of a second."""
 LONG_AT_ONCE: Final = 1
 GIVE_BACK_BYTES: Final = 64 * 2**10
-"""Behind a text above it the memory that it took is given back to the system."""
+"""Size from which on the memory that a text took is returned to the system afterwards."""
 WAITING_BYTES_MAX: Final = 64 * 2**20
-WAITING_BYTES_OF_ONE_MAX: Final = WAITING_BYTES_MAX // 2
+CALLER_WAITING_BYTES_MAX: Final = WAITING_BYTES_MAX // 2
 ONE_BYTES: Final = 4096
-"""As how much each text counts at least: so that what waits is bounded in number, too."""
+"""Least size that a waiting text counts with, so that their number is bounded, too."""
 WAIT_S: Final = 60.0
 RETRY_AFTER_S: Final = 1
 RETRY_LONG_AFTER_S: Final = 10
@@ -41,7 +41,7 @@ class _Waiter:
 
 
 class _Lane:
-    """Texts of one kind that wait, by caller, those of whoever had no turn for longest first."""
+    """Waiting texts of one kind, by caller. The caller that had no turn for longest is first."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
@@ -49,7 +49,7 @@ class _Lane:
         self.of: OrderedDict[bytes, deque[_Waiter]] = OrderedDict()
 
     def next(self) -> _Waiter | None:
-        """Whose turn it is; its caller is the last to have another."""
+        """Remove and return the waiter whose turn it is. Its caller goes to the end."""
         while self.of:
             caller, waiters = next(iter(self.of.items()))
             waiter = waiters.popleft()
@@ -63,21 +63,22 @@ class _Lane:
 
 
 class FairThreadPool:
-    """Two threads that end with the process. Used from one event loop."""
+    """Two threads, which end with the process. Used from one event loop."""
 
     def __init__(self, text: str = "long prompt", done: str = "tokenised") -> None:
-        """What each works on, and what is done with it: in words, for who waits in vain."""
+        """`text`: what the threads work on, and `done`: what they do, both for error messages."""
         self._text, self._done = text, done
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=done)
         self._short, self._long = _Lane(THREADS), _Lane(LONG_AT_ONCE)
         self._waiting: dict[bytes, int] = {}
-        """Bytes of each caller's."""
+        """Waiting bytes, by caller."""
         self._waiting_bytes = 0
 
     async def run(self, caller: bytes, size: int, work: Callable[[], T]) -> T:
-        """What `work` returns, or raises, from a thread. `size`: bytes of text that it is about.
+        """Run `work` in a thread and return its result. `size`: bytes of text that it works on.
 
-        Raises Overloaded. Cancelled while it waits, it gives its place up; while it runs, its thread goes on.
+        Raises Overloaded, or what `work` raises. Cancelled while it waits, it leaves the queue. Cancelled
+        while it runs, the thread goes on.
         """
         lane = self._long if size > LONG_BYTES else self._short
         if lane.of or not self._may_run(lane):
@@ -94,7 +95,7 @@ class FairThreadPool:
     async def _wait(self, lane: _Lane, caller: bytes, size: int) -> None:
         retry_s = RETRY_LONG_AFTER_S if lane is self._long else RETRY_AFTER_S
         own = self._waiting.get(caller, 0) + size
-        if own > WAITING_BYTES_OF_ONE_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+        if own > CALLER_WAITING_BYTES_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Overloaded(f"too many {self._text}s are waiting to be {self._done}", retry_s)
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         lane.of.setdefault(caller, deque()).append(waiter)
@@ -104,7 +105,7 @@ class FairThreadPool:
                 await waiter.turn
         except (TimeoutError, asyncio.CancelledError) as error:
             if waiter.turn.done() and not waiter.turn.cancelled():
-                self._leave(lane)  # its turn came as it went
+                self._leave(lane)  # its turn came at the same time
             if isinstance(error, TimeoutError):
                 late = f"a {self._text} was not {self._done} within {WAIT_S:g} s"
                 raise Overloaded(late, retry_s) from None
@@ -117,12 +118,12 @@ class FairThreadPool:
 
     def _ended(self, lane: _Lane, done: "asyncio.Future[Any]") -> None:
         if not done.cancelled():
-            done.exception()  # whoever asked may be gone
+            done.exception()  # the caller may be gone
         self._leave(lane)
 
     def _leave(self, lane: _Lane) -> None:
         lane.running -= 1
-        # The kind that did not run just now first, so that neither is kept waiting by the other.
+        # The other kind first, so that neither keeps the other waiting.
         for each in (self._long, self._short) if lane is self._short else (self._short, self._long):
             while self._may_run(each) and (waiter := each.next()) is not None:
                 each.running += 1

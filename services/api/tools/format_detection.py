@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from baton.api.generation.choice_assembler import Heard
-from baton.api.requests.chat_messages import offered, plain_tools, schemas_of
-from baton.api.requests.schemas import ChatRequest, ForcedTool
+from baton.api.generation.choice_assembler import AnswerParsing
+from baton.api.requests.meaning import Meaning
 from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.formats.output_formats import (
     AUTO,
@@ -23,7 +21,7 @@ from baton.api.tools.formats.output_formats import (
     random_call_id,
 )
 from baton.api.tools.parsing.constrained_parser import CallLayout
-from baton.api.tools.parsing.output_markup import OutputMarkup, RegionKind
+from baton.api.tools.parsing.output_markup import OutputMarkup
 from baton.api.tools.parsing.output_parser import OutputParser
 from baton.api.tools.parsing.output_parts import AnswerParser
 from baton.api.tools.parsing.template_parser import (
@@ -32,13 +30,12 @@ from baton.api.tools.parsing.template_parser import (
     read_template,
     template_file,
 )
+from baton.api.tools.reasoning_state import ReasoningState, reasoning_state
 from baton.runtime.errors import StartupError
 
 TEMPLATE: Final = "response_template"
 PREFIX_TOKENS: Final = 512
 """Last tokens of a prompt, in which a response template may find where the answer begins."""
-TAIL_TOKENS: Final = 16
-"""Last tokens of a prompt, in which its template may have opened the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +99,8 @@ def model_formats(
     )
 
 
-class ReasoningState(Enum):
-    """State of the reasoning at the end of a prompt."""
-
-    NONE = "none"
-    """Reasoning is not separated from content."""
-    WITHIN = "within"
-    CLOSED = "closed"
-    """The answer has no reasoning, or the prompt holds it."""
-    FREE = "free"
-    """The answer may begin with reasoning."""
-
-
 def answer_parser(
-    body: ChatRequest,
+    meaning: Meaning,
     prompt: Sequence[int],
     formats: ModelFormats,
     tokenizer: Tokenizer,
@@ -123,64 +108,46 @@ def answer_parser(
     layout: CallLayout | None,
     *,
     constrained: bool = False,
-) -> Heard | None:
+) -> AnswerParsing | None:
     """Return the parser of a chat's answer, or None if all of the answer is content.
 
     `calls`: format of the calls. `layout`: layout of the calls, if a grammar constrains them.
     `constrained`: a grammar constrains the content, too.
     """
-    tools = offered(body)
+    tools = meaning.tools.offered
+    own = None if formats.reasoning is None else formats.reasoning.markup
     call_markup = calls.markup if tools and calls is not None else None
-    state = reasoning_state(body, prompt, formats, tokenizer)
+    state = reasoning_state(meaning, prompt, own, tokenizer)
     has_reasoning = formats.reasoning is not None and state is not ReasoningState.NONE
     reasoning = formats.reasoning.markup if has_reasoning and formats.reasoning is not None else None
-    by_template = formats.template is not None and calls is formats.calls and body.separate_reasoning
+    by_template = formats.template is not None and calls is formats.calls and meaning.reasoning.is_parsed
     if call_markup is None and reasoning is None and not by_template:
         return None
     may_reason = reasoning is not None and not (constrained and state is ReasoningState.CLOSED)
     markup = (call_markup or OutputMarkup()) | ((reasoning if may_reason else None) or OutputMarkup())
     parser: AnswerParser = OutputParser(
         markup,
-        schemas_of(tools),
+        meaning.tools.schemas,
         thinking=state is ReasoningState.WITHIN,
         layout=layout,
-        streams_calls=not body.stop_token_ids,
+        streams_calls=not meaning.has_stop_ids,
         constrained=constrained,
     )
     marks = _special_tokens(tokenizer, markup)
     if by_template and formats.template is not None:
         end = tokenizer.decode(prompt[-PREFIX_TOKENS:], skip_special_tokens=False)
-        parser, marks = TemplateParser(formats.template, end, plain_tools(tools)), dict(tokenizer.special)
-    is_named = isinstance(body.tool_choice, ForcedTool)
-    return Heard(
+        parser = TemplateParser(formats.template, end, [tool.template for tool in tools])
+        marks = dict(tokenizer.special)
+    return AnswerParsing(
         parser,
-        marks if body.skip_special_tokens else {},
+        marks if meaning.skips_special else {},
         random_call_id if calls is None else calls.new_call_id,
-        calls_max=None if body.parallel_tool_calls and not is_named else 1,
-        calls_end=not is_named,
-        thoughts_shown=body.include_reasoning and not body.reasoning.exclude,
-        thoughts_whole=not body.stream_reasoning,
-        thoughts_told=reasoning is not None or by_template,
+        calls_max=None if meaning.tools.are_parallel else 1,
+        ends_by_calls=meaning.tools.forced_name is None,
+        shows_reasoning=meaning.reasoning.is_shown,
+        streams_reasoning=meaning.reasoning.is_streamed,
+        counts_reasoning=reasoning is not None or by_template,
     )
-
-
-def reasoning_state(
-    body: ChatRequest, prompt: Sequence[int], formats: ModelFormats, tokenizer: Tokenizer
-) -> ReasoningState:
-    """Return the state of the reasoning at the end of the prompt."""
-    if formats.reasoning is None or not body.separate_reasoning:
-        return ReasoningState.NONE
-    end, continued = _end(body, prompt, tokenizer), body.continue_final_message
-    for region in formats.reasoning.markup.regions:
-        opened = max(map(end.rfind, region.opens), default=-1)
-        closed = max(map(end.rfind, region.closes), default=-1)
-        if region.kind is not RegionKind.REASONING:
-            continue
-        if opened > closed and (continued or end.endswith(region.opens)):
-            return ReasoningState.WITHIN
-        if end.endswith(region.closes):
-            return ReasoningState.CLOSED
-    return ReasoningState.FREE
 
 
 def _special_tokens(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str]:
@@ -189,11 +156,3 @@ def _special_tokens(tokenizer: Tokenizer, markup: OutputMarkup) -> dict[int, str
     return {
         id_: text for id_, text in tokenizer.special.items() if text and any(text in mark for mark in marks)
     }
-
-
-def _end(body: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Return the end of the prompt in which reasoning may be open."""
-    if not body.continue_final_message:
-        return tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
-    content = body.messages[-1].content or ""
-    return content if isinstance(content, str) else "".join(content)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.generation.answer_stream import answer
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.http.metrics import HttpMetrics
+from baton.api.requests.meaning_reader import completion_meaning
 from baton.api.requests.schemas import CompletionRequest
 from baton.rooms.request import Request
 from tests.api import tiny
@@ -15,9 +16,11 @@ from tests.api.scripted import LENGTH, ScriptedBackend, saying
 
 async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
     """A client that is slow to take one choice's text is sent no other's meanwhile."""
-    body, tokenizer = CompletionRequest.model_validate({"model": "m", "prompt": "x"}), tiny.model().tokenizer
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x"})
+    requests = [Request(str(place), (5 + place,), 99) for place in range(3)]
     choices = [
-        ChoiceAssembler(place, Request(str(place), (5 + place,), 99), body, tokenizer) for place in range(3)
+        ChoiceAssembler(place, each, completion_meaning(body), tiny.detokenizer(each.prompt, body))
+        for place, each in enumerate(requests)
     ]
     texts = dict.fromkeys(range(3), "")
     at_it = 0

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
+from baton.api.requests.meaning_reader import completion_meaning
 from baton.api.requests.schemas import CompletionRequest
 from baton.rooms.request import FinishReason, Request
 from tests.api import tiny
@@ -20,7 +21,7 @@ def run(
     """Text, token ids, offsets, finish and whether a stop string ended it, of output batched at `cuts`."""
     body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "stop": [], **fields})
     request = Request("r", tuple(tiny.ids("x")), max_tokens=100, min_tokens=min_tokens)
-    choice = ChoiceAssembler(0, request, body, tiny.model().tokenizer)
+    choice = ChoiceAssembler(0, request, completion_meaning(body), tiny.detokenizer(request.prompt, body))
     bounds = sorted({0, len(output), *(cut % (len(output) + 1) for cut in cuts)})
     deltas: list[Delta] = []
     for start, end in pairwise(bounds):

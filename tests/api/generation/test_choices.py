@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Limits, RoomFailed
-from baton.api.requests.request_builder import admit, asked_in_chat, asked_in_completion
+from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
+from baton.api.requests.request_builder import admit
 from baton.api.requests.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.choice_pages import ChoicePages, longest_of, positions_of
@@ -43,7 +44,7 @@ def client(url: str) -> openai.AsyncOpenAI:
 
 def admitted(limits: Limits = LIMITS, prompt: int = 2, **fields: Any) -> Request:
     body = ChatRequest(**chat(**fields))
-    (request,) = admit(body, asked_in_chat(body), [[1] * prompt], tiny.model(), limits, "r", salt=0)
+    (request,) = admit(body, chat_meaning(body), [[1] * prompt], tiny.model(), limits, "r", salt=0)
     return request
 
 
@@ -325,13 +326,13 @@ def test_answers_without_an_end_are_as_long_as_so_many_fit_beside_each_other(
 
 def test_a_completion_without_an_end_is_as_long_as_so_many_may_be() -> None:
     body = CompletionRequest(**completion(n=64))
-    request, *_ = admit(body, asked_in_completion(body), [[1] * 300], tiny.model(), LIMITS, "r", salt=0)
+    request, *_ = admit(body, completion_meaning(body), [[1] * 300], tiny.model(), LIMITS, "r", salt=0)
     assert request.max_tokens == fitting(300, 64, LIMITS) == 2
 
 
 def test_answers_longer_than_there_is_space_for_are_as_long_as_there_is() -> None:
     body = ChatRequest(**chat(n=8, max_tokens=400))
-    asked = asked_in_chat(body, clips=True)
+    asked = chat_meaning(body, clips=True)
     request, *_ = admit(body, asked, [[1] * 100], tiny.model(), LIMITS, "r", salt=0)
     assert request.max_tokens == fitting(100, 8, LIMITS)
 

@@ -12,7 +12,7 @@ from baton.api.app import create_app
 from baton.api.completions import completion_rendering
 from baton.api.generation import prompt_encoder
 from baton.api.generation.logprobs import chat_logprobs
-from baton.api.generation.prompt_echo import prompt_echo_of
+from baton.api.generation.prompt_encoder import echo_of
 from baton.api.settings import ApiSettings
 from baton.rooms.request import SCORES_MAX, Token
 from tests.api import tiny
@@ -80,9 +80,9 @@ async def test_no_blocking_a_long_prompt_is_spelled_beside_the_event_loop(
 
     def watched(*given: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return prompt_echo_of(*given)
+        return echo_of(*given)
 
-    monkeypatch.setattr(prompt_encoder, "prompt_echo_of", watched)
+    monkeypatch.setattr(prompt_encoder, "echo_of", watched)
     monkeypatch.setattr(prompt_encoder, "INLINE_CHARS_MAX", len(IDS))
     for times in (1, 2):
         told = await answer(http, prompt=IDS * times, echo=True, max_tokens=1)
@@ -227,14 +227,14 @@ async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
         return chat_logprobs(*given)
 
     monkeypatch.setattr("baton.api.chat.chat_rendering.chat_logprobs", shown)
-    monkeypatch.setattr("baton.api.generation.reply.AT_ONCE", 100)
+    monkeypatch.setattr("baton.api.generation.reply.INLINE_LOGPROBS_MAX", 100)
     backend.script = lambda asked: [batch([FOX], LENGTH, asked.sampling.top_logprobs)]
     app = create_app(backend, tiny.model(), CollectorRegistry(), ApiSettings(max_logprobs=-1))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         fields: dict[str, Any] = {"logprobs": True, "top_logprobs": -1}
         assert (await http.post(CHAT, json=chat(**fields, max_tokens=2))).status_code == 200
         assert threads == [False]
-        monkeypatch.setattr("baton.api.requests.request_builder.TOLD_MAX", 3 * ALL)
+        monkeypatch.setattr("baton.api.requests.request_builder.SHOWN_LOGPROBS_MAX", 3 * ALL)
         assert (await http.post(CHAT, json=chat(**fields, max_tokens=3))).status_code == 200
         for more in ({"max_tokens": 4}, {"max_tokens": 2, "n": 2}, {}):
             check(await http.post(CHAT, json=chat(**fields, **more)), 400, "top_logprobs")
@@ -254,7 +254,7 @@ async def test_more_scores_than_are_told_of_a_request_are_refused(
 async def test_what_is_much_is_shown_beside_the_event_loop(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.api.generation.reply.AT_ONCE", 100)
+    monkeypatch.setattr("baton.api.generation.reply.INLINE_LOGPROBS_MAX", 100)
     seen: list[tuple[str, bool]] = []
 
     def shown(what: str, work: Callable[..., Any]) -> Callable[..., Any]:

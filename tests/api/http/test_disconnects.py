@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Overloaded
-from baton.api.http.disconnect import ClientGone, unless_gone
+from baton.api.http.disconnect import ClientGone, UntilDisconnect
 from baton.api.http.middleware import ApiMiddleware
 from baton.rooms.request import Request
 from baton.runtime.listening_ports import bind_port
@@ -190,7 +190,9 @@ async def asked_and_reset(url: str, backend: ScriptedBackend, sent: bytes) -> No
     async with asyncio.timeout(WAIT_S):
         while not backend.streams:
             await asyncio.sleep(0.001)
-    assert not [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_gone"]
+    assert not [
+        task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_disconnected"
+    ]
     writer.transport.abort()
     await hung_up(backend, 1)
 
@@ -235,8 +237,9 @@ async def test_for_a_client_that_is_gone_no_work_is_begun() -> None:
 
     presence = ClientConnection(cast(Any, None))
     presence.lost()
-    with pytest.raises(ClientGone):
-        await unless_gone({"type": "http", "state": {IN_STATE: presence}}, never, work())
+    scope = {"type": "http", "state": {IN_STATE: presence}}
+    with pytest.raises(ClientGone), UntilDisconnect(scope, never):
+        await work()
     assert not begun
 
 

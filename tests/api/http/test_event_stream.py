@@ -9,6 +9,7 @@ from baton.api.completions.completion_rendering import CompletionRendering
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.generation.rendering import Rendering
 from baton.api.http.event_stream import NAMED, TextEvent
+from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.schemas import ChatRequest, CompletionRequest
 from baton.rooms.request import Request
 from tests.api import tiny
@@ -17,14 +18,14 @@ TEXTS = ["hello", " ", '"', "a\\b", "\n\r\t", "\u2028", "é😀", "\x00", "\ufff
 
 
 def _renderings(**more: Any) -> list[tuple[Rendering, ChoiceAssembler]]:
-    tokenizer = tiny.model().tokenizer
     messages = [{"role": "user", "content": "x"}]
     chat = ChatRequest.model_validate({"model": "m", "messages": messages, **more})
     completion = CompletionRequest.model_validate({"model": "m", "prompt": "x", **more})
-    choice = ChoiceAssembler(1, Request("r", (1,), 9), chat, tokenizer)
+    meaning = chat_meaning(chat)
+    choice = ChoiceAssembler(1, Request("r", (1,), 9), meaning, tiny.detokenizer((1,), chat))
     return [
-        (ChatRendering(chat, tiny.model(), "r", 7), choice),
-        (CompletionRendering(completion, tiny.model(), "r", 7), choice),
+        (ChatRendering(chat, meaning, tiny.model(), "r", 7), choice),
+        (CompletionRendering(completion, completion_meaning(completion), tiny.model(), "r", 7), choice),
     ]
 
 

@@ -383,3 +383,20 @@ async def test_who_hangs_up_between_two_keep_alives_takes_its_request_along(
 
 def test_clients_are_promised_ten_seconds() -> None:
     assert ApiSettings().stream_silence_s < 10
+
+
+async def test_what_ends_a_keep_alive_ends_the_next_write() -> None:
+    """The error of a keep-alive's sending is not lost with its task."""
+    failed = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            failed.set()
+            raise OSError("the connection is broken")
+
+    stream = EventStream(send, PLAIN, SILENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        await failed.wait()
+    with pytest.raises(OSError, match="broken"):
+        await stream.write(b"data: x\n\n")
+    stream.close()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
-from baton.api.http.body_reader import parse
+from baton.api.http.request_bodies import parse
 from baton.api.messages.message_request import ELSEWHERE, MESSAGES_UNSUPPORTED, CountRequest, MessagesRequest
 from baton.api.messages.message_translation import translated
 from baton.api.requests.schemas import fields_of

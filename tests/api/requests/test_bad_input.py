@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from baton.api.app import create_app
 from baton.api.backend import Limits
 from baton.api.errors import ApiError
-from baton.api.http.body_reader import parse
 from baton.api.http.middleware import ApiMiddleware
-from baton.api.requests.request_builder import admit, asked_in_chat
+from baton.api.http.request_bodies import parse
+from baton.api.requests.meaning_reader import chat_meaning
+from baton.api.requests.request_builder import admit
 from baton.api.requests.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.request import LOGIT_BIAS_MAX
@@ -401,7 +402,7 @@ def test_an_answer_without_an_end_may_be_as_long_as_the_context_leaves(
     limits: Limits, prompt: int, fields: dict[str, Any], most: int
 ) -> None:
     body = ChatRequest(**chat(**fields))
-    (request,) = admit(body, asked_in_chat(body), [[1] * prompt], tiny.model(), limits, "r", salt=0)
+    (request,) = admit(body, chat_meaning(body), [[1] * prompt], tiny.model(), limits, "r", salt=0)
     assert request.max_tokens == most
 
 

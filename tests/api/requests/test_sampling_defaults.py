@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Limits
-from baton.api.requests.request_builder import admit, asked_in_chat, asked_in_completion
+from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
+from baton.api.requests.request_builder import admit
 from baton.api.requests.sampling_defaults import differing, recommended
 from baton.api.requests.schemas import ChatRequest, CompletionRequest, RecommendedSampling
 from baton.models.model_facts import ModelUnreadable
@@ -30,10 +31,10 @@ def drawn(recommendation: RecommendedSampling, chat: bool = False, **fields: Any
     limits = Limits(512, 0, 0)
     if chat:
         body = ChatRequest(model=model.name, messages=[{"role": "user", "content": "x"}], **fields)  # type: ignore[list-item]
-        (request,) = admit(body, asked_in_chat(body), [[1]], model, limits, "r", salt=0)
+        (request,) = admit(body, chat_meaning(body), [[1]], model, limits, "r", salt=0)
     else:
         whole = CompletionRequest(model=model.name, prompt=["x"], **fields)
-        (request,) = admit(whole, asked_in_completion(whole), [[1]], model, limits, "r", salt=0)
+        (request,) = admit(whole, completion_meaning(whole), [[1]], model, limits, "r", salt=0)
     return {name: getattr(request.sampling, name) for name in NAMES}
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from baton.api.errors import ApiError, invalid
-from baton.api.http.body_reader import parse
+from baton.api.http.request_bodies import parse
 from baton.api.requests.schemas import (
     ChatRequest,
     CompletionRequest,

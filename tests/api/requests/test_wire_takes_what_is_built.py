@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from baton.api.backend import Limits
 from baton.api.http.request_headers import REQUEST_ID
-from baton.api.requests.request_builder import FEW_LOGPROBS, admit, asked_in_chat, asked_in_completion
+from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
+from baton.api.requests.request_builder import FEW_LOGPROBS, admit
 from baton.api.requests.schemas import (
     PROMPTS_MAX,
     ChatRequest,
@@ -109,10 +110,10 @@ def test_what_intake_admits_comes_back_from_the_wire_as_it_was(
     if chat:
         told = {} if logprobs is None else {"logprobs": True, "top_logprobs": logprobs}
         talk = ChatRequest(model="m", messages=[Message(role="user", content="Hi")], **fields, **told)
-        body, asked = talk, asked_in_chat(talk)
+        body, asked = talk, chat_meaning(talk)
     else:
         plain = CompletionRequest(model="m", prompt=[*prompts], logprobs=logprobs, **fields)
-        body, asked = plain, asked_in_completion(plain)
+        body, asked = plain, completion_meaning(plain)
     limits = Limits(CONTEXT, CONTEXT, CONTEXT)
     admitted = admit(body, asked, prompts, Defaults("m", ends), limits, request_id, trace, grammar, salt=salt)
     for request in admitted:

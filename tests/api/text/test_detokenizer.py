@@ -25,7 +25,7 @@ def pieces(reference: Any, prompt: list[int], output: list[int], skip: bool = Tr
     """As they go out, and as they would if no token's text were known by itself."""
     tokenizer = Tokenizer(reference)
     found = []
-    for more in ({"alone": tokenizer.alone}, {}):
+    for more in ({"whole_texts": tokenizer.whole_texts}, {}):
         detokenizer = Detokenizer(tokenizer.codec, prompt, skip_special_tokens=skip, **more)
         found.append([*(detokenizer.push(each) for each in output), detokenizer.flush()])
     assert found[0] == found[1]
@@ -65,7 +65,9 @@ def test_a_token_of_whole_characters_is_looked_up_and_not_decoded() -> None:
             return text
 
     codec: Any = Counting()
-    detokenizer = Detokenizer(codec, [5], skip_special_tokens=True, alone=Tokenizer(reference).alone)
+    detokenizer = Detokenizer(
+        codec, [5], skip_special_tokens=True, whole_texts=Tokenizer(reference).whole_texts
+    )
     output = tiny.ids("The quick fox. ") * 500
     assert "".join(map(detokenizer.push, output)) == "The quick fox. " * 500
     assert decoded == 0

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.backend import Limits, Overloaded
 from baton.api.errors import ApiError
-from baton.api.http import body_reader, request_bodies
+from baton.api.http import request_bodies
 from baton.api.http.authentication import AccessControl
-from baton.api.http.body_reader import parse
+from baton.api.http.request_bodies import parse
 from baton.api.requests import json_reader
 from baton.api.requests.schemas import CompletionRequest
 from baton.api.settings import ApiSettings
@@ -133,7 +133,7 @@ async def test_who_sends_much_has_no_more_turns_than_who_sends_little() -> None:
 
 async def test_what_waits_is_bounded_for_each_caller_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_pool, "WAITING_BYTES_MAX", 8 * LONG_BYTES)
-    monkeypatch.setattr(tokenizer_pool, "WAITING_BYTES_OF_ONE_MAX", 4 * LONG_BYTES)
+    monkeypatch.setattr(tokenizer_pool, "CALLER_WAITING_BYTES_MAX", 4 * LONG_BYTES)
     line, gate = FairThreadPool(), Gate()
     tasks = [
         (caller, asyncio.create_task(line.run(caller, LONG_BYTES + 1, gate.work("x"))))
@@ -193,7 +193,7 @@ MUCH: Final[dict[str, tuple[bytes, bool]]] = {
         json.dumps({"metadata": {f"{at}\\\\": '"' for at in range(60_000)}}).encode(),
         True,
     ),
-    "numbers": (json.dumps({"prompt": [1] * (body_reader.COMMAS_MAX + 2)}).encode(), True),
+    "numbers": (json.dumps({"prompt": [1] * (request_bodies.COMMAS_MAX + 2)}).encode(), True),
     "a text like it": (json.dumps({"prompt": json.dumps([{"a": [], "b": "\\"}] * 90_000)}).encode(), False),
     "a text of lines": (json.dumps({"prompt": 'a, "b": [{\n' * 200_000}).encode(), False),
     "token ids": (json.dumps({"prompt": [123456] * 200_000}).encode(), False),
@@ -230,8 +230,8 @@ async def keyed(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of whom each caller may have 4,000 bytes beyond what is free."""
-    monkeypatch.setattr(request_bodies, "AT_ONCE_BYTES", 8000)
-    monkeypatch.setattr(request_bodies, "BODIES_AT_LEAST", 0)
+    monkeypatch.setattr(request_bodies, "POOL_BYTES", 8000)
+    monkeypatch.setattr(request_bodies, "CALLER_BODIES_MIN", 0)
     settings = ApiSettings(body_bytes_max=request_bodies.BEGINNING_BYTES + 1000)
     door = AccessControl(ApiKeys([KEY, OTHER], None))
     app = create_app(backend, tiny.model(), CollectorRegistry(), settings, door=door)

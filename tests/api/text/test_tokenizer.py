@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from baton.api.served_model import load_served_model
-from baton.api.text.chat_template import ChatTemplateFailed, ChatTemplateMissing, MessagesRefused
+from baton.api.text.chat_template import ChatTemplateMissing, MessagesRefused
+from baton.api.text.template_limits import ChatTemplateFailed
 from baton.api.text.tokenizer import Tokenizer, TooManyTokens, load_tokenizer
 from baton.models.model_facts import read_model
 from baton.models.tokenizer_files import TokenizerUnusable

@@ -248,7 +248,7 @@ async def test_other_requests_go_on_while_one_is_compiled(
 async def test_what_waits_to_be_compiled_is_bounded(
     held_up: threading.Event, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.api.text.tokenizer_pool.WAITING_BYTES_OF_ONE_MAX", 3 * 4096)
+    monkeypatch.setattr("baton.api.text.tokenizer_pool.CALLER_WAITING_BYTES_MAX", 3 * 4096)
     asked = [asyncio.create_task(http.post(CHAT, json=chat(regex=f"a{place}"))) for place in range(8)]
     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
     held_up.set()

@@ -12,7 +12,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, cast
 
-from baton.api.generation.choice_assembler import Heard
+from baton.api.generation.choice_assembler import AnswerParsing
+from baton.api.requests.meaning_reader import chat_meaning
 from baton.api.requests.schemas import ChatRequest
 from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.format_detection import ModelFormats, answer_parser
@@ -102,7 +103,7 @@ def request_of(fixture: Any) -> ChatRequest:
     return body
 
 
-def parser_of(fixture: Any) -> Heard | None:
+def parser_of(fixture: Any) -> AnswerParsing | None:
     """Return the parser of the fixture's model, for its tools and its prompt."""
     formats = FORMATS[fixture.family]
     for part, own in MODEL_FORMATS.items():
@@ -115,7 +116,9 @@ def parser_of(fixture: Any) -> Heard | None:
         prompt = model.default_generation_prompt or ""
     body = request_of(fixture)
     forms = ModelFormats(find_format(calls, TOOL_CALL_FORMATS), find_format(reasoning, REASONING_FORMATS))
-    return answer_parser(body, [0], forms, cast(Tokenizer, FakeTokenizer(prompt)), forms.calls, None)
+    return answer_parser(
+        chat_meaning(body), [0], forms, cast(Tokenizer, FakeTokenizer(prompt)), forms.calls, None
+    )
 
 
 def parsed(fixture: Any, pieces: Sequence[str]) -> Any:
@@ -123,7 +126,7 @@ def parsed(fixture: Any, pieces: Sequence[str]) -> Any:
     parser = parser_of(fixture)
     parts: list[OutputPart] = [ContentDelta("".join(pieces))]
     if parser is not None:
-        parts = [part for piece in pieces for part in parser.voice.push(piece)] + parser.voice.flush()
+        parts = [part for piece in pieces for part in parser.parser.push(piece)] + parser.parser.flush()
     return results.ParseResult(
         content="".join(part.text for part in parts if isinstance(part, ContentDelta)) or None,
         reasoning_content="".join(part.text for part in parts if isinstance(part, ReasoningDelta)) or None,

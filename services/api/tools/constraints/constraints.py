@@ -7,19 +7,22 @@ process compiles it (`baton.grammars.grammar_check`), so that no request ends th
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 
 from baton.api.errors import invalid
+from baton.api.generation.choice_assembler import AnswerParsing
 from baton.api.http.authentication import caller_in
-from baton.api.http.disconnect import unless_gone
+from baton.api.http.disconnect import UntilDisconnect
 from baton.api.http.metrics import GrammarOutcome, HttpMetrics
-from baton.api.requests.request_builder import check_ids
+from baton.api.model_interface import Model
+from baton.api.requests.meaning import Meaning
 from baton.api.requests.schemas import ChatRequest, GenerationRequest, ResponseFormat, StructuredOutputs
-from baton.api.served_model import ServedModel
+from baton.api.requests.token_ids import check_ids
 from baton.api.text.tokenizer_pool import FairThreadPool
 from baton.api.tools.constraints.schema_text import schema_text
 from baton.api.tools.constraints.tool_call_grammar import (
@@ -27,12 +30,12 @@ from baton.api.tools.constraints.tool_call_grammar import (
     call_layout,
     constrained_format,
     constrained_tools,
-    is_constrained,
-    is_forced,
     literal_regex,
 )
+from baton.api.tools.format_detection import ModelFormats, answer_parser
 from baton.api.tools.formats.output_formats import NamedFormat
 from baton.api.tools.parsing.constrained_parser import CallLayout
+from baton.api.tools.reasoning_state import reasoning_state
 from baton.grammars.grammar_check import TOO_COMPLEX, TOO_LONG, CheckGrammar
 from baton.rooms.request import GRAMMAR_BYTES_MAX, Grammar, GrammarKind
 
@@ -61,9 +64,12 @@ class Constraint:
 class ConstraintCompiler:
     """Compiler of the constraints of one application. Used from one event loop."""
 
-    def __init__(self, model: ServedModel, check: CheckGrammar, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, model: Model, formats: ModelFormats, check: CheckGrammar, metrics: HttpMetrics
+    ) -> None:
         """`check`: compiles a grammar in another process."""
         self._model = model
+        self._formats = formats
         self._metrics = metrics
         self._ask = check
         self._turns = FairThreadPool("grammar", "compiled")
@@ -79,43 +85,81 @@ class ConstraintCompiler:
         return None if constraint is None else await self._compile(request, constraint)
 
     async def constrain_chat(
-        self, request: Request, body: ChatRequest, prompt: Sequence[int]
-    ) -> tuple[Grammar | None, NamedFormat | None, CallLayout | None]:
-        """Return the grammar of a chat's answer, the format of its calls, and the layout of constrained
-        calls.
+        self, request: Request, body: ChatRequest, meaning: Meaning, prompt: Sequence[int]
+    ) -> tuple[Grammar | None, Callable[[], AnswerParsing | None]]:
+        """Return the grammar of a chat's answer, and what makes the parsing of each choice.
 
         The answer may begin with reasoning. Raises as `grammar` does.
         """
-        constraint = self._constraint(body)
+        constraint, tools = self._constraint(body), meaning.tools
+        if constraint is None and not tools.offered:
+            return None, self._parsing(meaning, prompt, self._formats.calls, None)
         if constraint is not None and constraint.of_all:
-            if is_constrained(body, constrain_text=False):
+            if tools.are_constrained(with_format=False):
                 why = f"'{constraint.param}' does not go with calls that are held to their tools."
                 raise invalid(constraint.param, why)
-            return await self._compile(request, constraint), self._model.forms.calls, None
-        if constraint is not None and is_forced(body):
+            grammar = await self._compile(request, constraint)
+            return grammar, self._parsing(meaning, prompt, self._formats.calls, None)
+        if constraint is not None and tools.is_forced:
             why = f"Give '{constraint.param}' or force a call: an answer is held to one form."
             raise invalid(constraint.param, why)
         content = None if constraint is None else await self._compile(request, constraint)
-        has_constrained_calls = is_constrained(body, constrain_text=constraint is not None)
-        template = self._model.tokenizer.chat.text
-        own = constrained_format(body, self._model.forms, template, constrain_text=constraint is not None)
-        tools = [*constrained_tools(body, BLANKS, own)] if has_constrained_calls else []
-        for tool in tools:
-            await self._compile(
-                request, Constraint(tool.param, Grammar(GrammarKind.JSON_SCHEMA, tool.schema))
-            )
-        model = self._model
-        whole = answer_grammar(body, prompt, model.forms, model.tokenizer, tools, content)
-        calls = own if has_constrained_calls else model.forms.calls
+        param = "tools" if constraint is None else constraint.param
+        whole, calls, layout = await self._with_calls(request, meaning, prompt, content, param)
+        return whole, self._parsing(meaning, prompt, calls, layout, constrained=content is not None)
+
+    async def _with_calls(
+        self, request: Request, meaning: Meaning, prompt: Sequence[int], content: Grammar | None, param: str
+    ) -> tuple[Grammar | None, NamedFormat | None, CallLayout | None]:
+        """Return the grammar of a whole answer, the format of its calls, and the layout of constrained calls.
+
+        `content`: grammar of its text. `param`: parameter to blame.
+        """
+        formats, tokenizer, tools = self._formats, self._model.tokenizer, meaning.tools
+        has_constrained_calls = tools.are_constrained(with_format=content is not None)
+        template = tokenizer.chat.text
+        own = constrained_format(tools, formats.calls, template, constrain_text=content is not None)
+        constrained = [*constrained_tools(tools, BLANKS, own)] if has_constrained_calls else []
+        for tool in constrained:
+            schema = Grammar(GrammarKind.JSON_SCHEMA, tool.schema)
+            await self._compile(request, Constraint(tool.param, schema))
+        reasoning = formats.reasoning if meaning.reasoning.is_parsed else None
+        markup = None if reasoning is None else reasoning.markup
+        state = reasoning_state(meaning, prompt, markup, tokenizer)
+        whole = answer_grammar(meaning, state, reasoning, formats.calls, tokenizer, constrained, content)
+        calls = own if has_constrained_calls else formats.calls
         if whole is None or whole == content:
             return content, calls, None
-        param = constraint.param if constraint is not None else "tools"
         if len(whole.text.encode()) > GRAMMAR_BYTES_MAX:
             raise invalid(param, f"'{param}' makes a grammar of more than {GRAMMAR_BYTES_MAX} bytes.")
         layout = call_layout(calls) if has_constrained_calls and calls is not None else None
         if layout is not None and not layout.mark and content is not None:
             layout = None  # JSON content may begin as a call does
         return await self._compile(request, Constraint(param, whole)), calls, layout
+
+    def _parsing(
+        self,
+        meaning: Meaning,
+        prompt: Sequence[int],
+        calls: NamedFormat | None,
+        layout: CallLayout | None,
+        *,
+        constrained: bool = False,
+    ) -> Callable[[], AnswerParsing | None]:
+        """Return what makes the parsing of each choice. `constrained`: a grammar constrains the content."""
+        formats, has_calls = self._formats, bool(meaning.tools.offered) and calls is not None
+        if formats.template is None and formats.reasoning is None and not has_calls:
+            return lambda: None
+        return partial(
+            answer_parser,
+            meaning,
+            prompt,
+            formats,
+            self._model.tokenizer,
+            calls,
+            layout,
+            constrained=constrained,
+        )
 
     def _constraint(self, body: GenerationRequest) -> Constraint | None:
         """Return the constraint that a request asks for. Raises ApiError."""
@@ -131,8 +175,9 @@ class ConstraintCompiler:
         found = self._results.get(source)
         if found is None:
             size = len(constraint.grammar.text)
-            turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
-            found = self._results[source] = await unless_gone(request.scope, request.receive, turn)
+            with UntilDisconnect(request.scope, request.receive):
+                turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
+                found = self._results[source] = await turn
             self._metrics.count_grammar(_outcome(found))
             if len(self._results) > CACHED_MAX:
                 self._results.popitem(last=False)
@@ -148,7 +193,7 @@ def _outcome(found: Grammar | str) -> GrammarOutcome:
     return GrammarOutcome.NOT_SURVIVED if found in (TOO_LONG, TOO_COMPLEX) else GrammarOutcome.REFUSED
 
 
-def _limits(body: GenerationRequest, model: ServedModel) -> Iterator[Constraint]:
+def _limits(body: GenerationRequest, model: Model) -> Iterator[Constraint]:
     """Yield the constraints that forbid tokens or words in all of an answer."""
     if ids := body.allowed_token_ids:
         check_ids(ids, "allowed_token_ids", model.vocabulary)

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.api.errors import invalid
-from baton.api.requests.chat_messages import offered
-from baton.api.requests.schemas import AllowedTools, ChatRequest, ForcedTool, Tool
+from baton.api.requests.meaning import Meaning, OfferedTool, ToolOptions
 from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.constraints.argument_grammar import InexpressibleArguments, call_rule, text_up_to
 from baton.api.tools.constraints.schema_text import schema_text
-from baton.api.tools.format_detection import ModelFormats, ReasoningState, reasoning_state
 from baton.api.tools.formats.call_layouts import (
     ARGUMENTS,
     NAME,
@@ -25,6 +23,7 @@ from baton.api.tools.formats.call_layouts import (
 )
 from baton.api.tools.formats.output_formats import HERMES, TOOL_CALL_FORMATS, NamedFormat, find_format
 from baton.api.tools.parsing.constrained_parser import CallLayout
+from baton.api.tools.reasoning_state import ReasoningState
 from baton.rooms.request import Grammar, GrammarKind
 
 FORCED_CALLS_MAX: Final = 16
@@ -49,7 +48,7 @@ class ConstrainedTool:
 
 
 def constrained_format(
-    body: ChatRequest, formats: ModelFormats, template: str, *, constrain_text: bool
+    tools: ToolOptions, own: NamedFormat | None, template: str, *, constrain_text: bool
 ) -> NamedFormat:
     """Return the format for constrained calls.
 
@@ -58,11 +57,11 @@ def constrained_format(
     `template`: source of the chat template.
     `constrain_text`: text that is not a call is constrained, too.
     """
-    own, hermes = formats.calls, find_format(HERMES, TOOL_CALL_FORMATS)
+    hermes = find_format(HERMES, TOOL_CALL_FORMATS)
     assert hermes is not None
     if own is None or isinstance(own.layouts, JsonCallLayout):
         return own or hermes
-    is_optional = not (constrain_text or is_forced(body))
+    is_optional = not (constrain_text or tools.is_forced)
     return own if is_optional and argument_layout(own.layouts, template) is not None else hermes
 
 
@@ -86,22 +85,8 @@ def call_layout(named: NamedFormat) -> CallLayout | None:
     )
 
 
-def is_forced(body: ChatRequest) -> bool:
-    """Return whether the answer has to be a tool call."""
-    choice = body.tool_choice
-    mode = choice.mode if isinstance(choice, AllowedTools) else choice
-    return isinstance(choice, ForcedTool) or mode == "required"
-
-
-def is_constrained(body: ChatRequest, *, constrain_text: bool) -> bool:
-    """Return whether a grammar constrains the calls. `constrain_text`: text that is not a call is, too."""
-    tools = offered(body)
-    has_strict = any(each.function.strict for each in tools)
-    return is_forced(body) or (bool(tools) and (constrain_text or has_strict))
-
-
 def constrained_tools(
-    body: ChatRequest, options: Mapping[str, Any], named: NamedFormat
+    tools: ToolOptions, options: Mapping[str, Any], named: NamedFormat
 ) -> Iterator[ConstrainedTool]:
     """Yield the tools that may be called.
 
@@ -109,28 +94,23 @@ def constrained_tools(
     `options`: reading options for each schema.
     """
     only_strict = isinstance(named.layouts, JsonCallLayout)
-    allowed = offered(body)
-    for index, tool in enumerate(body.tools):
-        if isinstance(body.tool_choice, ForcedTool) and tool.function.name != body.tool_choice.name:
-            continue
-        if tool not in allowed:
-            continue
-        param = f"tools[{index}].function.parameters"
-        text = schema_text(param, _schema(body, tool, only_strict=only_strict), options)
-        yield ConstrainedTool(param, tool.function.name, text)
+    for tool in tools.callable:
+        param = f"{tool.param}.function.parameters"
+        text = schema_text(param, _schema(tools, tool, only_strict=only_strict), options)
+        yield ConstrainedTool(param, tool.name, text)
 
 
-def _schema(body: ChatRequest, tool: Tool, *, only_strict: bool) -> Mapping[str, Any]:
-    function = tool.function
-    if only_strict and not (is_forced(body) or function.strict):
+def _schema(tools: ToolOptions, tool: OfferedTool, *, only_strict: bool) -> Mapping[str, Any]:
+    if only_strict and not (tools.is_forced or tool.is_strict):
         return ANY_OBJECT
-    return NO_ARGUMENTS if not function.parameters else {"type": "object", **function.parameters}
+    return NO_ARGUMENTS if not tool.parameters else {"type": "object", **tool.parameters}
 
 
 def answer_grammar(
-    body: ChatRequest,
-    prompt: Sequence[int],
-    formats: ModelFormats,
+    meaning: Meaning,
+    state: ReasoningState,
+    reasoning: NamedFormat | None,
+    own: NamedFormat | None,
     tokenizer: Tokenizer,
     tools: Sequence[ConstrainedTool],
     content: Grammar | None,
@@ -140,11 +120,8 @@ def answer_grammar(
     Returns None if nothing is constrained. Raises ApiError if calls in the model's format cannot be.
     """
     term = _term(tokenizer)
-    reasoning = formats.reasoning if body.separate_reasoning else None
     rules: list[str] = []
-    before, header = _reasoning_rule(
-        reasoning, reasoning_state(body, prompt, formats, tokenizer), term, rules
-    )
+    before, header = _reasoning_rule(reasoning, state, term, rules)
     if content is not None:
         rules.append(f"answer: {header}{_nested(content)}")
     if not tools:
@@ -152,15 +129,15 @@ def answer_grammar(
             return content
         return Grammar(GrammarKind.LARK, "\n".join((f"start: {before}answer", *rules)))
     template = tokenizer.chat.text
-    named = constrained_format(body, formats, template, constrain_text=content is not None)
-    is_single = not body.parallel_tool_calls or isinstance(body.tool_choice, ForcedTool)
+    named = constrained_format(meaning.tools, own, template, constrain_text=content is not None)
+    is_single = not meaning.tools.are_parallel
     calls = _Calls.of(named, template, tools, term, rules, is_single=is_single)
-    if is_forced(body):
+    if meaning.tools.is_forced:
         start = f"{before}({calls.all})"
     elif content is not None:
         start = f"{before}(({calls.all}) | answer)"
     else:
-        _check_format(body, formats, named)
+        _check_format(meaning.tools, own, named)
         start = calls.or_messages(rules) if named.in_messages else calls.or_text(before, rules)
     return Grammar(GrammarKind.LARK, "\n".join((f"start: {start}", *dict.fromkeys(rules))))
 
@@ -259,13 +236,12 @@ def _argument_call(
         raise invalid(tool.param, f"'{tool.param}': {why}", "unsupported_value") from None
 
 
-def _check_format(body: ChatRequest, formats: ModelFormats, named: NamedFormat) -> None:
+def _check_format(tools: ToolOptions, own: NamedFormat | None, named: NamedFormat) -> None:
     """Raise ApiError if an optional call would come in a format that is not the model's own."""
-    if formats.calls is None or formats.calls is named:
+    if own is None or own is named:
         return
-    index = next(index for index, tool in enumerate(body.tools) if tool.function.strict)
-    param, own = f"tools[{index}].function.strict", formats.calls.names[0]
-    why = f"'{param}': calls in the form '{own}', which this model writes, are not held to a schema."
+    param = next(f"{tool.param}.function.strict" for tool in tools.offered if tool.is_strict)
+    why = f"'{param}': calls in the form '{own.names[0]}', which this model writes, are not held to a schema."
     raise invalid(param, why, "unsupported_value")
 
 

@@ -1,0 +1,24 @@
+"""What requests and answers need of the served model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.api.requests.schemas import RecommendedSampling
+from baton.api.text.tokenizer import Tokenizer
+
+
+class Model(Protocol):
+    """The served model, as `served_model.ServedModel` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def drawing(self) -> RecommendedSampling: ...

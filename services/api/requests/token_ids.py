@@ -1,0 +1,16 @@
+"""Checks of token ids against the model's vocabulary."""
+
+from collections.abc import Sequence
+
+from baton.api.errors import ApiError, invalid
+
+
+def check_ids(ids: Sequence[int], param: str, vocabulary: int) -> None:
+    """Raise ApiError that names the first id which the model does not have."""
+    if ids and max(ids) >= vocabulary:
+        index = next(index for index, each in enumerate(ids) if each >= vocabulary)
+        raise not_a_token(f"{param}[{index}]", ids[index], vocabulary)
+
+
+def not_a_token(param: str, id_: int, vocabulary: int) -> ApiError:
+    return invalid(param, f"'{param}': token id {id_} is not in the vocabulary of {vocabulary} tokens.")
