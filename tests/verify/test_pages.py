@@ -24,7 +24,8 @@ USED: Final = re.compile(r"\]\[([^\]]+)\]")
 ELSEWHERE: Final = ("http://", "https://", "mailto:")
 CODE: Final = re.compile(r"`[^`\n]*`")
 FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-WIDTH: Final = 100
+WIDTH: Final = 130
+"""Columns of a line of prose. Prose is wrapped at 100; a renamed path may make a line wider."""
 UNWRAPPED: Final = re.compile(r" *(\||#|!\[|\[[^\]]+\]: |<)")
 """Lines that cannot be wrapped: tables, headings, pictures, addresses, HTML."""
 GENERATED: Final = frozenset({"settings.md", "metrics.md", "behaviours.md", "models.md"})
