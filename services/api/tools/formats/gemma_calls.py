@@ -57,7 +57,7 @@ class _GemmaReader:
         self.at = 0
 
     def call(self) -> tuple[str, Any]:
-        """Its name and its arguments. Raises Unreadable."""
+        """Return the call's name and its arguments. Raises MalformedToolCall."""
         found = CALL.match(self._text)
         if found is None:
             raise MalformedToolCall(self._text)

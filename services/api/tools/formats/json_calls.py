@@ -150,7 +150,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def calls_of(value: Any) -> list[CompleteToolCall]:
-    """The calls of a value of JSON, or of a list of them. Raises Unreadable."""
+    """Return the calls of a JSON value, or of a list of them. Raises MalformedToolCall."""
     return [_of_object(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -180,7 +180,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def call_of(name: Any, arguments: Any) -> CompleteToolCall:
-    """Raises Unreadable for what no client could take."""
+    """Return a call. Raises MalformedToolCall if no client could take it."""
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
         _fail(str(name))
     try:
@@ -249,7 +249,7 @@ def typed(text: str, schemas: ToolSchemas, name: str, key: str) -> Any:
 
 
 def json_value(text: str) -> Any:
-    """A JSON value, whose words may be Python's. Raises Unreadable."""
+    """Return a JSON value, also with Python's True, False or None. Raises MalformedToolCall."""
     stripped = text.strip()
     words = {"True": True, "False": False, "None": None}
     return words[stripped] if stripped in words else _object(stripped)

@@ -203,9 +203,9 @@ Keys = Mapping[str, Collection[str]]
 
 
 def read_calls(text: str, tags: TagFormat, keys: Keys, *, final: bool) -> Reading | None:
-    """Return the calls at the beginning of a text behind `opens`, or None where there are none.
+    """Return the calls at the beginning of a text behind `opens`, or None if there are none.
 
-    `final`: nothing follows the text. Else the calls have to be closed, and all within them as well.
+    `final`: nothing follows the text. If something does, the calls and all within them have to be closed.
     """
     for counted, ended in ((True, True), (False, True), (False, False)):
         reading = _TagReader(text, tags, keys, counted=counted, ended=ended).read()

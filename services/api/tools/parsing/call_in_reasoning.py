@@ -1,4 +1,4 @@
-"""A tool call within reasoning.
+"""Possible tool calls within reasoning.
 
 Pure.
 """

@@ -23,7 +23,7 @@ class RegionKind(Enum):
 
 
 Read = Callable[[str, str, ToolSchemas], Sequence[CompleteToolCall]]
-"""Returns the calls of a head and a body. Raises Unreadable."""
+"""Returns the calls of a head and a body, given the tools' schemas. Raises MalformedToolCall."""
 
 
 class ParsedCalls(NamedTuple):
@@ -102,15 +102,15 @@ class Previous(Enum):
 
 
 class SectionMark(NamedTuple):
-    """A mark around calls or around content. It is dropped where it can stand, and is content elsewhere."""
+    """A mark around all calls or around all content. It is dropped there, and is content elsewhere."""
 
     text: str
     after: frozenset[Previous] = frozenset()
-    """It is dropped directly behind one of these."""
+    """Parts of an answer directly behind which the mark is dropped."""
     before_calls: bool = False
-    """It is dropped directly before a call."""
+    """The mark is dropped directly before a call."""
     at_end: bool = False
-    """It is dropped at the end of an answer."""
+    """The mark is dropped at the end of an answer."""
     opens: str = ""
     """The mark of the same section's beginning. Both are dropped if nothing stands between them."""
 

@@ -136,10 +136,7 @@ class OutputParser:
         return mark is not None and self._meet_or_pass(mark, last=last)
 
     def _opens_bare(self, *, last: bool) -> bool:
-        """Open a region that begins without a mark of its own.
-
-        Returns True if more text has to decide that.
-        """
+        """Open a region whose first text is its mark. Returns True if more text has to decide."""
         if self._writer.begun:
             return False
         bare = [each for each in self._markup.regions if each.bare]
