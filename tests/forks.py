@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from baton.cli.preloaded import BEGIN, READY, Order
+from baton.launch.fork_server import BEGIN, READY, Order
 from baton.runtime.parent_watch import adopting
 from tests.preloaded import BOOTSTRAP, CALL, WORKERS
 from tests.suite.tiers import SERVICES, starts
@@ -53,7 +53,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Forked:
+class ForkedProcess:
     """As `subprocess.Popen`, as far as tests ask."""
 
     def __init__(self, pid: int) -> None:
@@ -113,7 +113,7 @@ class Parent:
         assert self._control.recv(ANSWER_BYTES) == READY, self._why()
         self._control.settimeout(FORK_S)
 
-    def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> Forked:
+    def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
         """A child that runs `baton WORDS`, or calls what CALL says, and writes to the file `output`. Raises
         AssertionError where there is none."""
         begins, begin = os.pipe()
@@ -131,7 +131,7 @@ class Parent:
         finally:
             for each in (order, begins, begin):
                 os.close(each)
-        return Forked(int(pid))
+        return ForkedProcess(int(pid))
 
     def close(self) -> None:
         self._control.close()
@@ -155,7 +155,7 @@ class _Own:
         self._lock = threading.Lock()
         self._parent: Parent | None = None
 
-    def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> Forked:
+    def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
         with self._lock:
             if self._parent is None:
                 self._parent = Parent(self._of)
@@ -178,7 +178,7 @@ def clean_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
 
 
-def fork_baton(words: tuple[str, ...], environ: Mapping[str, str], output: int) -> Forked:
+def fork_baton(words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
     """A child that runs `baton WORDS` in `environ` and writes to the open file `output`. Raises
     AssertionError."""
     if words[0] in SERVICES:
@@ -192,7 +192,7 @@ def fork_call(
     output: Path | None = None,
     environ: Mapping[str, str] | None = None,
     of: str = WORKERS,
-) -> Forked:
+) -> ForkedProcess:
     """A child that calls a module's function with what can be pickled; `environ` comes beside this process's.
     It writes to the end of the file `output`, or nowhere. `of`: where the function is to find itself. Raises
     AssertionError."""
@@ -210,7 +210,7 @@ def fork_answering(
     arguments: tuple[object, ...],
     output: Path | None = None,
     environ: Mapping[str, str] | None = None,
-) -> tuple[Forked, Connection]:
+) -> tuple[ForkedProcess, Connection]:
     """As `fork_call`, of a function whose first argument is a pipe, and this process's end of it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("")  # where no file is

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Final
 
 from baton.api.text.tokenizer import keep_torch_out
-from baton.cli.preloaded import serve
+from baton.launch.fork_server import serve
 
 CALL: Final = "call"
 BOOTSTRAP: Final = "bootstrap"

@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-from baton.cli.child import Child, start_child
+from baton.launch.child import Child, start_child
 from baton.models.model_facts import read_model
 from baton.rooms.request import Request, Sampling
 from baton.runtime.child_process import module_command

@@ -17,11 +17,11 @@ from baton.cli.admin_commands import add_admin_commands
 from baton.cli.bench import bench
 from baton.cli.certs import certs
 from baton.cli.chat_settings import ChatSettings
-from baton.cli.model_check import check_models, check_worker_models
 from baton.cli.options import Flags, add_command
 from baton.cli.peers_flags import refuse_peers_flags
-from baton.cli.serve_settings import ServeSettings, not_taken, panels
 from baton.decode.settings import DecodeSettings
+from baton.launch.model_check import check_models, check_worker_models
+from baton.launch.serve_settings import ServeSettings, not_taken, panels
 from baton.prefill.settings import PrefillSettings
 from baton.runtime import logging
 from baton.runtime.cpu_affinity import pin
@@ -46,7 +46,7 @@ app = typer.Typer(
 
 
 def _serve(flags: Flags) -> int:
-    from baton.cli.serve import run_serve
+    from baton.launch.serve import run_serve
 
     taken = {name: text for name, text in flags.items() if name != "colocated"}
     if flags.get("colocated"):
@@ -118,9 +118,9 @@ def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
 
 
 def _launch(settings: PrefillSettings | DecodeSettings) -> int:
-    from baton.cli.group import run_group
+    from baton.launch.rank_processes import run_ranks
 
-    return run_group(settings, os.environ)
+    return run_ranks(settings, os.environ)
 
 
 def _chat(flags: Flags) -> int:

@@ -19,7 +19,7 @@ from bench.serving.process_tree import ProcessTree
 from bench.serving.system import System, SystemFailed, SystemSpec
 from bench.serving.trace import convert
 from tests.bench.commands import run_bench
-from tests.cli.stand_ins import PATIENCE_S, gone
+from tests.launch.stand_ins import PATIENCE_S, gone
 from tests.ports import free_port
 from tests.suite.tiers import starts
 

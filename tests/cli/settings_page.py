@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any, Final
 
-from baton.cli.serve_settings import SERVICES, ServeSettings, not_taken
+from baton.launch.serve_settings import SERVICES, ServeSettings, not_taken
 from baton.runtime.environment_check import FAMILIES, Family
 from baton.runtime.setting_kinds import (
     ADDRESS,

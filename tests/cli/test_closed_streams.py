@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
-from tests.cli.test_serve_stack import SERVES, children
 from tests.http import web
+from tests.launch.stand_ins import PATIENCE_S, Parts, eventually, gone
+from tests.launch.test_serve import SERVES, children
 from tests.ports import free_port
 from tests.suite.tiers import ends_by_itself
 

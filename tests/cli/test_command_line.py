@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from baton.cli.serve_settings import FIRST_DAY
 from baton.decode.settings import DecodeSettings
+from baton.launch.serve_settings import FIRST_DAY
 from baton.runtime.settings import settings_of
 from tests.cli.typed import baton
 from tests.ports import free_port
@@ -184,7 +184,7 @@ def test_a_file_that_a_terminal_has_no_letters_for_is_prepared(tmp_path: Path) -
     file = tmp_path / "modèle.gguf"
     file.write_bytes(NO_FIELDS)
     result = subprocess.run(
-        [sys.executable, "-m", "baton.cli.prepare", str(file), "auto"],
+        [sys.executable, "-m", "baton.launch.prepare_model", str(file), "auto"],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

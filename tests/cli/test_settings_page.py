@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from baton.cli.serve_settings import SERVICES, ServeSettings
+from baton.launch.serve_settings import SERVICES, ServeSettings
 from baton.runtime.settings import settings_of
 from tests.cli.settings_page import settings_page
 

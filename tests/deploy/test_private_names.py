@@ -45,7 +45,7 @@ PRIVATE: Final[dict[str, tuple[str, Callable[[], object]]]] = {
         lambda: AttentionMaskInterface,
     ),
     "_has_mkldnn": ("engine/execution/linear_layers.py", lambda: torch._C),
-    "_is_in_bad_fork": ("cli/preloaded.py", lambda: torch.cuda),
+    "_is_in_bad_fork": ("launch/fork_server.py", lambda: torch.cuda),
     "_is_mkldnn_bf16_supported": ("engine/execution/linear_layers.py", lambda: torch.ops.mkldnn),
     "_keys_to_ignore_on_load_missing": ("engine/loading/weight_files.py", lambda: PreTrainedModel),
     "_linear_pointwise": ("engine/execution/linear_layers.py", lambda: torch.ops.mkldnn),

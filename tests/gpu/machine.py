@@ -34,7 +34,7 @@ MIB: Final = 2**20
 ASK_S: Final = 20.0
 FORKS: Final = """
 import os, sys
-import baton.cli.preloaded as preloaded
+import baton.launch.fork_server as preloaded
 preloaded._import_all(preloaded.WORKERS)
 import torch
 worker = os.fork()

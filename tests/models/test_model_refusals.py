@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from baton.cli.model_check import check_models
+from baton.launch.model_check import check_models
 from baton.models import library_types
 from baton.models.library_types import drawing_types, gguf_types, known_types
 from baton.models.model_facts import ModelNotFound, ModelUnreadable, UnsupportedModel, read_model

@@ -12,7 +12,7 @@ import pytest
 from baton.parallel.gloo import GlooGroup
 from baton.parallel.gloo_exchange import whole_wait
 from baton.parallel.rank_group import GroupBroken, RankGroup
-from tests.forks import Forked, fork_call
+from tests.forks import ForkedProcess, fork_call
 from tests.parallel import rank_process
 from tests.parallel.groups import gloo_groups, play
 from tests.ports import free_port
@@ -24,7 +24,7 @@ TURNS_OF_THREE = ["turn 0 0 0 -2", "turn 1 1 0 -2", "turn 2 2 0 -2"]
 
 @dataclass
 class Rank:
-    process: Forked
+    process: ForkedProcess
     said: Path
 
 

@@ -19,7 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.both.settings import side_names
-from baton.cli.exits import draw_exit_secret
+from baton.launch.exit_reports import draw_exit_secret
 from baton.wire.baton.v1 import workers_pb2, workers_pb2_grpc
 from baton.wire.errors import remote_error
 from tests.forks import Process, clean_environ, fork_baton

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests import forks
-from tests.cli.stand_ins import gone
-from tests.forks import Forked, clean_environ, fork_answering, fork_baton, fork_call
+from tests.forks import ForkedProcess, clean_environ, fork_answering, fork_baton, fork_call
+from tests.launch.stand_ins import gone
 from tests.preloaded import WORKERS
 
 PATIENCE_S = 60.0
 
 
-def baton(output: Path, *words: str) -> Forked:
+def baton(output: Path, *words: str) -> ForkedProcess:
     with output.open("ab") as sink:
         return fork_baton(words, clean_environ(), sink.fileno())
 

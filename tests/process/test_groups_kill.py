@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.stand_ins import gone
 from tests.http import web
+from tests.launch.stand_ins import gone
 from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked

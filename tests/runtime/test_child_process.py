@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from baton.cli import child
 from baton.grammars.grammar_check import GrammarChecker
+from baton.launch import child
 from baton.models import conversion_cache
 from baton.models.conversion_cache import converted
 from baton.rooms.request import Grammar, GrammarKind
@@ -18,7 +18,7 @@ from tests.api import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
 NO_CHILD_OF_THIS_PACKAGE: Final = {
-    "cli/serve.py",  # a command that a person is shown
+    "launch/serve.py",  # a command that a person is shown
     "runtime/child_process.py",
 }
 DIGITS: Final = Grammar(GrammarKind.REGEX, "[0-9]{2}")

@@ -12,9 +12,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from baton.cli.group import RankProcesses
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
+from baton.launch.rank_processes import RankProcesses
 from baton.runtime.errors import SettingsError
 from baton.runtime.service_settings import ServiceSettings
 from baton.runtime.settings import load, settings_of, to_flags

@@ -6,9 +6,9 @@ import pytest
 
 from baton.bootstrap.settings import BootstrapSettings
 from baton.cli.main import KNOWN
-from baton.cli.serve import ready_lines
-from baton.cli.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
 from baton.decode.settings import DecodeSettings
+from baton.launch.serve import ready_lines
+from baton.launch.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load

@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from baton.cli.exits import reporter
+from baton.launch.exit_reports import reporter
 from baton.wire.baton.v1 import (
     inference_pb2,
     inference_pb2_grpc,

@@ -18,7 +18,7 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.engine.ranks.process_group import ProcessRankGroup, join_rank_group
 from baton.engine.torch_engine import TorchEngine
 from baton.topology import Topology
-from tests.forks import Forked, fork_answering
+from tests.forks import ForkedProcess, fork_answering
 
 PATIENCE_S: Final = 120.0
 TIMEOUT_S: Final = 60.0
@@ -60,7 +60,7 @@ class Crew:
     """`play` one scene after the other; a rank that a scene ended is replaced for the next."""
 
     def __init__(self) -> None:
-        self._members: list[tuple[Forked, Connection]] = []
+        self._members: list[tuple[ForkedProcess, Connection]] = []
 
     def play(self, topology: Topology, scene: Scene, *given: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
         """What each rank returned, by rank; None of one that has died. Raises what a rank raised."""
@@ -117,7 +117,7 @@ class Crew:
             self._members.append(_member())
 
 
-def _member() -> tuple[Forked, Connection]:
+def _member() -> tuple[ForkedProcess, Connection]:
     return fork_answering(_serve, ())
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from baton.bootstrap.settings import BootstrapSettings
 from baton.both.settings import BothSettings
-from baton.cli.gpus import VISIBLE
 from baton.cli.main import KNOWN
-from baton.cli.serve import command_words, ready_lines
-from baton.cli.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
+from baton.launch.gpus import VISIBLE
+from baton.launch.serve import command_words, ready_lines
+from baton.launch.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.listening_ports import bind_port, port_of

@@ -17,16 +17,16 @@ import httpx
 from rich.console import Console
 
 from baton.cli.chat_settings import DEFAULT_URL
-from baton.cli.child import Child, describe_exit, start_child
-from baton.cli.exits import ReportExit, draw_exit_secret, reporter
-from baton.cli.forks import Forks
-from baton.cli.gpus import VISIBLE, find_gpus
-from baton.cli.model_check import check_models, draft_of
 from baton.cli.options import Flags
-from baton.cli.prepare import PROGRESS
-from baton.cli.quiet import LevelFilter
-from baton.cli.screen import Screen
-from baton.cli.serve_settings import (
+from baton.launch.child import Child, describe_exit, start_child
+from baton.launch.exit_reports import ReportExit, draw_exit_secret, reporter
+from baton.launch.fork_server_client import ForkServer
+from baton.launch.gpus import VISIBLE, find_gpus
+from baton.launch.level_filter import LevelFilter
+from baton.launch.model_check import check_models, draft_of
+from baton.launch.prepare_model import PROGRESS
+from baton.launch.screen import Screen
+from baton.launch.serve_settings import (
     LOOPBACK,
     Operators,
     ServeSettings,
@@ -35,7 +35,7 @@ from baton.cli.serve_settings import (
     load_serve,
     make_plan,
 )
-from baton.cli.supervisor import Supervisor
+from baton.launch.supervisor import Supervisor
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import SystemClock
 from baton.runtime.cpu_affinity import allowed_cpus
@@ -70,7 +70,7 @@ def run_serve(flags: Flags, also_known: frozenset[str]) -> int:
     async def serve(shutdown: asyncio.Event) -> int:
         forks = None
         if any(part.computes for part in plan.workers):
-            forks = Forks(environ, LevelFilter(settings.log_level), screen.say, SystemClock())
+            forks = ForkServer(environ, LevelFilter(settings.log_level), screen.say, SystemClock())
         return await ServeStack(settings, plan, environ, screen, forks=forks).serve(shutdown)
 
     return run(serve)
@@ -88,7 +88,7 @@ def _free_ports(settings: ServeSettings) -> int:
 
 def baton_command(word: str, arguments: Sequence[str]) -> Sequence[str]:
     """What runs `word`: a service's command, the very one that a pod runs, or PREPARE."""
-    module = "baton.cli.prepare" if word == PREPARE else MODULE
+    module = "baton.launch.prepare_model" if word == PREPARE else MODULE
     words = () if word == PREPARE else (word,)
     return module_command(module, *words, *arguments)
 
@@ -104,7 +104,7 @@ class ServeStack:
         screen: Screen,
         command: Command = baton_command,
         report_exit: ReportExit | None = None,
-        forks: Forks | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """`forks`: what workers are forked from, where they are to be."""
         self._settings = settings
@@ -227,7 +227,7 @@ class ServeStack:
             if code != 0:
                 why = child.own_words()
                 if why is None:
-                    child.say_held_back()
+                    child.show_hidden_lines()
                 raise StartupError(why or f"preparing the model {self._plan.model} {describe_exit(code)}")
 
 

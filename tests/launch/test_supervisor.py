@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from baton.cli.serve_settings import StackCommand
-from baton.cli.supervisor import PartDied, Supervisor
+from baton.launch.serve_settings import StackCommand
+from baton.launch.supervisor import PartDied, Supervisor
 from baton.runtime.service_process import StopRequested
-from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
+from tests.launch.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.support.manual_clock import ManualClock
 
 BOOTSTRAP = StackCommand("bootstrap", "bootstrap", ())
@@ -169,7 +169,7 @@ async def test_nothing_is_started_again_while_stopping(parts: Parts) -> None:
 
 ORPHANS = """
 import asyncio, os, sys
-from baton.cli.child import start_child
+from baton.launch.child import start_child
 async def main():
     sleeps = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
     tell = lambda _: print(child.pid, flush=True)

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from baton.cli.backoff import Backoff
-from baton.cli.child import Child, start_child
-from baton.cli.quiet import LevelFilter
-from baton.cli.serve_settings import StackCommand
-from baton.cli.supervisor import Supervisor
+from baton.launch.child import Child, start_child
+from baton.launch.level_filter import LevelFilter
+from baton.launch.restart_backoff import Backoff
+from baton.launch.serve_settings import StackCommand
+from baton.launch.supervisor import Supervisor
 from baton.runtime.clock import SystemClock
 
 PATIENCE_S = 30.0

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from baton.cli import exits, rank_ends
-from baton.cli.group import run_group
+from baton.launch import exit_reports, rank_exits
+from baton.launch.rank_processes import run_ranks
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import EXIT_FAILED, StartupError
 from baton.runtime.exit_file import ExitFile
@@ -21,13 +21,13 @@ from baton.runtime.listening_ports import bind_port, port_of, reserve_port
 from baton.runtime.logging import TextFormatter
 from baton.runtime.settings import load
 from baton.wire.receiver_secret import digest_of
-from tests.cli.ranks import Ranks
-from tests.cli.stand_ins import PATIENCE_S, eventually, gone
+from tests.launch.ranks import Ranks
+from tests.launch.stand_ins import PATIENCE_S, eventually, gone
 
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    monkeypatch.setattr(rank_ends, "GRACE_S", 0.3)
+    monkeypatch.setattr(rank_exits, "GRACE_S", 0.3)
     return Ranks(tmp_path)
 
 
@@ -120,7 +120,7 @@ async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
 async def test_an_exit_that_no_bootstrap_took_is_left_to_the_next_launcher(
     ranks: Ranks, said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exits, "REPORT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(exit_reports, "REPORT_TIMEOUT_S", 0.05)
     path = str(tmp_path / "exit")
     running = Running(ranks, exit_file=path)
     await started(ranks, said)
@@ -173,7 +173,7 @@ async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, sai
 async def test_a_group_that_does_not_leave_is_killed_and_said_so(
     ranks: Ranks, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.cli.group.STOP_MARGIN_S", 0.1)
+    monkeypatch.setattr("baton.launch.rank_processes.STOP_MARGIN_S", 0.1)
     ranks.behaviour[0] = "deaf"
     running = Running(ranks, drain_timeout_ms=100)
     await started(ranks, said)
@@ -249,7 +249,7 @@ def test_what_the_model_cannot_be_cut_into_is_refused_before_a_rank_is_started(
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(StartupError, match=text):
-        run_group(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {})
+        run_ranks(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {})
 
 
 async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started(ranks: Ranks) -> None:

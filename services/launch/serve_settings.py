@@ -15,10 +15,10 @@ from typing import Final, TypeAlias, TypeVar
 
 from baton.bootstrap.settings import BootstrapSettings
 from baton.both.settings import BothSettings, side_names
-from baton.cli.cores import Cores, cut_cores, share_cores
-from baton.cli.gpus import VISIBLE, Gpus, deal_gpus
 from baton.cli.options import Flags
 from baton.decode.settings import DecodeSettings
+from baton.launch.core_shares import Cores, cut_cores, share_cores
+from baton.launch.gpus import VISIBLE, Gpus, deal_gpus
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.service_settings import LOG_LEVEL

@@ -90,7 +90,7 @@ class Child:
         told = [line for line in self.held_back if line.startswith(TOLD)]
         return told[-1].removeprefix(TOLD) if told else None
 
-    def say_held_back(self) -> None:
+    def show_hidden_lines(self) -> None:
         """Show what was not worth showing while it ran."""
         while self.held_back:
             self._say(f"{self.name}: {self.held_back.popleft()}")

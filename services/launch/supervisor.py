@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from baton.cli.backoff import Backoff, describe_wait
-from baton.cli.child import Child, Say, describe_exit
-from baton.cli.exits import ReportExit, tell_exit, wait
-from baton.cli.serve_settings import StackCommand
+from baton.launch.child import Child, Say, describe_exit
+from baton.launch.exit_reports import ReportExit, report_exit_repeatedly, wait
+from baton.launch.restart_backoff import Backoff, describe_wait
+from baton.launch.serve_settings import StackCommand
 from baton.runtime.clock import Clock
 from baton.runtime.errors import StartupError
 from baton.runtime.service_process import StopRequested
@@ -155,7 +155,7 @@ class Supervisor:
     def _say_end(self, child: Child, code: int, wait_ms: int) -> None:
         why = child.own_words()
         if code > 0 and why is None:
-            child.say_held_back()
+            child.show_hidden_lines()
         because = f" ({why})" if why else ""
         self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
@@ -163,7 +163,9 @@ class Supervisor:
         if not ended.exit_secret:
             return  # a launcher, whose ranks may still run
         for name in part.registers_as:
-            reason = await tell_exit(self._report_exit, name, ended.pid, ended.exit_secret, self._stopping)
+            reason = await report_exit_repeatedly(
+                self._report_exit, name, ended.pid, ended.exit_secret, self._stopping
+            )
             if reason is not None:
                 self._say(f"the bootstrap could not be told that {name} ended ({reason})")
 
@@ -172,5 +174,5 @@ def _death(child: Child, code: int) -> PartDied:
     why = child.own_words()
     if why is not None:
         return PartDied(f"{child.name}: {why}")
-    child.say_held_back()
+    child.show_hidden_lines()
     return PartDied(f"{child.name} {describe_exit(code)} before it was ready")

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cli.backoff import Backoff
-from baton.cli.cores import cut_cores, deal_cores, share_cores
-from baton.cli.quiet import LevelFilter
+from baton.launch.core_shares import cut_cores, deal_cores, share_cores
+from baton.launch.level_filter import LevelFilter
+from baton.launch.restart_backoff import Backoff
 
 
 def test_one_of_each_on_two_cores_get_one_core_each() -> None:

@@ -45,7 +45,7 @@ _shown: list[ctypes.Array[ctypes.c_char]] = []
 """The kernel reads it as long as the process lives."""
 
 
-def show_command(words: Sequence[str]) -> None:
+def set_process_title(words: Sequence[str]) -> None:
     """Have `ps` and /proc show `words` as this process's command, where the kernel lets it."""
     text = ctypes.create_string_buffer("\0".join(words).encode(errors="surrogateescape"))
     with suppress(OSError, AttributeError):

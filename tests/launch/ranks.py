@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.cli.backoff import Backoff
-from baton.cli.group import RankProcesses
 from baton.decode.settings import DecodeSettings
+from baton.launch.rank_processes import RankProcesses
+from baton.launch.restart_backoff import Backoff
 from baton.runtime.clock import SystemClock
 from baton.runtime.worker_settings import WorkerSettings
-from tests.cli.stand_ins import eventually
+from tests.launch.stand_ins import eventually
 
 # Writes `RANK up PID` and `RANK asked` into the journal, and `RANK talked` once much that it says is read.
 # The leader answers /started, and all leave, or lose their group, when a file says so.

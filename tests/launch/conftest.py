@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.stand_ins import Parts
+from tests.launch.stand_ins import Parts
 
 
 @pytest.fixture

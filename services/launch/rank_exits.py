@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from baton.cli.child import Child, describe_exit
+from baton.launch.child import Child, describe_exit
 from baton.runtime.errors import EXIT_FAILED, EXIT_GROUP, StartupError
 
 GRACE_S: Final = 3.0

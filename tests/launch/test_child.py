@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.child import LINE_BYTES_MAX, LINES_KEPT, Child, describe_exit, lines, start_child
+from baton.launch.child import LINE_BYTES_MAX, LINES_KEPT, Child, describe_exit, lines, start_child
 
 
 async def _ran(script: str, said: list[str], worth: bool = True) -> tuple[Child, int]:
@@ -29,7 +29,7 @@ async def test_what_is_held_back_is_bounded_and_can_be_shown() -> None:
     said: list[str] = []
     child, _ = await _ran("for i in range(100): print(i)", said, worth=False)
     assert said == []
-    child.say_held_back()
+    child.show_hidden_lines()
     assert said == [f"part: {i}" for i in range(100 - LINES_KEPT, 100)]
 
 

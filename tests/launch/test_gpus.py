@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cli.gpus import VISIBLE, count_gpus, deal_gpus, find_gpus
+from baton.launch.gpus import VISIBLE, count_gpus, deal_gpus, find_gpus
 
 
 @given(st.integers(0, 9), st.lists(st.integers(1, 8), max_size=6))

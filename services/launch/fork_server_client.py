@@ -15,9 +15,9 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Final
 
-from baton.cli.backoff import Backoff
-from baton.cli.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
-from baton.cli.preloaded import BEGIN, READY, Order
+from baton.launch.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
+from baton.launch.fork_server import BEGIN, READY, Order
+from baton.launch.restart_backoff import Backoff
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import Clock
 from baton.runtime.parent_watch import adopting
@@ -28,7 +28,7 @@ FORK_TIMEOUT_S: Final = 10.0
 ANSWER_BYTES: Final = 4096
 
 
-class Forks:
+class ForkServer:
     """One process that has everything imported, kept as long as this is entered."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Forks:
         """It has been loaded once, or never will be."""
         self._control: socket.socket | None = None
         """Of the one that is loaded."""
-        self._process: Child | Forked | None = None
+        self._process: Child | ForkedProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Forks":
@@ -142,12 +142,12 @@ class Forks:
         if self._loaded is not None:
             (pid, ours), self._loaded = self._loaded, None
             ours.setblocking(False)
-            return ours, Forked(pid)
+            return ours, ForkedProcess(pid)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs, ExitStack() as unless_it_starts:
             unless_it_starts.callback(ours.close)
-            command = module_command("baton.cli.preloaded", str(theirs.fileno()))
+            command = module_command("baton.launch.fork_server", str(theirs.fileno()))
             files = (theirs.fileno(),)
             process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
             unless_it_starts.pop_all()
@@ -195,7 +195,7 @@ async def _fork(
         pid, _, why = answer.decode().partition(" ")
         if int(pid or 0) == 0:
             raise OSError(why or "the process that it was to be forked from has ended")
-        process = Forked(int(pid))
+        process = ForkedProcess(int(pid))
         reader = asyncio.StreamReader()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
         process.closes_later(transport)
@@ -205,7 +205,7 @@ async def _fork(
     return Child(name, process, reader, worth, say)
 
 
-class Forked:
+class ForkedProcess:
     """A child that another process forked for this one. As asyncio's own, as far as `Child` asks."""
 
     def __init__(self, pid: int) -> None:

@@ -18,15 +18,15 @@ from typing import Final
 
 import httpx
 
-from baton.cli.backoff import Backoff
-from baton.cli.child import Child, start_child
-from baton.cli.cores import deal_cores
-from baton.cli.exits import ReportExit, draw_exit_secret, reporter, tell_exit, wait
-from baton.cli.forks import Forks
-from baton.cli.preloaded import split
-from baton.cli.quiet import HEAD
-from baton.cli.rank_ends import Ended, collect, death
-from baton.cli.shape import check_shape
+from baton.launch.child import Child, start_child
+from baton.launch.core_shares import deal_cores
+from baton.launch.exit_reports import ReportExit, draw_exit_secret, report_exit_repeatedly, reporter, wait
+from baton.launch.fork_server import split
+from baton.launch.fork_server_client import ForkServer
+from baton.launch.level_filter import HEAD
+from baton.launch.rank_exits import Ended, collect, death
+from baton.launch.restart_backoff import Backoff
+from baton.launch.shape_check import check_shape
 from baton.runtime.child_process import module_command
 from baton.runtime.clock import Clock, SystemClock
 from baton.runtime.cpu_affinity import allowed_cpus
@@ -51,7 +51,7 @@ HTTP_TIMEOUT_S: Final = 2.0
 Command = Callable[[WorkerSettings], Sequence[str]]
 
 
-def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
+def run_ranks(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
     check_shape(settings)
     several = len(settings.ranks_here) > 1
@@ -61,8 +61,8 @@ def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
         report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
         if not several:
             return await RankProcesses(settings, environ, report_exit, SystemClock()).serve(shutdown)
-        own = own_environ(environ)
-        async with Forks(own, lambda _: False, _by_commands, SystemClock(), loaded) as forks:
+        own = without_settings(environ)
+        async with ForkServer(own, lambda _: False, _by_commands, SystemClock(), loaded) as forks:
             await unless_stopped(shutdown, forks.settled())
             group = RankProcesses(settings, environ, report_exit, SystemClock(), forks=forks)
             return await group.serve(shutdown)
@@ -70,7 +70,7 @@ def run_group(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
     return run(serve)
 
 
-def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Without what was said to the launcher, which a rank is told anew."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
@@ -94,11 +94,11 @@ class RankProcesses:
         clock: Clock,
         command: Command = baton_command,
         backoff: Backoff | None = None,
-        forks: Forks | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """`forks`: what ranks are forked from, where they are to be."""
         self._settings = settings
-        self._environ = own_environ(environ) | to_environ(settings)
+        self._environ = without_settings(environ) | to_environ(settings)
         self._report_exit = report_exit
         self._clock = clock
         self._command = command
@@ -192,7 +192,7 @@ class RankProcesses:
         if self._had_started and not ended.in_order and self._settings.machines == 1:
             # All of them have exited: nothing of this incarnation is written any more.
             name, pid = self._settings.name, children[0].pid
-            reason = await tell_exit(self._report_exit, name, pid, secret, shutdown)
+            reason = await report_exit_repeatedly(self._report_exit, name, pid, secret, shutdown)
             if reason is not None:
                 log.warning("the bootstrap could not be told that the group ended", cause=reason)
                 if file is not None:

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 
 from baton.cli.main import KNOWN
-from baton.cli.screen import Screen
-from baton.cli.serve import PREPARE, ServeStack
-from baton.cli.serve_settings import load_serve, make_plan
+from baton.launch.screen import Screen
+from baton.launch.serve import PREPARE, ServeStack
+from baton.launch.serve_settings import load_serve, make_plan
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import StartupError
 from baton.wire.receiver_secret import digest_of
-from tests.cli.stand_ins import PATIENCE_S, Parts, eventually, gone
+from tests.launch.stand_ins import PATIENCE_S, Parts, eventually, gone
 
 BOOTSTRAP = """
 import http.server, json, signal, sys, threading
@@ -197,8 +197,8 @@ SERVES = """
 import sys
 from pathlib import Path
 from baton.runtime.service_process import run
-from tests.cli.stand_ins import Parts
-from tests.cli.test_serve_stack import stack
+from tests.launch.stand_ins import Parts
+from tests.launch.test_serve import stack
 parts = Parts(Path(sys.argv[1]))
 parts.behaviour = {"prefill": sys.argv[3], "decode": sys.argv[3]}
 sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))

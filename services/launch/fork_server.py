@@ -1,6 +1,6 @@
 """From what does a worker start that has nothing to import? From a process that has imported all of it.
 
-    python -m baton.cli.preloaded SOCKET
+    python -m baton.launch.fork_server SOCKET
 
 It says READY on the socket, a descriptor that it inherits, and forks a worker for each order that comes:
 
@@ -31,10 +31,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from baton.launch.process_title import set_process_title
 from baton.runtime.child_process import module_command
 from baton.runtime.environment_check import settle
 from baton.runtime.parent_watch import die_with_parent
-from baton.runtime.shown_command import show_command
 
 READY: Final = b"ready"
 BEGIN: Final = b"b"
@@ -130,7 +130,7 @@ def split() -> tuple[int, socket.socket] | None:
     ours.close()
     die_with_parent(asker)
     os.setsid()
-    show_command(module_command("baton.cli.preloaded", str(theirs.fileno())))
+    set_process_title(module_command("baton.launch.fork_server", str(theirs.fileno())))
     _serve_and_run(theirs)
     sys.exit(0)
 
@@ -174,7 +174,7 @@ def _fork_or_error() -> int:
 
 
 def _become(file: int, output: int, begin: int) -> None:
-    """What `baton.cli.child.start_child` makes of a process, here by itself."""
+    """What `baton.launch.child.start_child` makes of a process, here by itself."""
     if os.read(begin, 1) != BEGIN:
         os._exit(1)
     order = Order.read(file)
@@ -193,7 +193,7 @@ def _become(file: int, output: int, begin: int) -> None:
         # An import, of another build, has asked CUDA: it all begins anew.
         os.execv(order.command[0], order.command)  # noqa: S606
     sys.argv[:] = [str(command.__file__), *order.words]
-    show_command(order.command)
+    set_process_title(order.command)
     gc.enable()
 
 

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.cli import forks as module
-from baton.cli.child import Child, start_child
-from baton.cli.forks import Forks
-from baton.cli.serve import baton_command
+from baton.launch import fork_server_client as module
+from baton.launch.child import Child, start_child
+from baton.launch.fork_server_client import ForkServer
+from baton.launch.serve import baton_command
 from baton.runtime.clock import SystemClock
-from tests.cli.stand_ins import PATIENCE_S, eventually, gone
+from tests.launch.stand_ins import PATIENCE_S, eventually, gone
 from tests.suite.tiers import ends_by_itself
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,7 +36,7 @@ class Preloaded:
         self.said: list[str] = []
         # A variable of its own that would end any worker that has it.
         environ = {**CLEAN, "BATON_THREADS": "many"}
-        self.forks = Forks(environ, lambda _: True, self.said.append, SystemClock())
+        self.forks = ForkServer(environ, lambda _: True, self.said.append, SystemClock())
 
     async def fork(self, *words: str, **environ: str) -> tuple[Child, list[str]]:
         said: list[str] = []
@@ -106,7 +106,7 @@ async def test_a_workers_ranks_are_forked_from_what_it_has_itself(
     assert sorted(each.cmdline()[2] for each in below) == [
         "baton.cli.main",
         "baton.cli.main",
-        "baton.cli.preloaded",
+        "baton.launch.fork_server",
     ]
     assert preloaded.forks.pid is not None
     assert (
@@ -198,7 +198,7 @@ class Doomed:
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_next_ones() -> None:
     said: list[str] = []
-    forks, process = Forks(CLEAN, lambda _: True, said.append, SystemClock()), Doomed()
+    forks, process = ForkServer(CLEAN, lambda _: True, said.append, SystemClock()), Doomed()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         for each in (ours, theirs):
@@ -219,7 +219,7 @@ async def test_where_nothing_can_be_imported_workers_start_by_their_commands(tmp
     (tmp_path / "torch.py").write_text("raise ImportError('a broken library')")
     said: list[str] = []
     environ = {**CLEAN, "PYTHONPATH": str(tmp_path)}
-    async with Forks(environ, lambda _: False, said.append, SystemClock()) as forks:
+    async with ForkServer(environ, lambda _: False, said.append, SystemClock()) as forks:
         assert await forks.fork("part", REFUSED, CLEAN, lambda _: True, said.append) is None
         assert forks.pid is None
     assert said == []
@@ -236,13 +236,13 @@ async def test_where_the_system_cannot_hold_a_process_nothing_is_imported(
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     monkeypatch.setattr(module, "start_child", start)
-    async with Forks(CLEAN, lambda _: True, print, SystemClock()) as forks:
+    async with ForkServer(CLEAN, lambda _: True, print, SystemClock()) as forks:
         assert await forks.fork("part", REFUSED, CLEAN, lambda _: True, print) is None
 
 
 KILLED = """
 import asyncio, os, sys
-from baton.cli.forks import Forks
+from baton.launch.fork_server_client import Forks
 from baton.runtime.clock import SystemClock
 async def main():
     async with Forks(dict(os.environ), lambda _: True, print, SystemClock()) as forks:

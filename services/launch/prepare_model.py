@@ -1,6 +1,6 @@
 """Is the model there in a form that loads fast? Made so once, in a process of its own.
 
-    python -m baton.cli.prepare MODEL LOAD_FORMAT
+    python -m baton.launch.prepare_model MODEL LOAD_FORMAT
 
 Writes a line for each thing it does, each beginning with PROGRESS.
 """

@@ -41,7 +41,7 @@ def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") 
     return report
 
 
-async def tell_exit(
+async def report_exit_repeatedly(
     report: ReportExit, name: str, pid: int, secret: bytes, stopping: asyncio.Event
 ) -> str | None:
     """Report it, several times if need be, but not beyond `stopping`. Returns why it could not be told.

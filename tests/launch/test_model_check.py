@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.model_check import check_models
+from baton.launch.model_check import check_models
 from baton.runtime.errors import StartupError
 
 
