@@ -50,7 +50,7 @@ class Bootstrap:
     admin_api_key_file: str | None = None
 
 
-class NotTold(StartupError):
+class BootstrapUnreadable(StartupError):
     """The bootstrap is not there, or did not answer as asked."""
 
 
@@ -62,11 +62,11 @@ class Admin:
         self.url = url
 
     def read(self, path: str) -> dict[str, Any]:
-        """Raises NotTold."""
+        """Raises BootstrapUnreadable."""
         return self._asked("GET", path)
 
     def write(self, path: str, told: dict[str, int]) -> dict[str, Any]:
-        """Change what is at `path`. Raises NotTold."""
+        """Change what is at `path`. Raises BootstrapUnreadable."""
         return self._asked("PUT", path, told)
 
     def _asked(self, method: str, path: str, told: dict[str, int] | None = None) -> dict[str, Any]:
@@ -75,28 +75,28 @@ class Admin:
             body = reply.json()
         except httpx.ConnectError as error:
             none = f"no bootstrap answers at {self.url}: start one, or name it with --url"
-            raise NotTold(distrusted(error, self.url) or none) from None
+            raise BootstrapUnreadable(distrusted(error, self.url) or none) from None
         except httpx.TimeoutException:
-            raise NotTold(f"the bootstrap at {self.url} was silent for {TIMEOUT_S:g} s") from None
+            raise BootstrapUnreadable(f"the bootstrap at {self.url} was silent for {TIMEOUT_S:g} s") from None
         except httpx.TransportError as error:
-            raise NotTold(f"the connection to {self.url} broke: {error}") from None
+            raise BootstrapUnreadable(f"the connection to {self.url} broke: {error}") from None
         except ValueError:
-            raise NotTold(
+            raise BootstrapUnreadable(
                 f"what answers at {self.url}/{path} is no bootstrap: HTTP {reply.status_code}"
             ) from None
         if reply.is_success and isinstance(body, dict):
             return body
-        raise NotTold(self._refusal(reply, body))
+        raise BootstrapUnreadable(self._refusal(reply, body))
 
     def understood(
         self, tell: Callable[[dict[str, Any]], Iterable[Drawn]], body: dict[str, Any]
     ) -> list[Drawn]:
-        """What `tell` makes of an answer. Raises NotTold for one that is not what this version's commands
+        """What `tell` makes of an answer. Raises BootstrapUnreadable for one that is not what this version's commands
         read."""
         try:
             return list(tell(body))
         except (KeyError, TypeError, ValueError):
-            raise NotTold(
+            raise BootstrapUnreadable(
                 f"what answers at {self.url} tells it in another way than this version of baton"
             ) from None
 

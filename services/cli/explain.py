@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.bootstrap.timeline.timeline_schema import LineKind, State
-from baton.cli.admin import Bootstrap, NotTold, admin, workers_of
+from baton.cli.admin import Bootstrap, BootstrapUnreadable, admin, workers_of
 
 BAR: Final = 32
 STATES: Final[Mapping[str, str]] = {
@@ -36,7 +36,7 @@ KINDS: Final[Mapping[str, str]] = {
 def run_explain(asked: str, at: Bootstrap, known: frozenset[str], *, as_json: bool) -> int:
     """`baton explain`. Returns the exit code. Raises StartupError."""
     if not asked.strip("."):  # no address can end so
-        raise NotTold(f"no request has the id {asked!r}")
+        raise BootstrapUnreadable(f"no request has the id {asked!r}")
     with admin(at, known) as pages:
         story = pages.read(f"requests/{quote(asked, safe='')}")
         if as_json:

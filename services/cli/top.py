@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.bootstrap.timeline.timeline_schema import State
-from baton.cli.admin import Admin, Bootstrap, NotTold, admin, workers_of
+from baton.cli.admin import Admin, Bootstrap, BootstrapUnreadable, admin, workers_of
 from baton.cli.keyboard import Keyboard
 from baton.fleet.worker_record import WorkerState
 from baton.pages.pool import PageState
@@ -73,7 +73,7 @@ def _follow(pages: Admin, live: dict[str, Any]) -> None:
                 said: RenderableType = ENDS
                 try:
                     live = pages.read("live")
-                except NotTold as error:
+                except BootstrapUnreadable as error:
                     said = Text(str(error), style="bold red")
                 screen.update(Group(*told(live), said), refresh=True)
         except KeyboardInterrupt:

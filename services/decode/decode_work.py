@@ -41,7 +41,7 @@ from baton.rooms.phases import Phase
 from baton.rooms.queues import RoomQueue
 from baton.rooms.roster import Roster
 from baton.rooms.worker_load import WorkerLoad
-from baton.runtime.errors import MemoryKept
+from baton.runtime.errors import MemoryNotMoved
 from baton.runtime.host_memory import CannotMove
 from baton.runtime.logging import Log
 from baton.transfer.transfer_protocol import TransferError
@@ -248,11 +248,11 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.peers.grant(room.prefill, request)
 
     def _take_memory_back(self) -> None:
-        """What senders know of leads nowhere from now on. Raises MemoryKept: this worker has to end."""
+        """What senders know of leads nowhere from now on. Raises MemoryNotMoved: this worker has to end."""
         try:
             self.ports.exposure.revoke()
         except (CannotMove, TransferError) as error:
-            raise MemoryKept(f"exposed memory cannot be taken back from senders: {error}") from error
+            raise MemoryNotMoved(f"exposed memory cannot be taken back from senders: {error}") from error
         self.receiving.revoked(self.ports.exposure.id, self.ports.memory.slots.view)
         self._untold = True
         self._metrics.revoked()

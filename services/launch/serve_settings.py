@@ -35,7 +35,7 @@ from baton.runtime.settings import (
 )
 from baton.runtime.tls_files import TlsFiles
 from baton.runtime.worker_settings import WILDCARDS
-from baton.web.api_keys import are_several, first_key
+from baton.web.api_keys import first_key, has_several_keys
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
 
@@ -356,7 +356,7 @@ def _operators(bootstrap: BootstrapSettings) -> Operators:
         return Operators.ADMINS
     if bootstrap.admin_port is not None or bootstrap.open_admin:
         return Operators.CALLERS
-    closed = are_several(bootstrap.api_keys, bootstrap.api_key_file)
+    closed = has_several_keys(bootstrap.api_keys, bootstrap.api_key_file)
     return Operators.NOBODY if closed else Operators.CALLERS
 
 

@@ -34,12 +34,12 @@ BITS: Final = (2, 4, 8)
 HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or compressed-tensors"
 
 
-class Untold(Exception):
+class UnspecifiedQuantization(Exception):
     """The configuration does not say how a weight is stored. The text says of which, or why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quantisation:
+class CheckpointQuantization:
     """Of a checkpoint, as its configuration tells it."""
 
     method: str
@@ -70,7 +70,7 @@ class Quantisation:
         found += [group for name, group in wanted if _matches(name, module)]
         found += [group for name, group in wanted if name == KIND]
         if not found:
-            raise Untold(f"of the groups of its quantization_config none has {module}")
+            raise UnspecifiedQuantization(f"of the groups of its quantization_config none has {module}")
         return found[0]
 
     def block_of(self, module: str) -> tuple[int, int] | None:
@@ -83,7 +83,7 @@ class Quantisation:
         return (1, size) if isinstance(size, int) and size > 0 else None
 
 
-def quantisation_of(directory: Path) -> Quantisation | None:
+def read_quantization(directory: Path) -> CheckpointQuantization | None:
     """Of the checkpoint in `directory`; None where it does not tell of any. Raises ModelUnreadable."""
     config = json_object(directory / CONFIG_FILE, required=True)
     text = config.get("text_config")
@@ -97,7 +97,7 @@ def quantisation_of(directory: Path) -> Quantisation | None:
     if not isinstance(told, dict):
         raise ModelUnreadable(f"{directory / CONFIG_FILE}: its quantization_config is no object")
     method = told.get("quant_method") or (COMPRESSED if "config_groups" in told else "an unnamed method")
-    return Quantisation(str(method), told)
+    return CheckpointQuantization(str(method), told)
 
 
 def _groups_of(words: Json) -> list[Json]:
@@ -121,7 +121,9 @@ def _matches(target: str, module: str) -> bool:
     try:
         return re.match(target.removeprefix(PATTERN), module) is not None
     except re.error as error:
-        raise Untold(f"the target {target} of its quantization_config is no pattern: {error}") from error
+        raise UnspecifiedQuantization(
+            f"the target {target} of its quantization_config is no pattern: {error}"
+        ) from error
 
 
 def _compressed_misses(words: Json) -> list[str]:

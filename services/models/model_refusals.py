@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-from baton.models.checkpoint_quantization import quantisation_of
+from baton.models.checkpoint_quantization import read_quantization
 from baton.models.library_types import LIBRARY, gguf_types, library_version
 from baton.models.model_facts import (
     CONFIG_FILE,
@@ -48,7 +48,7 @@ def refuse_by_files(directory: Path, name: str) -> None:
     not served. Raises ModelUnreadable."""
     refuse_adapter(directory)
     config = json_object(directory / CONFIG_FILE, required=True)
-    how = quantisation_of(directory)
+    how = read_quantization(directory)
     needs = [*needs_of(config), *(() if how is None else how.missing), *_embeds(directory)]
     if needs:
         raise UnsupportedModel.needing(name, text_words(config).get("model_type"), needs)

@@ -21,12 +21,12 @@ class StartupError(Exception):
     exit_code: int = EXIT_FAILED
 
 
-class MemoryKept(StartupError):
+class MemoryNotMoved(StartupError):
     """Memory that had to be taken back from its writers could not be moved. That the process ends is the same
     proof; whoever started it starts it again."""
 
 
-class TakenForGone(StartupError):
+class ReportedGone(StartupError):
     """The bootstrap was told that this process is gone, and told its peers. It ends at once, so that it is
     true, and whoever started it starts it again."""
 

@@ -3,7 +3,7 @@
 signal              first: the shutdown event is set, the service drains;  second: exit at once
 returns             exit code 0, or the number it returned
 StartupError        one line on stderr, its exit code, no traceback
-GroupLost, EngineStuck, TakenForGone    the same, at once: no thread is waited for; raised while something
+GroupLost, EngineStuck, ReportedGone    the same, at once: no thread is waited for; raised while something
                     else was ending the process, that one is told as it would have been, and has its code
 StopRequested           exit code 0, at once as well
 anything else       a bug: the traceback, exit code 1
@@ -23,7 +23,7 @@ from typing import Final, NoReturn, TypeVar
 
 import uvloop
 
-from baton.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, StartupError, TakenForGone
+from baton.runtime.errors import EXIT_FAILED, EngineStuck, GroupLost, ReportedGone, StartupError
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -66,7 +66,7 @@ def run(main: Main) -> int:
         except StopRequested:
             log.info("asked to stop before it was ready")
             _leave(0)
-        except (GroupLost, EngineStuck, TakenForGone) as error:
+        except (GroupLost, EngineStuck, ReportedGone) as error:
             end_now(error)
         finally:
             watching.cancel()

@@ -72,7 +72,7 @@ class OtlpTracer(Tracer):
         exporter = OTLPSpanExporter(
             endpoint=endpoint, timeout=EXPORT_S, channel_options=channel_options(endpoint)
         )
-        self._exporter = _SaysOnce(exporter, endpoint)
+        self._exporter = _LoggingExporter(exporter, endpoint)
         resource = Resource.create(
             {
                 "service.name": service,
@@ -138,7 +138,7 @@ def channel_options(endpoint: str) -> Any:
     )
 
 
-class _SaysOnce(SpanExporter):
+class _LoggingExporter(SpanExporter):
     """Tells when spans begin to be lost and when they arrive again, rather than at each batch."""
 
     def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:

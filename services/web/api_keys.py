@@ -123,7 +123,7 @@ def first_key(given: Sequence[str], file: str, flag: str = FILE_FLAG) -> str:
     return next(iter((*given, *(_all_good(Path(file), flag) if file else ()))), "")
 
 
-def are_several(given: Sequence[str], file: str) -> bool:
+def has_several_keys(given: Sequence[str], file: str) -> bool:
     """Whether there is more than one API key, for whoever starts the server. Raises StartupError."""
     return len({*given, *(_all_good(Path(file), FILE_FLAG) if file else ())}) > 1
 

@@ -199,9 +199,9 @@ class BoundedHttp(PlainHttp):
         if answering or resting or self._refused or self.transport.is_closing():
             self._watch_no_more()
         elif self._hang_up is None:
-            self._hang_up = self.loop.call_later(self.head_s, self._asked_too_slowly)
+            self._hang_up = self.loop.call_later(self.head_s, self._time_out_head)
 
-    def _asked_too_slowly(self) -> None:
+    def _time_out_head(self) -> None:
         """Whoever began to ask is told so."""
         if self._head_open:
             self.refuse(SLOW_HEAD)

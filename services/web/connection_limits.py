@@ -19,8 +19,8 @@ from baton.web.ip_addresses import network_of
 log = Log(__name__)
 
 CONNECTIONS_MAX: Final = 16_384
-HELD_BYTES_MAX: Final = 256 * 2**20
-HELD_BY_ONE_MAX: Final = 16 * 2**20
+TOTAL_BYTES_MAX: Final = 256 * 2**20
+COUNTED_BYTES_MAX: Final = 16 * 2**20
 """As how much one connection counts at most: a long answer to a client that reads it makes no room."""
 SLACK: Final = 16
 """This part of a bound is freed when it is reached, since whoever makes room is looked for among all."""
@@ -46,7 +46,7 @@ class ConnectionEntry:
     def hold(self, size: int) -> None:
         """From here on the connection holds `size` bytes. It may be closed in here."""
         if size or self.held:
-            self.limits.hold(self, min(size, HELD_BY_ONE_MAX))
+            self.limits.hold(self, min(size, COUNTED_BYTES_MAX))
 
     def move(self) -> None:
         """Bytes moved."""
@@ -81,11 +81,11 @@ class ConnectionLimits:
         self,
         connections: ClosedConnections,
         connections_max: int = CONNECTIONS_MAX,
-        held_bytes_max: int | None = None,
+        total_bytes_max: int | None = None,
     ) -> None:
         self._connections = connections
         self._connections_max = connections_max
-        self._held_bytes_max = HELD_BYTES_MAX if held_bytes_max is None else held_bytes_max
+        self._held_bytes_max = TOTAL_BYTES_MAX if total_bytes_max is None else total_bytes_max
         self._entries: set[ConnectionEntry] = set()
         self._held_bytes = 0
         self._next_look_bytes = 0
@@ -96,7 +96,7 @@ class ConnectionLimits:
         return len(self._entries)
 
     @property
-    def held_bytes(self) -> int:
+    def total_bytes(self) -> int:
         return self._held_bytes
 
     def admit(self, address: Any) -> ConnectionEntry | None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console, Group
 
 from baton.cli import explain, top
-from baton.cli.admin import Admin, Bootstrap, NotTold, admin
+from baton.cli.admin import Admin, Bootstrap, BootstrapUnreadable, admin
 from baton.cli.chat_settings import base_of
 from baton.cli.main import KNOWN
 from baton.runtime.errors import StartupError
@@ -60,7 +60,7 @@ def reading(reply: httpx.Response | Exception) -> Admin:
     ],
 )
 def test_what_cannot_be_read_is_told_in_a_sentence(reply: httpx.Response | Exception, told: str) -> None:
-    with pytest.raises(NotTold) as error:
+    with pytest.raises(BootstrapUnreadable) as error:
         reading(reply).read("live")
     assert told in str(error.value)
 
@@ -283,7 +283,7 @@ def test_a_room_says_on_which_workers_it_was_or_on_which_alone(
 
 def test_an_answer_of_another_shape_is_told_and_is_no_traceback() -> None:
     pages = reading(httpx.Response(200, json={"requests": []}))
-    with pytest.raises(NotTold, match="another way than this version"):
+    with pytest.raises(BootstrapUnreadable, match="another way than this version"):
         pages.understood(explain.told, pages.read("requests/x"))
 
 

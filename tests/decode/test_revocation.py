@@ -12,7 +12,7 @@ from baton.rooms.errors import NotConnected
 from baton.rooms.phases import Phase
 from baton.rooms.quarantine import HURRY
 from baton.rooms.request import Request
-from baton.runtime.errors import MemoryKept
+from baton.runtime.errors import MemoryNotMoved
 from baton.runtime.host_memory import CannotMove, HostMemory
 from baton.testing.memory_fabric import MemoryFabric
 from baton.testing.memory_transfer import MemoryTransfer
@@ -201,7 +201,7 @@ async def test_memory_that_cannot_be_moved_ends_the_worker_in_so_many_words(
     await abandoned(bench, 1)
     monkeypatch.setattr(bench.engine.memory, "move", stay)
     bench.clock.advance(DEADLINE_MS)
-    with pytest.raises(MemoryKept, match=r"cannot be taken back .* cuda:0 memory stays where it is"):
+    with pytest.raises(MemoryNotMoved, match=r"cannot be taken back .* cuda:0 memory stays where it is"):
         await bench.turns(3)
 
 

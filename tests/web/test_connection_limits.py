@@ -65,7 +65,7 @@ class Port:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.limits = ConnectionLimits(
-            ClosedConnections(self.registry), connections_max=10, held_bytes_max=100
+            ClosedConnections(self.registry), connections_max=10, total_bytes_max=100
         )
         self.closed: list[str] = []
 
@@ -117,11 +117,11 @@ def test_bytes_are_bounded_over_all_connections() -> None:
         entry.hold(30)
     assert port.closed[:1] == ["a0"]
     assert "b0" not in port.closed
-    assert port.limits.held_bytes <= 100
+    assert port.limits.total_bytes <= 100
     small.leave()
     small.leave()
     small.hold(50)
-    assert port.limits.held_bytes <= 100
+    assert port.limits.total_bytes <= 100
 
 
 @pytest.mark.usefixtures("_clock")
@@ -284,24 +284,24 @@ async def test_connections_in_their_tls_handshake_are_counted(tmp_path: Path) ->
 
 
 async def test_heads_without_end_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "HELD_BYTES_MAX", 10 * BODY_BYTES)
+    monkeypatch.setattr(connection_limits, "TOTAL_BYTES_MAX", 10 * BODY_BYTES)
     async with serving() as served:
         for _ in range(40):
             await served.connect(GET + b"X-Long: " + b"x" * BODY_BYTES)
         await until(lambda: served.closed >= 30)
-        assert served.limits.held_bytes <= 10 * BODY_BYTES
+        assert served.limits.total_bytes <= 10 * BODY_BYTES
         assert await served.status(GET + b"\r\n") == "200"
 
 
 async def test_answers_that_nobody_reads_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "HELD_BYTES_MAX", 2 * len(MUCH))
+    monkeypatch.setattr(connection_limits, "TOTAL_BYTES_MAX", 2 * len(MUCH))
     async with serving() as served:
         for _ in range(6):
             _, writer = await asyncio.open_connection("127.0.0.1", served.server.port, limit=1)
             served.clients.append(writer)
             writer.write(b"GET /much HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: served.closed >= 3)
-        assert served.limits.held_bytes <= 2 * len(MUCH)
+        assert served.limits.total_bytes <= 2 * len(MUCH)
         assert await served.status(GET + b"\r\n") == "200"
 
 
@@ -312,7 +312,7 @@ async def test_answers_that_fit_the_buffers_and_that_nobody_reads_are_counted() 
         served.clients.append(writer)
         writer.write((b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n") * PIPELINED_MAX)
         await reader.readexactly(1)
-        while not served.limits.held_bytes:
+        while not served.limits.total_bytes:
             for each in served.connections:
                 each.end_if_stalled(60.0)
             writer.write(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -320,8 +320,8 @@ async def test_answers_that_fit_the_buffers_and_that_nobody_reads_are_counted() 
 
 
 async def test_one_long_answer_to_a_client_that_reads_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "HELD_BYTES_MAX", len(MUCH))
-    monkeypatch.setattr(connection_limits, "HELD_BY_ONE_MAX", len(MUCH) // 4)
+    monkeypatch.setattr(connection_limits, "TOTAL_BYTES_MAX", len(MUCH))
+    monkeypatch.setattr(connection_limits, "COUNTED_BYTES_MAX", len(MUCH) // 4)
     async with serving() as served:
         asked = b"GET /much HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         answers = [await served.connect(asked) for _ in range(3)]

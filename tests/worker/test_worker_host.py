@@ -18,7 +18,7 @@ from baton.parallel.rank_group import GroupBroken
 from baton.prefill.settings import PrefillSettings
 from baton.rooms.errors import Cause, DeclaredGone, Reason
 from baton.runtime.clock import SystemClock
-from baton.runtime.errors import GroupLost, StartupError, TakenForGone
+from baton.runtime.errors import GroupLost, ReportedGone, StartupError
 from baton.runtime.settings import load
 from baton.wire.baton.v1 import group_pb2, inference_pb2, inference_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.conversions import outcome_from_wire, outcome_to_wire
@@ -177,7 +177,7 @@ async def test_a_worker_that_was_declared_gone_while_it_lives_tells_its_streams_
     text = "prefill worker prefill-0 was declared gone while it lives"
     assert cause == Cause(Reason.PREFILL_LOST, text)
     [error] = ended_with
-    assert isinstance(error, TakenForGone)
+    assert isinstance(error, ReportedGone)
     assert str(error).startswith("prefill-0 was declared gone while it lives: somebody reported its exit")
 
 
@@ -191,7 +191,7 @@ async def test_a_worker_that_drains_ends_as_well_when_it_was_declared_gone(
         leader.registry.known = False
         with pytest.raises(Ended):
             await asyncio.wait_for(leader.serving, PATIENCE_S)
-    assert [type(error) for error in ended_with] == [TakenForGone]
+    assert [type(error) for error in ended_with] == [ReportedGone]
 
 
 async def test_ack_is_proof_a_worker_whose_turns_fail_as_it_flushes_says_no_goodbye() -> None:

@@ -38,7 +38,7 @@ from baton.engine.loading.weight_files import (
 from baton.engine.quantization.checkpoint_tensors import refuse_quantized_files
 from baton.engine.quantization.weight_quantization import WeightQuantization, code
 from baton.engine.ranks.collectives import Team
-from baton.models.checkpoint_quantization import Quantisation, quantisation_of
+from baton.models.checkpoint_quantization import CheckpointQuantization, read_quantization
 from baton.models.model_facts import (
     ModelFacts,
     ModelUnreadable,
@@ -89,7 +89,7 @@ def _load_model(
 ) -> LibraryModel:
     place = find_device(device, 0 if team is None else team.rank)
     library_logging.disable_progress_bar()
-    how = quantisation_of(directory)
+    how = read_quantization(directory)
     missing = () if how is None else how.missing
     try:
         facts = read_model(directory, dummy=dummy, context_length=context_length)
@@ -187,7 +187,7 @@ def _load_quantized(
     config: Any,
     dtype: str,
     device: torch.device,
-    how: Quantisation,
+    how: CheckpointQuantization,
     *,
     ours: bool,
 ) -> Any:
@@ -203,7 +203,7 @@ def _load_quantized(
 
 
 @contextmanager
-def _open_weights(directory: Path, how: Quantisation | None, dtype: str) -> Iterator[Files]:
+def _open_weights(directory: Path, how: CheckpointQuantization | None, dtype: str) -> Iterator[Files]:
     try:
         with weights_in(directory, how, DTYPES[dtype]) as weights:
             yield weights
@@ -211,7 +211,7 @@ def _open_weights(directory: Path, how: Quantisation | None, dtype: str) -> Iter
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {first_line(error)}") from error
 
 
-def _log_dequantization(directory: Path, how: Quantisation, size: int) -> None:
+def _log_dequantization(directory: Path, how: CheckpointQuantization, size: int) -> None:
     """`size`: bytes of the weights in memory."""
     log.info(
         "weights are dequantised as they are loaded",
@@ -243,7 +243,7 @@ def _load_shard(
     shard: RankShard,
     dtype: str,
     device: torch.device,
-    how: Quantisation | None,
+    how: CheckpointQuantization | None,
     *,
     dummy: bool,
 ) -> Any:

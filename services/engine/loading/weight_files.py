@@ -31,7 +31,7 @@ from baton.engine.loading.weight_mapping import (
 )
 from baton.engine.quantization.checkpoint_tensors import CheckpointTensors
 from baton.engine.quantization.packed_weights import PackedWeight, PartsMismatch, numbers_of
-from baton.models.checkpoint_quantization import Quantisation
+from baton.models.checkpoint_quantization import CheckpointQuantization
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, own_name, stored_types, weight_files
 
 SPREAD: Final = 0.02
@@ -155,7 +155,7 @@ class DummyWeights:
 
 
 @contextmanager
-def weights_in(directory: Path, how: Quantisation | None, dtype: torch.dtype) -> Iterator["Files"]:
+def weights_in(directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype) -> Iterator["Files"]:
     """The files' own, those that are quantised as numbers of `dtype`. Raises ModelUnreadable."""
     with ExitStack() as stack:
         yield Files(directory, how, dtype, stack)
@@ -165,7 +165,7 @@ class Files:
     """The weights of a model directory, wherever and however they lie."""
 
     def __init__(
-        self, directory: Path, how: Quantisation | None, dtype: torch.dtype, stack: ExitStack
+        self, directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype, stack: ExitStack
     ) -> None:
         self._directory = directory
         self._dtype = dtype

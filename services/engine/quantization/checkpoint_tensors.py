@@ -20,7 +20,7 @@ from baton.engine.quantization.packed_weights import (
     TensorSource,
     Words,
 )
-from baton.models.checkpoint_quantization import AWQ, MXFP4, Quantisation, Untold
+from baton.models.checkpoint_quantization import AWQ, MXFP4, CheckpointQuantization, UnspecifiedQuantization
 from baton.models.model_facts import ModelUnreadable, stored_types
 
 CODES: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32", "U32"})
@@ -44,14 +44,14 @@ class CheckpointTensors:
         directory: Path,
         types: Mapping[str, str],
         stored: Callable[[str], TensorSource],
-        how: Quantisation | None,
+        how: CheckpointQuantization | None,
     ) -> None:
         """`types`: of each tensor of the files, what its numbers are; `stored`: gives one. Raises
         ModelUnreadable for a tensor of codes that belongs to no weight."""
         self._directory = directory
         self._types = types
         self._stored = stored
-        self._how = how or Quantisation("")
+        self._how = how or CheckpointQuantization("")
         self._taken: set[str] = set()
         self.packed: dict[str, PackedWeight] = {}
         """By the names that the model's definition has."""
@@ -90,7 +90,7 @@ class CheckpointTensors:
             raise ModelUnreadable(
                 f"{self._directory}: the files lack {lacks.args[0]}, part of {target}"
             ) from None
-        except Untold as error:
+        except UnspecifiedQuantization as error:
             raise ModelUnreadable(f"{self._directory}: {error}") from error
         if weight is not None:
             self._taken.add(name)

@@ -19,7 +19,7 @@ from baton.rooms.errors import Cause, DeclaredGone, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST
 from baton.runtime.clock import SystemClock
-from baton.runtime.errors import GroupLost, TakenForGone
+from baton.runtime.errors import GroupLost, ReportedGone
 from baton.runtime.garbage_collection import freeze_loaded_objects
 from baton.runtime.listening_ports import cannot_listen
 from baton.runtime.logging import Log
@@ -211,7 +211,7 @@ class WorkerHost:
                 turns.cancel()  # what it still writes may be another's memory
                 self._lost = f"{self._settings.name} was declared gone while it lives"
                 await self._break_off(role, lost)
-                end_now(TakenForGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
+                end_now(ReportedGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
             if isinstance(error, role.broken):
                 self._lost = f"{self._settings.name}: {error}"
                 log.error("the group broke", cause=self._lost)  # noqa: TRY400

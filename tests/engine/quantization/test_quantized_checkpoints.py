@@ -22,7 +22,7 @@ from baton.engine.loading.weight_mapping import Box
 from baton.engine.quantization import packed_weights
 from baton.engine.quantization.packed_weights import Mxfp4Experts, ScaledWeight, numbers_of
 from baton.engine.ranks.collectives import LocalRankGroup
-from baton.models.checkpoint_quantization import quantisation_of
+from baton.models.checkpoint_quantization import read_quantization
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models
@@ -109,7 +109,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def test_a_released_format_is_read_as_what_it_stands_for(llama: Path, tmp_path: Path, form: str) -> None:
     """Whole, and as a rank reads it: rows or columns from anywhere to anywhere, whatever the blocks are."""
     quantised, meant = write(llama, tmp_path, FORMATS[form])
-    how, numbers = quantisation_of(quantised), load_file(meant / "model.safetensors")
+    how, numbers = read_quantization(quantised), load_file(meant / "model.safetensors")
     assert how is not None
     for dtype in (torch.float32, torch.bfloat16):
         with weights_in(quantised, how, dtype) as weights:
@@ -169,7 +169,7 @@ def test_of_some_columns_their_blocks_and_groups_are_read(
             return part
 
         monkeypatch.setattr(StoredTensor, way, counting)
-    with weights_in(quantised, quantisation_of(quantised), torch.float32) as weights:
+    with weights_in(quantised, read_quantization(quantised), torch.float32) as weights:
         took = []
         for columns in (range(weight.shape[1]), range(48)):
             read[0] = 0
@@ -187,7 +187,7 @@ def test_in_whichever_strips_a_weight_is_computed(
     quantised, meant = write(llama, tmp_path, FORMATS[form])
     name = "model.layers.0.mlp.down_proj.weight"
     weight = load_file(meant / "model.safetensors")[name]
-    with weights_in(quantised, quantisation_of(quantised), torch.float32) as weights:
+    with weights_in(quantised, read_quantization(quantised), torch.float32) as weights:
         for part in parts_of(weight):
             assert torch.equal(weights.read(name, part), part_of(weight, part))
 
@@ -309,7 +309,7 @@ def test_beside_a_weight_strips_are_held_while_it_is_computed(
     )
     save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors", PT)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": FORMATS[form].config}))
-    with weights_in(tmp_path, quantisation_of(tmp_path), torch.float32) as weights:
+    with weights_in(tmp_path, read_quantization(tmp_path), torch.float32) as weights:
         packed = weights.table.packed["x.weight"]
         with Counted() as counted:
             numbers = numbers_of(packed, torch.float32)
