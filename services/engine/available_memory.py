@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -63,7 +63,7 @@ def enough(what: str) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise StartupError(
             f"{what} takes more memory than is left on its device, which other processes may share: "
-            f"{in_a_line(error)}"
+            f"{describe_error(error)}"
         ) from error
 
 

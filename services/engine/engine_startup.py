@@ -21,7 +21,7 @@ from baton.models.model_files import prepare, resolve
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import GroupLost
 from baton.runtime.logging import Log
-from baton.runtime.memory_trimming import returning_memory
+from baton.runtime.memory_trimming import trimming_memory
 from baton.runtime.model_options import LoadFormat, Quantize
 from baton.runtime.setting_kinds import split_address
 from baton.runtime.worker_settings import DraftModelFiles, WorkerSettings
@@ -64,7 +64,7 @@ def start_rank_group(
     return join_rank_group(topology, rank, host, port, timeout_s, device, STEP_TIMEOUTS * timeout_s)
 
 
-@returning_memory()
+@trimming_memory()
 def start_engine(
     settings: WorkerSettings,
     threads: int,

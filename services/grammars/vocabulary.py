@@ -15,7 +15,7 @@ from llguidance import LLTokenizer
 
 from baton.models.model_facts import ModelFacts
 from baton.models.tokenizer_files import reference_tokenizer
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 
 
 def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer:
@@ -33,7 +33,9 @@ def vocabulary_of(backend: Any, tokens: int, ends: Sequence[int]) -> LLTokenizer
         spelling: Any = _SpellingTokenizer(recognizing)
         return LLTokenizer(spelling, eos_token=[*ends])
     except ValueError as error:
-        raise StartupError(f"no grammar can be held by the model's tokenizer: {in_a_line(error)}") from error
+        raise StartupError(
+            f"no grammar can be held by the model's tokenizer: {describe_error(error)}"
+        ) from error
 
 
 def _with_special_tokens(tokenizer: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from baton.runtime.errors import in_a_line
+from baton.runtime.errors import describe_error
 from baton.runtime.settings import PREFIX
 from baton.runtime.tls_files import TlsFiles
 from baton.wire.receiver_secret import digest_of, draw_secret
@@ -54,7 +54,7 @@ async def report_exit_repeatedly(
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 await report(name, pid, secret)
         except Exception as error:
-            reason = in_a_line(error)
+            reason = describe_error(error)
         else:
             return None
         await wait(stopping, REPORT_TIMEOUT_S / REPORT_TRIES)

@@ -11,7 +11,7 @@ from typing import Final, TypeGuard
 
 from baton.models.model_requirements import Json, canonical, needs_of, text_words
 from baton.rooms.request import EOS_TOKEN_IDS_MAX
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.model_options import POSITIONS_MAX
 
 CONFIG_FILE: Final = "config.json"
@@ -106,7 +106,7 @@ def reading(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or in_a_line(error)
+        reason = error.strerror or describe_error(error)
         raise ModelUnreadable(f"{error.filename or place}: it cannot be read: {reason}") from error
 
 
@@ -240,7 +240,7 @@ def _header(path: Path) -> bytes:
         ends = [each["data_offsets"][1] for name, each in table.items() if name != "__metadata__"]
         missing = 8 + length + max(ends, default=0) - size
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelUnreadable(f"{path}: its table of weights is damaged: {in_a_line(error)}") from error
+        raise ModelUnreadable(f"{path}: its table of weights is damaged: {describe_error(error)}") from error
     if missing > 0:
         raise ModelUnreadable(f"{path}: cut short, it lacks its last {missing} bytes")
     return header
@@ -343,7 +343,7 @@ def json_object(path: Path, required: bool = False) -> Json:
     except FileNotFoundError as error:
         raise ModelNotFound(f"--model {path.parent}: the directory has no {path.name}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelUnreadable(f"{path}: {in_a_line(error)}") from error
+        raise ModelUnreadable(f"{path}: {describe_error(error)}") from error
     if not isinstance(value, dict):
         raise ModelUnreadable(f"{path}: not a JSON object")
     return value

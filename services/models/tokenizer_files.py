@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 
 
 class TokenizerUnusable(StartupError):
@@ -39,4 +39,4 @@ def _why(model_dir: Path, error: Exception) -> str:
         return f"{error.filename}: it cannot be read: {error.strerror}"
     if not file.is_file():
         return f"{model_dir}: no usable tokenizer: there is no file {file.name}"
-    return f"{file}: damaged, or of an unknown form ({in_a_line(error)})"
+    return f"{file}: damaged, or of an unknown form ({describe_error(error)})"

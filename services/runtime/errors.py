@@ -49,6 +49,6 @@ class SettingsError(StartupError):
     exit_code: int = EXIT_USAGE
 
 
-def in_a_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Its kind, and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

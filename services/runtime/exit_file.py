@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -103,7 +103,7 @@ class ExitFile:
                 for each in content["processes"]
             ]
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("no exit of a last process is reported", file=self._path, cause=in_a_line(error))
+            log.warning("no exit of a last process is reported", file=self._path, cause=describe_error(error))
             return []
 
     def _write(self) -> None:

@@ -34,7 +34,7 @@ def give_back() -> None:
 
 
 @contextmanager
-def returning_memory() -> Iterator[None]:
+def trimming_memory() -> Iterator[None]:
     """A stage of large work, such as loading a model. What is freed within it goes back to the system every
     INTERVAL_S, so that its peak is low, and at its end. Mapping each large block by itself instead
     (`mallopt`) makes work on strips of weights two to three times slower."""

@@ -17,7 +17,7 @@ from transformers.utils import logging as library_logging
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.models.model_facts import UnsupportedModel
 from baton.models.model_requirements import ONE_TEXT, needs_of
-from baton.runtime.errors import in_a_line
+from baton.runtime.errors import describe_error
 from tests.engine.ranks.rank_processes import Crew
 from tests.models import recipes
 from tests.models.trial import Outcome, TrialVerdict, try_model, why
@@ -49,13 +49,13 @@ def outcome_of(kind: str) -> Outcome:
                 TrialVerdict.REFUSED, f"it needs {package[1] if package else error}, which Baton has not"
             )
         except Exception as error:
-            return Outcome(TrialVerdict.UNTRIED, in_a_line(error) or type(error).__name__)
+            return Outcome(TrialVerdict.UNTRIED, describe_error(error) or type(error).__name__)
         with closing(Crew()) as crew:
             return try_model(directory, crew)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = " < ".join(f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames[-4:]))
-        return Outcome(TrialVerdict.BROKEN, f"{in_a_line(error)} ({where})")
+        return Outcome(TrialVerdict.BROKEN, f"{describe_error(error)} ({where})")
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

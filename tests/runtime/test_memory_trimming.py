@@ -9,7 +9,7 @@ import pytest
 PROGRAM: Final = """
 import ctypes, threading, time
 from pathlib import Path
-from baton.runtime.memory_trimming import INTERVAL_S, returning_memory
+from baton.runtime.memory_trimming import INTERVAL_S, trimming_memory
 
 C = ctypes.CDLL(None)
 C.malloc.restype, C.malloc.argtypes, C.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -33,7 +33,7 @@ def free(made):
         C.free(each)
 """
 WITHIN: Final = """
-with returning_memory():
+with trimming_memory():
     before = resident()
     large = blocks(4 * MEGABYTE, 60)
     assert resident() > before + 200
@@ -46,7 +46,7 @@ with returning_memory():
 AT_ITS_END: Final = """
 before = resident()
 try:
-    with returning_memory():
+    with trimming_memory():
         free(blocks(100_000, 2400))
         raise KeyError
 except KeyError:
@@ -69,5 +69,5 @@ def test_freed_memory_goes_back_to_the_system(program: str) -> None:
 @pytest.mark.parametrize("program", [WITHIN, AT_ITS_END])
 def test_without_a_stage_it_stays(program: str) -> None:
     """So the programs above can fail."""
-    ended = run(program.replace("returning_memory()", "__import__('contextlib').nullcontext()"))
+    ended = run(program.replace("trimming_memory()", "__import__('contextlib').nullcontext()"))
     assert "stay" in ended.stderr

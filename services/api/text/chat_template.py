@@ -25,7 +25,7 @@ from baton.api.text.template_limits import (
     most_chars,
 )
 from baton.api.tools.tool_prompt import with_calls_as_text, with_results_as_text, with_tool_prompt
-from baton.runtime.errors import in_a_line
+from baton.runtime.errors import describe_error
 
 Content = str | list[str]
 """Content of a message: a text, or the texts of its parts."""
@@ -148,7 +148,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ChatTemplateFailed(f"line {error.lineno}: {error.message}") from error
         except TemplateError as error:
-            raise ChatTemplateFailed(in_a_line(error)) from error
+            raise ChatTemplateFailed(describe_error(error)) from error
 
     def other(self, text: str) -> "ChatTemplate":
         """Return another template for the same model."""

@@ -27,7 +27,7 @@ from baton.engine.execution.step_plan import (
 )
 from baton.engine_interface import Row, Sequence
 from baton.rooms.request import Request
-from baton.runtime.errors import in_a_line
+from baton.runtime.errors import describe_error
 from baton.runtime.logging import Log
 from baton.sampling.draft_rows import split_drafts
 
@@ -269,4 +269,4 @@ def _input_numbers(shape: BatchShape) -> int:
 def _warn(message: str, shape: BatchShape, error: RuntimeError) -> None:
     # Ending a capture in which something has failed fails too: the cause is the earlier error.
     cause = error.__context__ or error
-    log.warning(message, rows=shape.rows, pages=shape.pages, why=in_a_line(cause))
+    log.warning(message, rows=shape.rows, pages=shape.pages, why=describe_error(cause))

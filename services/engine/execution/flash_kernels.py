@@ -24,7 +24,7 @@ from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine_interface import Row, Sequence
 from baton.rooms.request import Request
-from baton.runtime.errors import in_a_line
+from baton.runtime.errors import describe_error
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -54,7 +54,7 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
     try:
         activate_flash_attention_impl(KERNELS[torch.cuda.get_device_capability(device)[0]])
     except Exception as error:  # of a package that is not as torch expects it, whatever that raises
-        log.info(FETCHED, why=in_a_line(error))
+        log.info(FETCHED, why=describe_error(error))
         return None
     return flash_attention
 
@@ -115,7 +115,7 @@ def proven(
     except UnsupportedAttention as error:
         why = f"no kernel that reads them looks {error}"
     except Exception as error:  # as above
-        why = in_a_line(error)
+        why = describe_error(error)
     if why:
         log.warning(FETCHED, why=why)
         if current_flash_attention_impl() is not None:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from baton.runtime.errors import StartupError
-from baton.runtime.memory_trimming import returning_memory
+from baton.runtime.memory_trimming import trimming_memory
 
 if TYPE_CHECKING:
     from baton.engine.gguf.conversion_checks import Header
@@ -177,7 +177,7 @@ def main(arguments: list[str]) -> int:
         return 2
     source, target = Path(arguments[0]).resolve(), Path(arguments[1])
     try:
-        with returning_memory():
+        with trimming_memory():
             convert(source, target, arguments[2] if len(arguments) == 3 else source.stem)
     except (ConversionRefused, StartupError) as refused:
         print(refused, file=sys.stderr)  # noqa: T201

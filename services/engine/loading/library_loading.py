@@ -21,7 +21,7 @@ from baton.engine.loading.weight_files import empty_module
 from baton.engine_interface import RankGroupBroken
 from baton.models.model_facts import CONFIG_FILE, ModelUnreadable, UnsupportedModel, json_object, reading
 from baton.models.model_requirements import ALIASES, canonical
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -43,10 +43,10 @@ def library_errors_in_a_line(directory: Path) -> Iterator[None]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        log.debug("the model library failed", error=in_a_line(error), where=_where(frames))
+        log.debug("the model library failed", error=describe_error(error), where=_where(frames))
         raise UnsupportedModel(
             f"the model {directory} cannot be served: the transformers library fails with it, in "
-            f"{frames[-1].name}: {in_a_line(error)}"
+            f"{frames[-1].name}: {describe_error(error)}"
         ) from error
 
 

@@ -42,7 +42,7 @@ from baton.engine_interface import Row, Sequence
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.layout import KvGroup, KvLayout
 from baton.rooms.request import Request
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.logging import Log
 
 log = Log(__name__)
@@ -149,7 +149,7 @@ def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> li
     except FAILURES as error:
         raise UnsupportedModel(
             f"the model {model.facts.name} cannot be served: its definition computes no step here "
-            f"({in_a_line(error)})"
+            f"({describe_error(error)})"
         ) from error
 
 
@@ -169,7 +169,7 @@ def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) ->
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
-        raise UnknownStructure(f"parts that compute nothing in float32 ({in_a_line(error)})") from error
+        raise UnknownStructure(f"parts that compute nothing in float32 ({describe_error(error)})") from error
     if model.quantized is not None:
         return Reference(answers, QUANTIZED_TOLERANCES[model.dtype])
     rounding = max(map(relative_difference, defined, answers))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 from baton.runtime.exit_file import ExitFile, ExitRecord, lock_as_rank
 from baton.runtime.logging import Log
 from baton.runtime.worker_settings import WorkerSettings
@@ -80,7 +80,7 @@ async def report_previous(
                 if error.unreachable:
                     await asyncio.sleep(pause_s)
                     continue
-                log.warning("the exit of the last process was not believed", cause=in_a_line(error))
+                log.warning("the exit of the last process was not believed", cause=describe_error(error))
             else:
                 log.info("the exit of the last process was reported", worker=record.name, pid=record.pid)
             try:

@@ -18,7 +18,7 @@ from baton.api.tools.parsing.output_parts import (
     ReasoningDelta,
     merge_parts,
 )
-from baton.runtime.errors import StartupError, in_a_line
+from baton.runtime.errors import StartupError, describe_error
 
 REASONING_FIELDS: Final = frozenset({"thinking", "reasoning", "reasoning_content", "thoughts"})
 CALLS: Final = "tool_calls"
@@ -36,7 +36,7 @@ def read_template(template: Any, source: str) -> ResponseTemplate:
     try:
         return load_response_template(template)
     except Exception as error:  # whatever the library makes of it
-        raise StartupError(f"{source}: no response template: {in_a_line(error)}") from error
+        raise StartupError(f"{source}: no response template: {describe_error(error)}") from error
 
 
 def template_file(path: Path) -> ResponseTemplate:
@@ -46,7 +46,7 @@ def template_file(path: Path) -> ResponseTemplate:
             raise StartupError(f"{path}: no response template: it has more than {FILE_BYTES_MAX} bytes")
         template = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StartupError(f"{path}: no response template: {in_a_line(error)}") from error
+        raise StartupError(f"{path}: no response template: {describe_error(error)}") from error
     return read_template(template, str(path))
 
 
