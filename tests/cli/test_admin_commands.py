@@ -59,7 +59,7 @@ def reading(reply: httpx.Response | Exception) -> Admin:
         ),
     ],
 )
-def test_what_cannot_be_read_is_told_in_a_sentence(reply: httpx.Response | Exception, told: str) -> None:
+def test_an_unreadable_page_is_one_sentence(reply: httpx.Response | Exception, told: str) -> None:
     with pytest.raises(BootstrapUnreadable) as error:
         reading(reply).read("live")
     assert told in str(error.value)
@@ -241,7 +241,7 @@ def test_a_screen_ends_at_q_and_the_terminal_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("asked", [".", ".."])
-def test_what_can_be_no_id_is_told_so(asked: str) -> None:
+def test_a_malformed_request_id_is_refused(asked: str) -> None:
     said = baton("explain", asked, "--url", "http://127.0.0.1:1")
     assert said.stderr == f"baton: error: no request has the id '{asked}'\n"
 
@@ -254,9 +254,7 @@ def test_what_can_be_no_id_is_told_so(asked: str) -> None:
         ("", True, "on decode-0, both sides"),
     ],
 )
-def test_a_room_says_on_which_workers_it_was_or_on_which_alone(
-    prefill: str, same_process: bool, where: str
-) -> None:
+def test_a_room_shows_its_workers_or_its_only_one(prefill: str, same_process: bool, where: str) -> None:
     attempt = {
         "room": "7",
         "prefill": prefill,
@@ -281,7 +279,7 @@ def test_a_room_says_on_which_workers_it_was_or_on_which_alone(
     assert f"Room 7 {where}, retired" in printed(explain.told(story))
 
 
-def test_an_answer_of_another_shape_is_told_and_is_no_traceback() -> None:
+def test_an_answer_of_another_shape_is_one_line_and_no_traceback() -> None:
     pages = reading(httpx.Response(200, json={"requests": []}))
     with pytest.raises(BootstrapUnreadable, match="another way than this version"):
         pages.understood(explain.told, pages.read("requests/x"))

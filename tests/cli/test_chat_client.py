@@ -65,16 +65,14 @@ def test_an_answer_is_written_piece_by_piece_and_remembered() -> None:
         (lambda: httpx.Response(200, text="data: {broken\n\n"), "does not speak the OpenAI API"),
     ],
 )
-def test_what_went_wrong_is_told_and_nothing_is_remembered(
-    reply: Callable[[], httpx.Response], told: str
-) -> None:
+def test_an_error_is_shown_and_leaves_no_messages(reply: Callable[[], httpx.Response], told: str) -> None:
     chat = conversation(lambda _: reply())
     with pytest.raises(ChatFailed, match=told):
         chat.ask("Capital of France?", io.StringIO())
     assert chat.messages == []
 
 
-def test_a_server_that_is_not_there_is_told_with_what_to_do(unused_tcp_port: int) -> None:
+def test_a_missing_server_is_named_with_what_to_do(unused_tcp_port: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(ChatFailed, match=f"no server answers at {url}: start one with `baton serve`"):
         run_chat("hello", {"url": url}, frozenset())
@@ -89,7 +87,7 @@ def test_a_certificate_that_is_not_believed_is_no_missing_server() -> None:
         ChatSession(http, ChatSettings(url="https://server")).ask("hello", io.StringIO())
 
 
-def test_something_else_on_the_port_is_told() -> None:
+def test_another_server_on_the_port_is_named() -> None:
     http = httpx.Client(
         base_url="http://server",
         transport=httpx.MockTransport(lambda _: httpx.Response(200, json={"data": []})),
@@ -98,7 +96,7 @@ def test_something_else_on_the_port_is_told() -> None:
         ChatSession(http, ChatSettings())
 
 
-def test_each_line_of_standard_input_is_asked(
+def test_each_line_of_standard_input_is_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def echo(request: httpx.Request) -> httpx.Response:
@@ -123,7 +121,7 @@ def test_a_conversation_on_a_terminal_ends_by_a_word(
     assert "exit, quit or Ctrl-D end" in capsys.readouterr().out
 
 
-def test_no_length_is_asked_for_that_was_not_given() -> None:
+def test_no_length_is_sent_that_was_not_given() -> None:
     """The server knows its context, and gives what is left of it."""
     asked: list[dict[str, object]] = []
 

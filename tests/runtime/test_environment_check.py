@@ -53,7 +53,7 @@ async def test_the_parts_reach_each_other_where_a_proxy_for_http_is_set(dead_pro
         await server.stop(0)
 
 
-def test_a_collector_elsewhere_is_asked_as_the_platform_says() -> None:
+def test_a_collector_on_another_host_is_reached_as_the_platform_sets() -> None:
     assert channel_options("http://collector.example:4317") == ()
     assert channel_options("http://[::1]:4317") != ()
 

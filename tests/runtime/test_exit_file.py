@@ -130,7 +130,7 @@ def test_it_is_bounded_and_for_its_owner_alone(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/no/such/directory/exit", "/proc/self/exit"])
-def test_a_file_that_cannot_be_used_is_said(path: str) -> None:
+def test_an_unusable_file_is_refused(path: str) -> None:
     with pytest.raises(StartupError, match="cannot be used"):
         ExitFile(path)
 

@@ -46,7 +46,7 @@ def test_codes_are_multiplied_by_compiled_steps_alone() -> None:
         load(DecodeSettings, flags, {})
 
 
-def test_a_worker_is_one_process_unless_it_is_said_to_be_several() -> None:
+def test_a_worker_is_one_process_by_default() -> None:
     alone = load(DecodeSettings, {}, {})
     assert (alone.topology, alone.launches, alone.grouped) == (Topology(), False, False)
     first = load(DecodeSettings, {"rank": "0", "world": "1"}, {})

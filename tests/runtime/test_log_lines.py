@@ -90,7 +90,7 @@ def test_lines_below_the_level_are_not_written() -> None:
     assert out.getvalue() == ""
 
 
-def test_nobody_waits_for_a_reader_that_stopped_and_the_next_line_says_what_is_missing() -> None:
+def test_a_stopped_reader_delays_nothing_and_the_next_line_counts_what_is_missing() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with os.fdopen(writing, "w") as out, os.fdopen(reading) as read:

@@ -88,7 +88,7 @@ sys.exit(service_process.run(main))
 """
 
 
-def test_who_cannot_connect_since_too_many_files_are_open_is_told_of_in_the_log() -> None:
+def test_connections_refused_for_lack_of_files_are_logged() -> None:
     process = subprocess.run(
         [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=30, check=False
     )
@@ -235,7 +235,7 @@ def test_what_a_lost_group_was_caused_by_is_in_its_own_words() -> None:
     assert (process.returncode, process.stderr) == (3, "baton: error: rank 1: gone\n")
 
 
-def test_a_bug_beside_a_startup_error_is_not_hidden() -> None:
+def test_a_startup_error_hides_no_bug() -> None:
     async def broken(_: asyncio.Event) -> None:
         raise BaseExceptionGroup("both", [StartupError("port"), ZeroDivisionError()])
 
@@ -251,7 +251,7 @@ def test_a_bug_propagates() -> None:
         run(broken)
 
 
-def test_manual_time_moves_only_when_told() -> None:
+def test_manual_time_moves_only_by_its_own_calls() -> None:
     clock = ManualClock(now_ms=5, wall_ms=100)
     clock.advance(10)
     assert (clock.now_ms(), clock.wall_ms()) == (15, 110)

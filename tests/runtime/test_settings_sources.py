@@ -137,7 +137,7 @@ def test_flags_made_from_settings_load_to_the_same_settings() -> None:
     assert load(DecodeSettings, named, {}) == settings
 
 
-def test_peers_are_told_the_listen_address_unless_another_is_given() -> None:
+def test_peers_get_the_listen_address_unless_another_is_given() -> None:
     assert load(PrefillSettings, {"host": "10.0.0.7"}, {}).advertise == "10.0.0.7"
     assert load(PrefillSettings, {"host": "0.0.0.0", "advertise": "10.0.0.7"}, {}).advertise == "10.0.0.7"
 
@@ -152,7 +152,7 @@ def test_workers_register_at_the_listen_address_unless_another_is_given() -> Non
     assert load(BootstrapSettings, {"host": "10.0.0.7", "grpc_host": "::1"}, {}).grpc_host == "::1"
 
 
-def test_a_worker_that_listens_everywhere_must_say_where_peers_find_it() -> None:
+def test_a_worker_that_listens_everywhere_needs_an_address_for_its_peers() -> None:
     with pytest.raises(SettingsError, match="--advertise is needed with --host"):
         load(DecodeSettings, {"host": "0.0.0.0"}, {})
 

@@ -97,7 +97,7 @@ def test_an_address_that_is_none_is_an_error_that_shows_no_password(given: str) 
     ],
     ids=["address", "password", "nonsense", "protocol", "protocol of traces"],
 )
-def test_what_the_platform_set_and_cannot_be_used_is_told_once_by_name_and_stops_nobody(
+def test_an_unusable_platform_endpoint_is_logged_once_by_name_and_stops_no_start(
     environ: dict[str, str], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING"):
@@ -107,7 +107,7 @@ def test_what_the_platform_set_and_cannot_be_used_is_told_once_by_name_and_stops
     assert "secret" not in str(vars(line))
 
 
-def test_the_platforms_endpoint_without_the_extra_stops_nobody(
+def test_the_platforms_endpoint_without_the_extra_stops_no_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delitem(sys.modules, "baton.telemetry.otlp_tracer", raising=False)
@@ -147,7 +147,7 @@ async def test_what_its_client_gave_up_is_no_failure(collector: Collector) -> No
     assert (span.error, span.attributes["baton.reason"]) == (None, "client_gone")
 
 
-async def test_whether_a_trace_is_kept_is_the_callers_to_say_and_else_chance(collector: Collector) -> None:
+async def test_the_caller_decides_whether_a_trace_is_sampled_and_else_chance(collector: Collector) -> None:
     never = make_tracer(collector.endpoint, 0.0, "never", "i", {})
     always = make_tracer(collector.endpoint, 1.0, "always", "i", {})
     for tracer in (never, always):

@@ -95,7 +95,7 @@ def test_the_address_with_most_connections_makes_room_by_the_one_that_rested_lon
 
 
 @pytest.mark.usefixtures("_clock")
-def test_who_is_being_answered_makes_no_room() -> None:
+def test_a_connection_with_a_running_answer_is_not_closed_for_others() -> None:
     port = Port()
     for at in range(10):
         port.connect(f"a{at}", "10.0.0.1", answering=at != 7)
@@ -125,7 +125,7 @@ def test_bytes_are_bounded_over_all_connections() -> None:
 
 
 @pytest.mark.usefixtures("_clock")
-def test_where_nobody_makes_room_not_every_byte_looks_for_some() -> None:
+def test_a_search_that_closes_nothing_is_not_repeated_for_every_byte() -> None:
     port, looks = Port(), [0]
 
     def is_answered() -> bool:
@@ -293,7 +293,7 @@ async def test_heads_without_end_are_bounded_together(monkeypatch: pytest.Monkey
         assert await served.status(GET + b"\r\n") == "200"
 
 
-async def test_answers_that_nobody_reads_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_answers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "TOTAL_BYTES_MAX", 2 * len(MUCH))
     async with serving() as served:
         for _ in range(6):
@@ -305,7 +305,7 @@ async def test_answers_that_nobody_reads_are_bounded_together(monkeypatch: pytes
         assert await served.status(GET + b"\r\n") == "200"
 
 
-async def test_answers_that_fit_the_buffers_and_that_nobody_reads_are_counted() -> None:
+async def test_unread_answers_that_fit_the_buffers_are_counted() -> None:
     """Their number is not bounded, so that each counts, however small it is."""
     async with serving() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port, limit=1)
@@ -357,7 +357,7 @@ async def test_bytes_that_wait_behind_a_request_are_bounded() -> None:
 @pytest.mark.parametrize(
     "length", [b"Content-Length: 65000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nea60\r\n"]
 )
-async def test_who_has_no_key_has_no_body_read_and_is_closed(length: bytes) -> None:
+async def test_the_body_of_a_client_without_a_key_is_not_read(length: bytes) -> None:
     async with serving(keys=True) as served:
         reader = await served.connect(POST + length + b" " * BODY_BYTES)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -368,7 +368,7 @@ async def test_who_has_no_key_has_no_body_read_and_is_closed(length: bytes) -> N
         await until(lambda: not served.connections)
 
 
-async def test_who_has_no_key_and_sends_all_of_a_body_reads_why() -> None:
+async def test_a_client_without_a_key_that_sends_a_whole_body_reads_the_reason() -> None:
     """Also if the answer is there long before the end of the body."""
     async with serving(keys=True) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
@@ -380,7 +380,7 @@ async def test_who_has_no_key_and_sends_all_of_a_body_reads_why() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 401")
 
 
-async def test_who_asks_without_a_body_goes_on_after_a_401() -> None:
+async def test_a_request_without_a_body_leaves_the_connection_open_after_a_401() -> None:
     """A browser sends its key on the connection on which it was asked for one."""
     async with serving(keys=True) as served:
         reader = await served.connect(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -392,7 +392,7 @@ async def test_who_asks_without_a_body_goes_on_after_a_401() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b" " * BODY_BYTES], ids=["nothing of it", "most of it"])
-async def test_a_body_that_nobody_reads_has_a_clock_and_takes_no_memory(
+async def test_an_unread_body_has_a_time_limit_and_takes_no_memory(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedHttp, "head_s", 0.3)

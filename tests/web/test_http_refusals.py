@@ -196,7 +196,9 @@ async def test_a_head_of_the_most_bytes_and_fields_is_served() -> None:
             assert status == 200
 
 
-async def test_strangers_fill_no_log_and_are_told_with_an_address(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_clients_fill_no_log_and_are_logged_with_an_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO):
         async with serving() as served:
             for _ in range(20):
@@ -257,7 +259,7 @@ def test_by_which_names_a_server_is_called(
     assert HostNames(any_name=False).refusal("1.0", b"/", []) is None
 
 
-async def test_what_is_no_tls_is_hung_up_on_counted_and_told_seldom(
+async def test_connections_without_tls_are_closed_counted_and_logged_at_a_limited_rate(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = TlsFiles(certificates / "http.crt", certificates / "http.key")

@@ -103,7 +103,7 @@ async def unread(
 
 
 @LOOPS
-def test_who_reads_nothing_of_an_answer_is_hung_up_on(
+def test_the_connection_of_a_client_that_reads_nothing_is_closed(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BoundedHttp, "stalled_s", 0.1)
@@ -112,7 +112,7 @@ def test_who_reads_nothing_of_an_answer_is_hung_up_on(
 
 
 @LOOPS
-def test_who_reads_nothing_does_not_use_up_the_time_that_a_server_has_to_stop(
+def test_a_client_that_reads_nothing_does_not_use_up_the_servers_grace(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "STALLED_AT_END_S", 0.1)
@@ -154,9 +154,7 @@ class Pipe:
 
 @pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("rest", [0, READ_BYTES_MIN - 1], ids=["nothing", "next to nothing"])
-def test_who_takes_a_little_now_and_then_is_not_hung_up_on_until_it_takes_nothing(
-    closing: bool, rest: int
-) -> None:
+def test_a_slow_client_is_not_closed_until_it_reads_nothing(closing: bool, rest: int) -> None:
     pipe = Pipe()
     config = uvicorn.Config(FastAPI(), log_config=None)
     connection = BoundedHttp(config, ServerState(), {}, cast(Any, pipe))
@@ -179,7 +177,7 @@ def test_who_takes_a_little_now_and_then_is_not_hung_up_on_until_it_takes_nothin
     assert pipe.aborted
 
 
-def test_who_has_taken_it_all_and_is_sent_more_begins_anew() -> None:
+def test_a_client_that_has_read_everything_gets_a_new_time_limit() -> None:
     pipe = Pipe()
     connection = BoundedHttp(uvicorn.Config(FastAPI(), log_config=None), ServerState(), {}, cast(Any, pipe))
     connection.connection_made(cast(Any, pipe))

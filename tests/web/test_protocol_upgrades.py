@@ -121,6 +121,6 @@ async def test_a_head_that_could_be_read_in_two_ways_is_refused_with_an_offer_as
         assert (status, told) == (400, REFUSED.body)
 
 
-async def test_nobody_gets_a_tunnel(port: int) -> None:
+async def test_no_client_gets_a_tunnel(port: int) -> None:
     [(status, _)] = await answers(port, [b"CONNECT here:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n"], 1)
     assert status in (400, 404, 405)

@@ -14,7 +14,7 @@ from baton.runtime.listening_ports import bind_port, port_of
 from baton.web.status_pages import serve_metrics
 
 
-async def test_the_pages_tell_metrics_health_and_readiness() -> None:
+async def test_the_pages_show_metrics_health_and_readiness() -> None:
     registry = CollectorRegistry()
     Gauge("baton_rooms", "Rooms held.", registry=registry).set(3)
     unstarted = ["no turn yet"]

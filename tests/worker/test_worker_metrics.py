@@ -79,7 +79,7 @@ def test_a_lease_that_is_held_and_one_that_is_not_are_counted_apart(
     assert registry.get_sample_value("baton_lease_failures_total") == 1
 
 
-def test_a_process_says_who_it_is_and_when_it_started(registry: CollectorRegistry) -> None:
+def test_a_process_exports_its_identity_and_its_start(registry: CollectorRegistry) -> None:
     describe_process(registry, "decode", "decode-1", rank=3)
     told = [sample.labels for family in registry.collect() for sample in family.samples if sample.labels]
     assert [(each["role"], each["worker"], each["rank"]) for each in told] == [("decode", "decode-1", "3")]
