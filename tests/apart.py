@@ -1,7 +1,7 @@
-"""How does a function run in a process of its own, which finds everything imported but the product?
+"""Calls of a function in a process of its own, which has everything imported but the product.
 
-A mutant changes the product's modules as they are imported, so this is not what the processes of other tests
-are forked from (`tests/forks.py`).
+A mutant changes the product's modules when they are imported. So other tests' processes (`tests/forks.py`)
+are not forked from this one.
 """
 
 import atexit
@@ -32,16 +32,18 @@ PRELOADED: Final = [
     "uvicorn.main",
     "xdist.plugin",
 ]
-"""Imported once, for all: what takes long and is none of the product."""
+"""Modules imported once: those that take long and are no part of the product."""
 
 
 class NoAnswer(Exception):
-    """The text says why."""
+    """The function gave no answer. The text says why."""
 
 
 def answer_of(function: Callable[..., Any], *arguments: object, limit_s: float) -> Any:
-    """What the function returns, both of which can be pickled. It is ended after `limit_s` seconds. Raises
-    NoAnswer, too where the function raises."""
+    """Return what the function returns. Arguments and result have to be picklable.
+
+    The process is ended after `limit_s` seconds. Raises NoAnswer, also if the function raises.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     here, there = context.Pipe(duplex=False)
@@ -77,8 +79,10 @@ def _answer(
 
 @cache
 def _bytecode() -> str:
-    """A folder in which these processes keep what they compile: the product is compiled once for all, and
-    nothing is written beside it."""
+    """Return a folder for these processes' bytecode.
+
+    The product is compiled once for all of them, and nothing is written beside its sources.
+    """
     folder = tempfile.mkdtemp(prefix="baton-bytecode-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

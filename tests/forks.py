@@ -1,9 +1,8 @@
-"""How does a test start a process that has nothing to import?
+"""Processes that tests fork from one process with everything imported, each in some ten milliseconds.
 
-It is forked, in some ten milliseconds, from one process that has everything imported (`tests/preloaded.py`):
-each pytest process starts one when it first needs it. What is forked has its own arguments, environment,
-session and output, is a child of the test, and ends with it. Real command lines stay where they are what is
-tested.
+Each pytest process starts such a server (`tests/preloaded.py`) when it first needs one. A forked process has
+its own arguments, environment, session and output. It is a child of the test, and ends with it. Tests of
+command lines start real commands instead.
 """
 
 import base64
@@ -21,8 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from baton.launch.fork_server import BEGIN, READY, Order
-from baton.runtime.parent_watch import adopting
+from baton.launch.fork_server import BEGIN, READY, ForkOrder
+from baton.runtime.parent_watch import adopting_orphans
 from tests.preloaded import BOOTSTRAP, CALL, WORKERS
 from tests.suite.tiers import SERVICES, starts
 
@@ -34,7 +33,7 @@ POLL_S: Final = 0.005
 
 
 class Process(Protocol):
-    """A child of the test, whether it was forked or started by its command (`subprocess.Popen`)."""
+    """A child of the test, forked or started by its command (`subprocess.Popen`)."""
 
     @property
     def pid(self) -> int: ...
@@ -54,7 +53,7 @@ class Process(Protocol):
 
 
 class ForkedProcess:
-    """As `subprocess.Popen`, as far as tests ask."""
+    """A forked process, with what tests use of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -62,7 +61,7 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Its exit code, < 0 for a signal; None while it runs."""
+        """Return its exit code, or a signal's number below 0, or None while it runs."""
         with self._lock:
             if self.returncode is None:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -71,7 +70,7 @@ class ForkedProcess:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code. `timeout` in seconds. Raises subprocess.TimeoutExpired."""
+        """Wait for its exit code. `timeout`: seconds. Raises subprocess.TimeoutExpired."""
         ends = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if timeout is not None and ends is not None and time.monotonic() > ends:
@@ -80,7 +79,7 @@ class ForkedProcess:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """Does nothing once it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
@@ -92,11 +91,13 @@ class ForkedProcess:
 
 
 class Parent:
-    """One process that has everything imported."""
+    """Server process that has everything imported."""
 
     def __init__(self, of: str) -> None:
-        """`of`: WORKERS or BOOTSTRAP. Returns when it has. Raises AssertionError with what it said where it
-        ends instead."""
+        """Start it and wait until it is ready. `of`: WORKERS or BOOTSTRAP.
+
+        Raises AssertionError with its output if it ends instead.
+        """
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -114,12 +115,15 @@ class Parent:
         self._control.settimeout(FORK_S)
 
     def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
-        """A child that runs `baton WORDS`, or calls what CALL says, and writes to the file `output`. Raises
-        AssertionError where there is none."""
+        """Return a child that runs `baton WORDS`, or the call that CALL gives, and writes to the file
+        `output`.
+
+        Raises AssertionError if there is none.
+        """
         begins, begin = os.pipe()
-        order = Order(words, dict(environ), os.getpid()).write()
+        order = ForkOrder(words, dict(environ), os.getpid()).write()
         try:
-            with adopting():
+            with adopting_orphans():
                 try:
                     socket.send_fds(self._control, [b"o"], [order, output, begins])
                     answer = self._control.recv(ANSWER_BYTES).decode()
@@ -147,43 +151,47 @@ class Parent:
         return f"the process that tests are forked from: {self.process.poll()}\n{said}"
 
 
-class _Own:
-    """This process's parent of forks. One that failed is replaced for whoever asks next."""
+class OwnServer:
+    """Server of this process. After a failure the next request starts another one."""
 
     def __init__(self, of: str) -> None:
         self._of = of
         self._lock = threading.Lock()
-        self._parent: Parent | None = None
+        self.parent: Parent | None = None
 
     def fork(self, words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
         with self._lock:
-            if self._parent is None:
-                self._parent = Parent(self._of)
+            if self.parent is None:
+                self.parent = Parent(self._of)
             try:
-                return self._parent.fork(words, environ, output)
+                return self.parent.fork(words, environ, output)
             except BaseException:
-                self._parent.close()
-                self._parent = None
+                self.parent.close()
+                self.parent = None
                 raise
 
 
 @cache
-def _own(_pid: int, of: str) -> _Own:
-    """Of the process that asks: one that was forked from another has none yet."""
-    return _Own(of)
+def own_server(_pid: int, of: str) -> OwnServer:
+    """Return the server of this process. A process that was forked from another has none yet."""
+    return OwnServer(of)
 
 
 def clean_environ() -> dict[str, str]:
-    """This process's, without what is set for Baton."""
+    """Return the environment of this process without Baton's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
 
 
 def fork_baton(words: tuple[str, ...], environ: Mapping[str, str], output: int) -> ForkedProcess:
-    """A child that runs `baton WORDS` in `environ` and writes to the open file `output`. Raises
-    AssertionError."""
+    """Return a child that runs `baton WORDS` in `environ` and writes to the open file `output`.
+
+    Raises AssertionError.
+    """
     if words[0] in SERVICES:
         starts("stack")
-    return _own(os.getpid(), words[0] if words[0] == BOOTSTRAP else WORKERS).fork(words, environ, output)
+    return own_server(os.getpid(), words[0] if words[0] == BOOTSTRAP else WORKERS).fork(
+        words, environ, output
+    )
 
 
 def fork_call(
@@ -193,14 +201,16 @@ def fork_call(
     environ: Mapping[str, str] | None = None,
     of: str = WORKERS,
 ) -> ForkedProcess:
-    """A child that calls a module's function with what can be pickled; `environ` comes beside this process's.
-    It writes to the end of the file `output`, or nowhere. `of`: where the function is to find itself. Raises
-    AssertionError."""
+    """Return a child that calls a module's function with arguments that can be pickled.
+
+    It writes to the end of the file `output`, or nowhere. `environ`: variables added to this process's. `of`:
+    server to fork from. Raises AssertionError.
+    """
     packed = base64.b64encode(pickle.dumps((function, arguments))).decode()
     sink = os.open(output or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         words = (CALL, packed)
-        return _own(os.getpid(), of).fork(words, clean_environ() | dict(environ or {}), sink)
+        return own_server(os.getpid(), of).fork(words, clean_environ() | dict(environ or {}), sink)
     finally:
         os.close(sink)
 
@@ -211,7 +221,9 @@ def fork_answering(
     output: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[ForkedProcess, Connection]:
-    """As `fork_call`, of a function whose first argument is a pipe, and this process's end of it."""
+    """Return a child as `fork_call` does, for a function whose first argument is a pipe, and this end of the
+    pipe.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("")  # where no file is
         listener.listen(1)

@@ -1,10 +1,9 @@
-"""What are the processes of tests forked from? From the product's own preloaded process, with more imported.
+"""Process that tests fork from: the product's fork server, with more imported.
 
     python -m tests.preloaded SOCKET workers|bootstrap
 
-The bootstrap runs without torch, and so is forked from a process of its own. What was forked runs `baton`
-with the words that it was given, or, where the first is CALL, calls a function (`tests/forks.py` asks for
-both).
+The bootstrap runs without torch, and so is forked from a process of its own. A forked process runs `baton`
+with its words. If the first word is CALL it calls a function instead (`tests/forks.py` requests both).
 """
 
 import base64
@@ -15,7 +14,8 @@ from importlib import import_module
 from typing import Final
 
 from baton.api.text.tokenizer import keep_torch_out
-from baton.launch.fork_server import serve
+from baton.cli import main as command
+from baton.launch.fork_server import serve_forks
 
 CALL: Final = "call"
 BOOTSTRAP: Final = "bootstrap"
@@ -32,7 +32,7 @@ CALLED: Final = (
     "tests.process.hooked_rank",
     "tests.transfer.puppet",
 )
-"""What tests call, beside what the product imports."""
+"""Modules that tests call, besides those of the product."""
 
 
 def _import_all() -> None:
@@ -52,14 +52,12 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as control:
         if sys.argv[2] == BOOTSTRAP:
             keep_torch_out()
-            is_forked = serve(control, OF_BOOTSTRAP)
+            is_forked = serve_forks(control, command.__file__, OF_BOOTSTRAP)
         else:
             _import_all()
-            is_forked = serve(control)
+            is_forked = serve_forks(control, command.__file__)
     if is_forked and sys.argv[1:2] == [CALL]:
         _call(sys.argv[2])
     elif is_forked:
-        from baton.cli.main import main
-
         __package__ = "baton.cli"  # in its usage a command is named by it
-        main()
+        command.main()

@@ -35,7 +35,7 @@ def router(
     from baton.models.model_files import prepare, resolve
     from baton.runtime.cpu_affinity import allowed_cpus
     from baton.runtime.errors import StartupError
-    from baton.runtime.service_process import tell
+    from baton.runtime.service_process import report_startup_error
     from bench.router.router_stack import RouterStack
 
     directory = prepare(resolve(model), lambda _: None)
@@ -50,7 +50,7 @@ def router(
     try:
         print(json.dumps(uvloop.run(measure())))
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
 
 
 async def one_round(stack: Any, requests: int, streams: int, tokens: int) -> dict[str, float]:

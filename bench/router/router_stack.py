@@ -74,7 +74,7 @@ class RouterStack:
     async def __aexit__(self, *_: object) -> None:
         await self._channels.close()
         for child in reversed(self._children):
-            child.ask_to_stop()
+            child.terminate()
         for child in self._children:
             try:
                 await asyncio.wait_for(child.wait(), STOP_S)

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 from bench.report import AsJson
 
 SIZES: Final = "64,256,1000,2000"
@@ -62,7 +62,7 @@ def burst(
         with running(url, flags) as address:
             told = uvloop.run(measure(address, plan))
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
     print(json.dumps({"benchmark": "burst", "url": url, "flags": flags, **told}))
 
 

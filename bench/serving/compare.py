@@ -53,7 +53,7 @@ from baton.cli.load_client import connect
 from baton.cli.load_test import LoadShape, NotMeasurable, Workload, find_model, measure
 from baton.models.model_files import prepare, resolve
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 from bench.serving.system import System, SystemSpec, ended_systems
 from bench.serving.trace import convert
 
@@ -134,7 +134,7 @@ def compare(
         ]
         results = measure_in_turns(systems, comparison, rounds or comparison.rounds, file.resolve().parent)
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
     report = summarise(comparison, results)
     target = out / f"compare-{name or file.stem}"
     out.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 from baton.runtime.setting_kinds import SIZE, BadValue
 from bench.report import AsJson
 
@@ -58,7 +58,7 @@ def growth(
     try:
         print(json.dumps({"benchmark": "growth", **measure(plan, lambda text: typer.echo(text, err=True))}))
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -36,7 +36,7 @@ class FailureLog:
             return
         if cause.reason not in self._seldom:
             self._seldom[cause.reason] = LogThrottle(EVERY_S, lambda: self._clock.now_ms() / 1000)
-        if rooms := self._seldom[cause.reason].happened():
+        if rooms := self._seldom[cause.reason].count():
             more = rooms - 1 or None
             log.warning("room failed", room=room, reason=reason, cause=cause.text, more=more)
         else:
@@ -45,5 +45,5 @@ class FailureLog:
     def log_rest(self) -> None:
         """What no line was written of, when none follows. To be called now and then."""
         for reason, seldom in self._seldom.items():
-            if rooms := seldom.happened(0):
+            if rooms := seldom.count(0):
                 log.warning("more rooms failed", reason=reason.value, rooms=rooms)

@@ -1,4 +1,9 @@
-"""The commands. What is imported of them first gives the process the standard streams that it lacks."""
+"""Commands of `baton`: they parse flags, print results, and start everything else.
+
+The first import opens the standard streams that the process lacks. Console scripts call `main.main`. Commands
+that start processes call `launch`, and the others call a running bootstrap. No other package imports this
+one.
+"""
 
 from baton.cli.standard_streams import open_missing
 

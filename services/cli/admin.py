@@ -1,7 +1,7 @@
-"""How does a command read what the bootstrap shows to operators?
+"""Client of the bootstrap's pages for operators.
 
-The key is the bootstrap's admin key, if this process is given one, else OPENAI_API_KEY. Certificates are
-those of every client of the API (`services/web/client_trust.py`).
+The key is the bootstrap's admin key if this process has one, else OPENAI_API_KEY. Certificates are trusted as
+by every client of the API (`web.client_trust`).
 """
 
 import os
@@ -12,13 +12,14 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from baton.cli.chat_settings import DEFAULT_URL, URL, base_of
+from baton.cli.chat_settings import URL, base_of
+from baton.launch.serve_settings import DEFAULT_URL
 from baton.runtime.errors import StartupError
 from baton.runtime.reachability import is_reachable_from_elsewhere
 from baton.runtime.setting_kinds import FILE
 from baton.runtime.settings import load, setting
 from baton.web.api_keys import ADMIN_FILE_FLAG, API_KEYS, first_key
-from baton.web.client_trust import distrusted, key_headers, trusted
+from baton.web.client_trust import certificate_problem, key_headers, tls_context
 
 TIMEOUT_S: Final = 10.0
 UNAUTHORIZED: Final = 401
@@ -29,7 +30,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True, kw_only=True)
 class AdminSettings:
-    """Where the bootstrap shows its pages: its API, or its --admin-port."""
+    """Address of the bootstrap's pages, which is its API or its --admin-port."""
 
     url: str = setting(DEFAULT_URL, "Where the bootstrap is: its API, or its --admin-port.", URL)
     admin_api_key_file: str = setting("", "File whose first key is sent, as an admin key.", FILE)
@@ -37,45 +38,50 @@ class AdminSettings:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The key of this command. Raises StartupError."""
+        """Header with the key of this command. Raises StartupError."""
         key = first_key(self.admin_api_keys, self.admin_api_key_file, ADMIN_FILE_FLAG)
         return {"Authorization": f"Bearer {key}"} if key else key_headers()
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Options of a command that reads what the bootstrap shows; None: not given."""
+    """Options of a command that reads the bootstrap's pages. None stands for options that are not given."""
 
     url: str | None = None
     admin_api_key_file: str | None = None
 
 
 class BootstrapUnreadable(StartupError):
-    """The bootstrap is not there, or did not answer as asked."""
+    """The bootstrap is not there, or did not answer as expected."""
 
 
 class Admin:
-    """A bootstrap's pages for operators, as JSON."""
+    """Pages of a bootstrap for operators, as JSON."""
 
     def __init__(self, http: httpx.Client, url: str) -> None:
         self._http = http
         self.url = url
 
+    @property
+    def headers(self) -> httpx.Headers:
+        """Headers of each request."""
+        return self._http.headers
+
     def read(self, path: str) -> dict[str, Any]:
-        """Raises BootstrapUnreadable."""
-        return self._asked("GET", path)
+        """Return the page at `path`. Raises BootstrapUnreadable."""
+        return self._request("GET", path)
 
-    def write(self, path: str, told: dict[str, int]) -> dict[str, Any]:
-        """Change what is at `path`. Raises BootstrapUnreadable."""
-        return self._asked("PUT", path, told)
+    def write(self, path: str, parameters: dict[str, int]) -> dict[str, Any]:
+        """Change what is at `path`, and return the answer. Raises BootstrapUnreadable."""
+        return self._request("PUT", path, parameters)
 
-    def _asked(self, method: str, path: str, told: dict[str, int] | None = None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, parameters: dict[str, int] | None = None) -> dict[str, Any]:
         try:
-            reply = self._http.request(method, path, params=told)
+            reply = self._http.request(method, path, params=parameters)
             body = reply.json()
         except httpx.ConnectError as error:
             none = f"no bootstrap answers at {self.url}: start one, or name it with --url"
-            raise BootstrapUnreadable(distrusted(error, self.url) or none) from None
+            raise BootstrapUnreadable(certificate_problem(error, self.url) or none) from None
         except httpx.TimeoutException:
             raise BootstrapUnreadable(f"the bootstrap at {self.url} was silent for {TIMEOUT_S:g} s") from None
         except httpx.TransportError as error:
@@ -88,13 +94,15 @@ class Admin:
             return body
         raise BootstrapUnreadable(self._refusal(reply, body))
 
-    def understood(
-        self, tell: Callable[[dict[str, Any]], Iterable[Drawn]], body: dict[str, Any]
+    def rendered(
+        self, render: Callable[[dict[str, Any]], Iterable[Drawn]], body: dict[str, Any]
     ) -> list[Drawn]:
-        """What `tell` makes of an answer. Raises BootstrapUnreadable for one that is not what this version's commands
-        read."""
+        """Return the result of `render` for an answer.
+
+        Raises BootstrapUnreadable for an answer in a form that this version's commands do not read.
+        """
         try:
-            return list(tell(body))
+            return list(render(body))
         except (KeyError, TypeError, ValueError):
             raise BootstrapUnreadable(
                 f"what answers at {self.url} tells it in another way than this version of baton"
@@ -115,7 +123,10 @@ class Admin:
 
 @contextmanager
 def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
-    """`at`: what was typed; else variables say it, else this machine. Raises StartupError."""
+    """Open the pages. Raises StartupError.
+
+    `at`: options as typed. Variables count next, and then this machine.
+    """
     settings = load(
         AdminSettings, {"url": at.url, "admin_api_key_file": at.admin_api_key_file}, os.environ, known
     )
@@ -123,14 +134,14 @@ def admin(at: Bootstrap, known: frozenset[str]) -> Iterator[Admin]:
         base_url=base_of(settings.url),
         timeout=TIMEOUT_S,
         trust_env=is_reachable_from_elsewhere(httpx.URL(settings.url).host),
-        verify=trusted(),
+        verify=tls_context(),
         headers=settings.headers,
     ) as http:
         yield Admin(http, base_of(settings.url))
 
 
 def workers_of(room: Mapping[str, Any], between: str) -> str:
-    """Where a room that the bootstrap tells of was served, with `between` its two workers."""
+    """Return the workers of a room, with `between` its two names."""
     if room["prefill"]:
         return f"{room['prefill']}{between}{room['decode']}"
     return f"{room['decode']}{', both sides' if room.get('same_process') else ' alone'}"

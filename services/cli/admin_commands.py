@@ -1,4 +1,4 @@
-"""Which commands show what the bootstrap knows? Their flags; what they do is imported when asked for."""
+"""Commands that show a running stack, with their flags. Their code is imported when they run."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 
 Url = Annotated[
     str | None,
@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
-    """`known`: every `BATON_*` name of the project."""
+    """Add the commands to `app`. `known`: every `BATON_*` name of the project."""
 
     @app.command()
     def top(
@@ -51,7 +51,7 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         admin_api_key_file: AdminKeyFile = None,
         as_json: AsJson = False,
     ) -> None:
-        """Tell what happened to one request: the cause of a failure first, then every line of its time."""
+        """Show what happened to one request: the cause of a failure first, then its timeline."""
         from baton.cli.admin import Bootstrap
         from baton.cli.explain import run_explain
 
@@ -67,7 +67,7 @@ def add_admin_commands(app: typer.Typer, known: frozenset[str]) -> None:
         url: Url = None,
         admin_api_key_file: AdminKeyFile = None,
     ) -> None:
-        """Say how much of its time a process of both sides has for each, from the next request on."""
+        """Set how a process of both sides divides its time between them, from the next request on."""
         from baton.cli.admin import Bootstrap
         from baton.cli.role import run_role
 
@@ -78,5 +78,5 @@ def _run(command: Callable[[], int]) -> None:
     try:
         code = command()
     except StartupError as error:
-        code = tell(error)
+        code = report_startup_error(error)
     raise typer.Exit(code)

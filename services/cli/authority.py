@@ -1,4 +1,4 @@
-"""How is a certificate made that OpenSSL, gRPC and browsers believe, given its authority?"""
+"""Certificate authority whose certificates OpenSSL, gRPC and browsers accept."""
 
 import ipaddress
 import os
@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 BEFORE: Final = timedelta(minutes=5)
-"""How far another machine's clock may be behind."""
+"""Time by which another machine's clock may be slow."""
 NAME_CHARS_MAX: Final = 64
-"""Of a subject. The names that count are the alternative ones."""
+"""Most characters of a subject. Clients check only the alternative names."""
 
 
 class Pair:
@@ -25,7 +25,7 @@ class Pair:
         self.key = key
 
     def write(self, path: Path) -> None:
-        """As `path`.crt and `path`.key, which its owner alone can read. Raises OSError if one is there."""
+        """Write `path`.crt and `path`.key, readable only by their owner. Raises OSError if one exists."""
         _write(path.with_suffix(".crt"), self.cert.public_bytes(serialization.Encoding.PEM), 0o644)
         key = self.key.private_bytes(
             serialization.Encoding.PEM,
@@ -36,7 +36,7 @@ class Pair:
 
 
 class Authority(Pair):
-    """A new one, good for so many days, as is what it certifies."""
+    """New authority. It and its certificates are valid for `days`."""
 
     def __init__(self, name: str, days: int) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -53,8 +53,10 @@ class Authority(Pair):
         super().__init__(builder.sign(key, hashes.SHA256()), key)
 
     def certify(self, names: list[str], *, both_ways: bool) -> Pair:
-        """A server of these host names and addresses; `both_ways`: it calls others by it too. Raises
-        ValueError for what is neither."""
+        """Return a certificate of a server with these host names and addresses.
+
+        `both_ways`: the server also uses it as a client. Raises ValueError for a malformed name.
+        """
         alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:NAME_CHARS_MAX])])
@@ -110,6 +112,6 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _write(path: Path, text: bytes, mode: int) -> None:
-    """Never readable by others, not even for a moment."""
+    """Write a file that no other user can read at any moment."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:  # noqa: PTH123
         opened.write(text)

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from baton.cli.chat_settings import DEFAULT_URL
+from baton.launch.serve_settings import DEFAULT_URL
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import raise_open_file_limit, tell
+from baton.runtime.service_process import raise_open_file_limit, report_startup_error
 
 CONCURRENCY: Final = 4
 REQUESTS_MIN: Final = 32
@@ -74,7 +74,7 @@ def serve(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
     shape = LoadShape(count, at_a_time, rate)
 
     async def run() -> None:
@@ -92,4 +92,4 @@ def serve(
     try:
         uvloop.run(run())
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None

@@ -1,7 +1,7 @@
-"""Which certificates does a stack need to try TLS? A small authority of its own makes them.
+"""`baton certs`: a small authority, and the certificates of a stack that tries TLS.
 
-For one machine, or a test cluster: whoever has `ca.key` can be any part of the stack. Larger places have an
-authority already; `docs/security.md` says what its certificates need to hold.
+It is meant for one machine or a test cluster, since the owner of `ca.key` can pose as any part of the stack.
+Larger sites have an authority already. `docs/security.md` says what its certificates have to contain.
 """
 
 import socket
@@ -12,17 +12,17 @@ import typer
 
 from baton.rooms.phases import Side
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 from baton.wire.service_role import ServiceRole
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 DAYS: Final = 90
 BOTH: Final = "worker"
-"""Of a process that serves both sides, and so is a party of each."""
+"""Name of the certificate of a process that serves both sides."""
 
 
 class CertsRefused(StartupError):
-    """They cannot be made there."""
+    """The certificates cannot be made in that folder."""
 
 
 def certs(
@@ -38,13 +38,15 @@ def certs(
     try:
         make_certs(folder, [*LOCAL_NAMES, socket.gethostname(), *(name or ())], days, replace=force)
     except StartupError as error:
-        raise typer.Exit(tell(error)) from None
+        raise typer.Exit(report_startup_error(error)) from None
     print(_usage(folder))
 
 
 def make_certs(folder: Path, names: list[str], days: int = DAYS, *, replace: bool = False) -> None:
-    """`ca`, one certificate for each party, and `http` for `names`: each a .crt and a .key. Raises
-    CertsRefused."""
+    """Write `ca`, one certificate for each service, and `http` for `names`, as .crt and .key files.
+
+    Raises CertsRefused.
+    """
     try:
         from baton.cli.authority import Authority, Pair
     except ImportError:

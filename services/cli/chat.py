@@ -1,4 +1,4 @@
-"""What does the running server answer? Asked from a terminal, shown as it is written."""
+"""`baton chat`: questions to a running server, with the answers shown as they arrive."""
 
 import contextlib
 import json
@@ -10,46 +10,45 @@ from typing import Any, Final, TextIO
 import httpx
 
 from baton.cli.chat_settings import ChatSettings, base_of
-from baton.cli.options import Flags
 from baton.runtime.errors import StartupError
 from baton.runtime.reachability import is_reachable_from_elsewhere
-from baton.runtime.settings import load
-from baton.web.client_trust import distrusted, key_headers, trusted
+from baton.runtime.settings import Flags, load
+from baton.web.client_trust import certificate_problem, key_headers, tls_context
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 300.0
-"""Longest silence: waiting in the queue and a long prompt come before the first token."""
+"""Longest silence, seconds. Before the first token come the queue and a long prompt."""
 
 ENDS: Final = frozenset({"exit", "quit", "/exit", "/quit"})
-"""What ends a conversation on a terminal, and is asked of nobody."""
+"""Words that end a conversation on a terminal. They are not sent to the server."""
 
 Message = dict[str, str]
 
 
 class ChatFailed(StartupError):
-    """The server is not there or did not answer as asked."""
+    """The server is not there, or did not answer as expected."""
 
 
 def run_chat(question: str | None, flags: Flags, also_known: frozenset[str]) -> int:
-    """`baton chat`: one question, or a conversation until end of input. Returns the exit code."""
+    """Run `baton chat` for one question, or a conversation until the end of input. Return the exit code."""
     settings = load(ChatSettings, flags, os.environ, also_known)
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     with httpx.Client(
         base_url=base_of(settings.url),
         timeout=timeout,
         trust_env=is_reachable_from_elsewhere(httpx.URL(settings.url).host),
-        verify=trusted(),
+        verify=tls_context(),
         headers=key_headers(),
     ) as http:
         conversation = ChatSession(http, settings)
         if question is not None:
-            conversation.ask(question, sys.stdout)
+            conversation.send(question, sys.stdout)
             return 0
         return converse(conversation)
 
 
 class ChatSession:
-    """The messages so far, and the server that continues them."""
+    """Messages so far, and the server that continues them."""
 
     def __init__(self, http: httpx.Client, settings: ChatSettings) -> None:
         self._http = http
@@ -57,11 +56,13 @@ class ChatSession:
         self.messages: list[Message] = (
             [{"role": "system", "content": settings.system}] if settings.system else []
         )
-        with _told(settings.url):
+        with _connection_errors(settings.url):
             self.model: str = _checked(http.get("/v1/models")).json()["data"][0]["id"]
 
-    def ask(self, question: str, out: TextIO) -> None:
-        """Stream the answer to `out` and remember both. Raises ChatFailed, remembering neither."""
+    def send(self, question: str, out: TextIO) -> None:
+        """Stream the answer to `out`, and add question and answer to the messages. Raises ChatFailed and adds
+        neither.
+        """
         messages = [*self.messages, {"role": "user", "content": question}]
         body: dict[str, object] = {
             "model": self.model,
@@ -74,7 +75,7 @@ class ChatSession:
         answer = ""
         try:
             with (
-                _told(self._settings.url),
+                _connection_errors(self._settings.url),
                 self._http.stream("POST", "/v1/chat/completions", json=body) as reply,
             ):
                 if reply.is_error:
@@ -89,7 +90,7 @@ class ChatSession:
 
 
 def converse(conversation: ChatSession) -> int:
-    """Ask each line of standard input until it ends. Returns the exit code.
+    """Send each line of standard input until it ends. Return the exit code.
 
     On a terminal, an answer that fails or is stopped does not end the conversation.
     """
@@ -97,7 +98,7 @@ def converse(conversation: ChatSession) -> int:
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401
-        print(f"{conversation.model}: ask away. Ctrl-C stops an answer; exit, quit or Ctrl-D end.")
+        print(f"{conversation.model}: send away. Ctrl-C stops an answer; exit, quit or Ctrl-D end.")
     while True:
         try:
             question = input("> " if interactive else "").strip()
@@ -108,7 +109,7 @@ def converse(conversation: ChatSession) -> int:
         if interactive and question.lower() in ENDS:
             return 0
         try:
-            conversation.ask(question, sys.stdout)
+            conversation.send(question, sys.stdout)
         except KeyboardInterrupt:
             if not interactive:
                 return 130
@@ -120,7 +121,7 @@ def converse(conversation: ChatSession) -> int:
 
 
 def _deltas(reply: httpx.Response) -> Iterator[str]:
-    """The pieces of text in a stream of server-sent events."""
+    """Yield the pieces of text in a stream of server-sent events."""
     for line in reply.iter_lines():
         if not line.startswith("data:"):
             continue
@@ -154,13 +155,13 @@ def _message(body: Any) -> str:
 
 
 @contextlib.contextmanager
-def _told(url: str) -> Iterator[None]:
-    """Turn what a connection can fail with into one clear sentence."""
+def _connection_errors(url: str) -> Iterator[None]:
+    """Context in which errors of the connection become a ChatFailed with one clear sentence."""
     try:
         yield
     except httpx.ConnectError as error:
         none = f"no server answers at {url}: start one with `baton serve`, or name it with --url"
-        raise ChatFailed(distrusted(error, url) or none) from None
+        raise ChatFailed(certificate_problem(error, url) or none) from None
     except httpx.TimeoutException:
         raise ChatFailed(f"the server at {url} was silent for too long") from None
     except httpx.TransportError as error:

@@ -1,12 +1,12 @@
-"""What can be set on `baton chat`?"""
+"""Settings of `baton chat`."""
 
 from dataclasses import dataclass
 from typing import Final
 
+from baton.launch.serve_settings import DEFAULT_URL
 from baton.runtime.setting_kinds import TEXT, matching, number, optional
 from baton.runtime.settings import setting
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
 MOST_TOKENS: Final = optional(number(1, 10**6), None)
 API: Final = "/v1"
 URL: Final = matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "URL", "an address such as http://127.0.0.1:8000")
@@ -15,7 +15,7 @@ TEMPERATURE: Final = matching(r"\d(\.\d{1,6})?", "T", "a number from 0 to 9.99, 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Where to ask, and how."""
+    """Server of a chat, and parameters of its requests."""
 
     url: str = setting(DEFAULT_URL, "Where the server is, with or without /v1.", URL)
     system: str = setting("", "Instruction put before the conversation.", TEXT)
@@ -26,5 +26,5 @@ class ChatSettings:
 
 
 def base_of(url: str) -> str:
-    """What every path is asked at: `url` may be the API's, as OpenAI's clients are given it."""
+    """Return the base of all paths. `url` may end in /v1, as for OpenAI's clients."""
     return url.rstrip("/").removesuffix(API)

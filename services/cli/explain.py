@@ -1,4 +1,4 @@
-"""What happened to one request? Its story as the bootstrap keeps it, printed for people: the cause first."""
+"""`baton explain`: the timeline of one request, with the cause first."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,20 +33,20 @@ KINDS: Final[Mapping[str, str]] = {
 }
 
 
-def run_explain(asked: str, at: Bootstrap, known: frozenset[str], *, as_json: bool) -> int:
-    """`baton explain`. Returns the exit code. Raises StartupError."""
-    if not asked.strip("."):  # no address can end so
-        raise BootstrapUnreadable(f"no request has the id {asked!r}")
+def run_explain(request_id: str, at: Bootstrap, known: frozenset[str], *, as_json: bool) -> int:
+    """Run `baton explain` for one request id. Return the exit code. Raises StartupError."""
+    if not request_id.strip("."):  # no URL path can end so
+        raise BootstrapUnreadable(f"no request has the id {request_id!r}")
     with admin(at, known) as pages:
-        story = pages.read(f"requests/{quote(asked, safe='')}")
+        story = pages.read(f"requests/{quote(request_id, safe='')}")
         if as_json:
             print(json.dumps(story, ensure_ascii=False))
         else:
-            Console(soft_wrap=False, highlight=False).print(Group(*pages.understood(told, story)))
+            Console(soft_wrap=False, highlight=False).print(Group(*pages.rendered(timeline_lines, story)))
     return 0
 
 
-def told(story: dict[str, Any]) -> Iterator[RenderableType]:
+def timeline_lines(story: dict[str, Any]) -> Iterator[RenderableType]:
     state = story["state"]
     yield Text.assemble((story["request_id"], "bold"), "  ", (state, STATES.get(state, "bold blue")))
     yield Text(story["headline"], style="red" if state in (State.FAILED, State.REFUSED) else "")

@@ -1,4 +1,4 @@
-"""Which key was pressed, while a screen is drawn again and again?"""
+"""Single keys from a terminal, while a screen is redrawn."""
 
 import os
 import select
@@ -12,7 +12,8 @@ from typing import Any, Self
 
 
 class Keyboard:
-    """Standard input, key by key and unseen, for as long as it is entered; no key where it is no terminal."""
+    """Context in which standard input is read key by key, without echo. Without a terminal there
+    are no keys."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -31,7 +32,7 @@ class Keyboard:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def wait(self, most_s: float) -> str:
-        """The next key, empty if none is pressed in so many seconds."""
+        """Return the next key, or an empty text after `most_s` seconds."""
         if self._before is None:
             time.sleep(most_s)
             return ""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 
 from baton.cli.chat_settings import base_of
-from baton.web.client_trust import trusted
+from baton.web.client_trust import tls_context
 
 ERROR_CHARS: Final = 300
 """Characters of a server's error message that are reported."""
@@ -60,7 +60,7 @@ def connect(url: str, api_key: str = "", timeout_s: float = 600.0) -> httpx.Asyn
         timeout=timeout_s,
         limits=unlimited,
         trust_env=False,
-        verify=trusted() if parts.scheme == "https" else True,
+        verify=tls_context() if parts.scheme == "https" else True,
     )
 
 

@@ -1,7 +1,8 @@
-"""Which command was asked for? Anything heavy is imported by the command that needs it."""
+"""Console script `baton`, with all its commands. Each imports its heavy modules when it runs."""
 
 import os
 import signal
+import socket
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
@@ -17,7 +18,7 @@ from baton.cli.admin_commands import add_admin_commands
 from baton.cli.bench import bench
 from baton.cli.certs import certs
 from baton.cli.chat_settings import ChatSettings
-from baton.cli.options import Flags, add_command
+from baton.cli.options import add_command
 from baton.cli.peers_flags import refuse_peers_flags
 from baton.decode.settings import DecodeSettings
 from baton.launch.model_check import check_models, check_worker_models
@@ -25,14 +26,14 @@ from baton.launch.serve_settings import ServeSettings, not_taken, panels
 from baton.prefill.settings import PrefillSettings
 from baton.runtime import logging
 from baton.runtime.cpu_affinity import pin
-from baton.runtime.environment_check import check_interpreter, settle
+from baton.runtime.environment_check import check_interpreter, clean_environment
 from baton.runtime.errors import SettingsError, StartupError
-from baton.runtime.garbage_collection import importing
-from baton.runtime.service_process import tell
-from baton.runtime.settings import PREFIX, load, settings_of, variables_of
+from baton.runtime.garbage_collection import collection_paused
+from baton.runtime.service_process import report_startup_error
+from baton.runtime.settings import PREFIX, Flags, load, settings_of, variables_of
 
 KNOWN: Final = variables_of(BootstrapSettings, BothSettings, ServeSettings, ChatSettings)
-"""Every `BATON_*` name of the project; others are mistakes, whichever command is run."""
+"""Every `BATON_*` variable of the project. Any other is refused as a mistake, by each command."""
 
 SIDE: Final = f"{PREFIX}SIDE"
 
@@ -59,8 +60,8 @@ def _serve(flags: Flags) -> int:
 def _bootstrap(flags: Flags) -> int:
     settings = load(BootstrapSettings, flags, os.environ, KNOWN)
     logging.configure(settings.log_level, settings.log_format)
-    check_models(settings.model, settings.load_format, answers=True)
-    with importing():
+    check_models(settings.model, settings.load_format, needs_tokenizer=True)
+    with collection_paused():
         from baton.bootstrap.wiring import run
 
     return run(settings)
@@ -70,7 +71,7 @@ def _prefill(flags: Flags) -> int:
     settings = load(PrefillSettings, flags, os.environ, KNOWN)
     if _launches(settings):
         return _launch(settings)
-    with importing():
+    with collection_paused():
         from baton.engine.engine_startup import start_rank
         from baton.prefill.wiring import run
 
@@ -81,7 +82,7 @@ def _decode(flags: Flags) -> int:
     settings = load(DecodeSettings, flags, os.environ, KNOWN)
     if _launches(settings):
         return _launch(settings)
-    with importing():
+    with collection_paused():
         from baton.decode.wiring import run
         from baton.engine.engine_startup import start_rank
 
@@ -89,7 +90,7 @@ def _decode(flags: Flags) -> int:
 
 
 def _worker(flags: Flags) -> int:
-    """Of one side it is that side's own command, which takes its own settings alone."""
+    """Run `baton worker`. With one side it is that side's own command, with that side's settings alone."""
     side = flags.get("side") or os.environ.get(SIDE, "")
     given = {name: text for name, text in flags.items() if text is not None and name != "side"}
     if side == PrefillSettings.role:
@@ -98,7 +99,7 @@ def _worker(flags: Flags) -> int:
         return _decode(given)
     settings = load(BothSettings, flags, os.environ, KNOWN)
     _launches(settings)
-    with importing():
+    with collection_paused():
         from baton.both.wiring import run
         from baton.engine.engine_startup import start_both
 
@@ -106,8 +107,10 @@ def _worker(flags: Flags) -> int:
 
 
 def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
-    """Set this process up, before anything heavy is imported. Returns whether it starts a worker's ranks,
-    rather than being one."""
+    """Configure this process, before anything heavy is imported.
+
+    Return whether it starts a worker's ranks, rather than being one.
+    """
     logging.configure(
         settings.log_level, settings.log_format, rank=settings.rank if settings.grouped else None
     )
@@ -120,7 +123,7 @@ def _launches(settings: PrefillSettings | DecodeSettings) -> bool:
 def _launch(settings: PrefillSettings | DecodeSettings) -> int:
     from baton.launch.rank_processes import run_ranks
 
-    return run_ranks(settings, os.environ)
+    return run_ranks(settings, os.environ, serve_forked_commands)
 
 
 def _chat(flags: Flags) -> int:
@@ -182,31 +185,44 @@ add_command(app, "metrics", {}, _metrics, "List every metric of every service, a
 add_command(app, "version", {}, _version, "Print the version.")
 
 
+def serve_forked_commands(control: socket.socket) -> None:
+    """Be the process that workers are forked from, for requests on `control`.
+
+    In a worker this returns after its command, and in the server once no requests can come any more.
+    """
+    from baton.launch.fork_server import serve_forks
+
+    with control:
+        is_worker = serve_forks(control, __file__)
+    if is_worker:
+        main()
+
+
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     if os.getpid() == 1:
-        # A container's first process is not ended by a signal that it does not handle. From here on this
-        # one is, and from when a service runs it drains instead.
+        # The kernel delivers no unhandled signal to a container's first process. From here on SIGTERM
+        # ends this one. Once a service runs, it drains instead.
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         Path.cwd()
     except OSError as error:
         text = f"the directory that this was started in cannot be used ({error.strerror}): change to another"
-        sys.exit(tell(StartupError(text)))
-    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may know other letters than ours
+        sys.exit(report_startup_error(StartupError(text)))
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal may lack some characters
         sys.stdout.reconfigure(errors="replace")
     try:
         check_interpreter()
     except StartupError as error:
-        sys.exit(tell(error))
-    dropped = settle(os.environ)
+        sys.exit(report_startup_error(error))
+    dropped = clean_environment(os.environ)
     if dropped:
         told = "dropped from the environment, as docs/settings.md says"
         print(f"baton: {told}: {', '.join(dropped)}", file=sys.stderr)
     try:
         refuse_peers_flags(sys.argv[1:])
     except SettingsError as error:
-        sys.exit(tell(error))
+        sys.exit(report_startup_error(error))
     app()
 
 

@@ -1,7 +1,7 @@
-"""Which metrics does each service export, and which question does each of them answer?
+"""Catalog of all metrics, by the question that each answers.
 
-Read off the collectors themselves: a service's series are all there from its start, so that the values of
-a label are those of the first scrape.
+It is read off the collectors. All series of a service exist from its start, so that the first scrape shows
+the values of each label.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ QUESTIONS: Final[Mapping[str, Sequence[str]]] = {
         "baton_lease_renewals_total",
     ),
 }
-"""Each metric once."""
+"""Metrics by question, each once."""
 
 OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "version"): "the release",
@@ -116,7 +116,7 @@ OPEN: Final[Mapping[tuple[str, str], str]] = {
     ("baton_build_info", "rank"): "`0` leads",
     ("baton_http_requests_total", "route"): "path templates that are served, or `none`",
 }
-"""Labels whose values are not known before a process runs."""
+"""Labels whose values are unknown before a process runs, with a description."""
 
 _UNITS: Final = frozenset(
     {"seconds", "bytes", "tokens", "requests", "rooms", "workers", "places", "pages", "slots"}
@@ -127,35 +127,35 @@ _UNITS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One metric as one service exports it."""
+    """A metric as one service exports it."""
 
     role: str
     name: str
-    """With `_total` for a counter, without `_bucket`, `_sum` and `_count` for a histogram."""
+    """Name, with `_total` for a counter, and without `_bucket`, `_sum` and `_count` for a histogram."""
     kind: str
     text: str
     labels: Mapping[str, Sequence[str]]
-    """The values of each label that are there from the start; none where they are not a closed set."""
+    """Values of each label from the start. Empty for labels with open values."""
 
     @property
     def unit(self) -> str:
-        """What its value counts: the last such word of its name. "" where there is none."""
+        """Unit of its value, which is the last such word of its name, or an empty text."""
         return next((word for word in reversed(self.name.split("_")) if word in _UNITS), "")
 
     @property
     def series(self) -> Sequence[str]:
-        """The names that a query uses."""
+        """Names of its series in queries."""
         suffixes = ("_bucket", "_sum", "_count") if self.kind == "histogram" else ("",)
         return [self.name + suffix for suffix in suffixes]
 
 
 def exported() -> list[Exported]:
-    """Every metric of every service, the bootstrap's first."""
+    """Return every metric of every service, the bootstrap's first."""
     return [each for role, registry in _registries() for each in _read(role, registry)]
 
 
 def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
-    """As the services' wirings make them."""
+    """Return a registry of each service, made as its wiring does."""
     bootstrap, prefill, decode = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     describe_process(bootstrap, BOOTSTRAP, BOOTSTRAP, rank=0)
     BootstrapMetrics(bootstrap)

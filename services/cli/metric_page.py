@@ -33,7 +33,7 @@ A histogram `x` is the series `x_bucket`, `x_sum` and `x_count`. Rules and alert
 
 
 def metric_page() -> str:
-    """The page, as Markdown. Raises LookupError for a metric that no question asks for, or the other way."""
+    """Return the page. Raises LookupError for a metric without a question, or a name without a metric."""
     found: dict[str, list[Exported]] = {}
     for each in exported():
         found.setdefault(each.name, []).append(each)
@@ -50,7 +50,7 @@ def metric_page() -> str:
 
 
 def _alike(told: Sequence[Exported]) -> list[list[Exported]]:
-    """The services that say the same of a metric, together."""
+    """Return the exports of a metric, grouped by equal text and labels."""
     groups: list[list[Exported]] = []
     for each in told:
         for group in groups:

@@ -1,7 +1,7 @@
-"""How does a settings class become a command's flags and help?
+"""Flags and help of commands, from settings classes.
 
-Every flag is taken as text and parsed by `settings.load`, so that the command line, the environment
-and the help cannot disagree.
+Each flag is taken as text and parsed by `settings.load`. So command line, environment and help cannot
+disagree.
 """
 
 import inspect
@@ -12,12 +12,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
-from baton.runtime.settings import Setting
+from baton.runtime.service_process import report_startup_error
+from baton.runtime.settings import Flags, Setting
 
 EPILOG: Final = "Each can be given as a variable too, such as BATON_LOG_LEVEL for --log-level; a flag wins."
 
-Flags = Mapping[str, str | None]
 Command = Callable[[Flags], int]
 
 
@@ -30,18 +29,18 @@ def add_command(
     arguments: Mapping[str, Any] = MappingProxyType({}),
     refused: Sequence[Setting] = (),
 ) -> None:
-    """Add `baton name`: `run` gets each setting's flag as typed, or None, and returns the exit code.
+    """Add the command `baton name`.
 
-    `panels` are the settings under the headings that the help shows them under. `arguments` are further
-    parameters with typer's annotations, of type `str | None` like the flags. `refused` are flags that no help
-    shows, for `run` to say what to give instead.
+    `panels`: settings by the headings of the help. `run`: gets each setting's flag as typed, or None, and
+    returns the exit code. `arguments`: further parameters with typer's annotations, of type `str | None`.
+    `refused`: settings whose flags are hidden, so that `run` can name what to give instead.
     """
 
     def call(**flags: str | None) -> None:
         try:
             code = run(flags)
         except StartupError as error:
-            code = tell(error)
+            code = report_startup_error(error)
         raise typer.Exit(code)
 
     options = {
@@ -56,7 +55,7 @@ def add_command(
 
 
 def _option(each: Setting, panel: str | None = None) -> Any:
-    """Without a panel no help shows it."""
+    """Return the option of a setting. Without a panel no help shows it."""
     default = f" (default: {each.default_text})" if each.default_text else ""
     return Annotated[
         str | None,

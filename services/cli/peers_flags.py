@@ -1,6 +1,6 @@
-"""Which flag of Baton's is meant by one of vLLM's or SGLang's?
+"""Flags of vLLM and SGLang, and what to give to Baton instead.
 
-docs/migrating.md has the same table for people; a test compares the two.
+docs/migrating.md has the same table. A test compares the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,8 +64,9 @@ INSTEAD: Final[Mapping[str, str]] = {
 
 
 def refuse_peers_flags(words: Sequence[str]) -> None:
-    """`words`: of a command line, the command first. Raises SettingsError for the first flag that is a
-    peer's."""
+    """Raise SettingsError for the first flag of vLLM or SGLang in a command line, whose first word is the
+    command.
+    """
     if not words or words[0] not in COMMANDS:
         return
     for word in words[1:]:

@@ -1,4 +1,4 @@
-"""How is a process that serves both sides given another share of requests on each?"""
+"""`baton role`: the share of requests of each side that a process of both sides gets."""
 
 from urllib.parse import quote
 
@@ -6,10 +6,10 @@ from baton.cli.admin import Bootstrap, admin
 
 
 def run_role(process: str, prefill: int, at: Bootstrap, known: frozenset[str]) -> int:
-    """Tell the bootstrap, and print what holds now. Returns the exit code. Raises StartupError."""
+    """Set the weight at the bootstrap, and print the result. Return the exit code. Raises StartupError."""
     with admin(at, known) as pages:
         told = pages.write(f"workers/{quote(process, safe='')}", {"prefill_weight": prefill})
-        [text] = pages.understood(
+        [text] = pages.rendered(
             lambda body: [
                 f"{body['process']}: prefill {body['prefill_weight']}, decode {body['decode_weight']}"
             ],

@@ -1,7 +1,7 @@
-"""What are a process's input, output and errors, where whoever started it gave it none?
+"""Standard streams of a process that was started without them: they become the null device.
 
-The null device. Else the first files that it opens have their numbers: what a library writes to a standard
-stream goes into another's connection, and the event loop starts no process from such a file.
+Otherwise the first files that the process opens get their numbers. A library's output would then go into
+another's connection, and the event loop could start no process from such a file.
 """
 
 import os
@@ -9,17 +9,19 @@ import sys
 from typing import Final
 
 STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-"""By their numbers: 0, 1, 2."""
+"""Names and modes of the streams 0, 1 and 2."""
 
 
 def open_missing() -> None:
-    """Open the null device for each that is missing; those that it starts inherit it. Before anything else
-    opens a file. Raises OSError where there is no null device."""
+    """Open the null device for each missing stream. Child processes inherit it.
+
+    Call it before any file is opened. Raises OSError if there is no null device.
+    """
     for number, (name, mode) in enumerate(STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it has the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
             stream = os.fdopen(number, mode, encoding="utf-8", errors="replace", closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)

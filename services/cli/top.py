@@ -1,4 +1,4 @@
-"""What is the stack doing right now, in a terminal: workers, queues, pages, rooms, the newest requests?"""
+"""`baton top`: workers, queues, pages, rooms and the newest requests of a running stack."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from baton.rooms.queues import RoomQueue
 
 EVERY_S: Final = 1.0
 WIDE: Final = 110
-"""Columns of a terminal from which on everything is told; narrower ones get counts in place of lists."""
+"""Least columns of a terminal for all details. A narrower one gets counts in place of lists."""
 ENDS: Final = Text("q or Ctrl-C ends.", style="dim")
 REQUESTS_SHOWN: Final = 15
 PAGES_BAR: Final = 20
@@ -48,50 +48,50 @@ STATES: Final[Mapping[str, str]] = {
 
 
 def run_top(at: Bootstrap, known: frozenset[str], *, once: bool, as_json: bool) -> int:
-    """`baton top`. Returns the exit code. Raises StartupError."""
+    """Run `baton top`. Return the exit code. Raises StartupError."""
     with admin(at, known) as pages:
         live = pages.read("live")
         if as_json:
             print(json.dumps(live, ensure_ascii=False))
         elif once:
-            Console(highlight=False).print(Group(*pages.understood(told, live)))
+            Console(highlight=False).print(Group(*pages.rendered(stack_lines, live)))
         else:
             _follow(pages, live)
     return 0
 
 
 def _follow(pages: Admin, live: dict[str, Any]) -> None:
-    """Until the reader has had enough. A bootstrap that is being restarted is waited for."""
+    """Redraw until the user stops. If the bootstrap is restarting, wait for it."""
     console = Console(highlight=False)
-    first = Group(*pages.understood(told, live), ENDS)
+    first = Group(*pages.rendered(stack_lines, live), ENDS)
     with (
         Keyboard() as keyboard,
         Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as screen,
     ):
         try:
             while keyboard.wait(EVERY_S) != "q":
-                said: RenderableType = ENDS
+                message: RenderableType = ENDS
                 try:
                     live = pages.read("live")
                 except BootstrapUnreadable as error:
-                    said = Text(str(error), style="bold red")
-                screen.update(Group(*told(live), said), refresh=True)
+                    message = Text(str(error), style="bold red")
+                screen.update(Group(*stack_lines(live), message), refresh=True)
         except KeyboardInterrupt:
             return
 
 
 class Fitted:
-    """What is drawn in one way where there is space, and in another on a narrow terminal."""
+    """A part of the screen with a wide and a narrow form."""
 
     def __init__(self, draw: Callable[[bool], RenderableType]) -> None:
-        """`draw`: is told whether there is space."""
+        """`draw`: draws it. Its argument is whether the terminal is wide."""
         self._draw = draw
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._draw(options.max_width >= WIDE)
 
 
-def told(live: dict[str, Any]) -> Iterator[RenderableType]:
+def stack_lines(live: dict[str, Any]) -> Iterator[RenderableType]:
     rooms = ", ".join(f"{count} {phase}" for phase, count in live["rooms"].items())
     yield Text.assemble(
         ("Baton  ", "bold"),
@@ -158,7 +158,7 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _name(worker: dict[str, Any]) -> Text:
-    """Of a process of both sides, with this side's part of its time."""
+    """Return a worker's name, with this side's share if it serves both."""
     weight = worker.get("weight")
     told = "" if weight is None else f" {weight}%"
     return Text(worker["name"], style="bold").append(told, style="not bold dim")
@@ -188,7 +188,7 @@ def _requests(requests: list[dict[str, Any]]) -> RenderableType:
 
 
 def _table_of_requests(requests: list[dict[str, Any]], *, wide: bool) -> Table:
-    """A narrow one does not say where a request was served, but why it failed."""
+    """Return the table of requests. A narrow one shows why a request failed rather than where it ran."""
     padding = (0, 1) if wide else (0, 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, header_style="dim")
     table.add_column("time", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What is one child process doing, and what did it say last?"""
+"""Child processes of the launcher, with their output and their exits."""
 
 import asyncio
 import signal
@@ -9,24 +9,26 @@ from typing import Final, Protocol
 
 from baton.runtime import child_process
 from baton.runtime.child_process import tied_command
-from baton.runtime.service_process import TOLD
+from baton.runtime.service_process import ERROR_PREFIX
 
 LINE_BYTES_MAX: Final = 4096
-LINES_KEPT: Final = 20
+HIDDEN_LINES_MAX: Final = 20
 CHUNK_BYTES: Final = 65_536
 CRASH: Final = "Fatal Python error: "
-"""How `faulthandler` begins to tell where a process was that a signal is about to end."""
+"""Beginning of the lines by which `faulthandler` shows where a crash came."""
 OUTPUT_TIMEOUT_S: Final = 2.0
 LARGE_PAGES: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""The C library's memory in large pages, too; weights of the compiled step and pages of KV ask by themselves
-(docs/engine.md). Other systems do not look at it."""
+"""Makes the C library's memory use large pages, too. Weights of the compiled step and KV pages request them
+themselves (docs/engine.md). Other C libraries ignore it."""
 
-Say = Callable[[str], None]
-Worth = Callable[[str], bool]
+Show = Callable[[str], None]
+"""Shows a line to the user."""
+IsShown = Callable[[str], bool]
+"""Whether a child's line is shown."""
 
 
 class Process(Protocol):
-    """As asyncio's own."""
+    """A process as `Child` uses it, such as asyncio's own subprocess."""
 
     @property
     def pid(self) -> int: ...
@@ -39,39 +41,41 @@ class Process(Protocol):
 
 
 class Child:
-    """A process that dies with this one. Its lines that `worth` picks go to `say`, prefixed by `name`, and
-    all from the first of a crash on."""
+    """A process that dies with this one.
+
+    It shows the lines that `is_shown` picks, prefixed by its name, and from the first line of a crash on all.
+    """
 
     def __init__(
-        self, name: str, process: Process, output: asyncio.StreamReader, worth: Worth, say: Say
+        self, name: str, process: Process, output: asyncio.StreamReader, is_shown: IsShown, show: Show
     ) -> None:
-        """`output`: what it writes."""
+        """`output`: stream of what the process writes."""
         self.name = name
         self.pid: Final = process.pid
         self.exit_secret = b""
-        """Drawn when the child was started, to report its exit. Empty: nobody believes a report."""
-        self.held_back: deque[str] = deque(maxlen=LINES_KEPT)
-        """What it wrote since the last line that was shown, oldest first."""
+        """Secret that proves a report of its exit. If it is empty, the bootstrap believes no report."""
+        self.hidden_lines: deque[str] = deque(maxlen=HIDDEN_LINES_MAX)
+        """Lines since the last one that was shown, oldest first."""
         self._process = process
-        self._worth = worth
-        self._say = say
+        self._is_shown = is_shown
+        self._show = show
         self._output = asyncio.create_task(self._read(output), name=f"output of {name}")
 
     async def wait(self) -> int:
-        """Wait for its end and for what it wrote before that. Returns the exit code, < 0 for a signal."""
+        """Wait for its end and its last output. Return the exit code, or a signal's number below 0."""
         code = await self._process.wait()
-        # A grandchild may hold the pipe open for longer; its words are not worth waiting for.
+        # A grandchild may keep the pipe open for longer. Its output is not worth the wait.
         await asyncio.wait((self._output,), timeout=OUTPUT_TIMEOUT_S)
         self._output.cancel()
         return code
 
-    def ask_to_stop(self) -> None:
-        """Send SIGTERM. Does nothing if it has ended."""
+    def terminate(self) -> None:
+        """Send SIGTERM. Do nothing if the process has ended."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL. Does nothing if it has ended."""
+        """Send SIGKILL. Do nothing if the process has ended."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -79,25 +83,25 @@ class Child:
         crashed = False
         async for line in lines(output):
             crashed = crashed or line.startswith(CRASH)
-            if (crashed or self._worth(line)) and not line.startswith(TOLD):
-                self.held_back.clear()
-                self._say(f"{self.name}: {line}")
+            if (crashed or self._is_shown(line)) and not line.startswith(ERROR_PREFIX):
+                self.hidden_lines.clear()
+                self._show(f"{self.name}: {line}")
             else:
-                self.held_back.append(line)
+                self.hidden_lines.append(line)
 
-    def own_words(self) -> str | None:
-        """The line with which it said why it could not start (`service_process.tell`), if it did."""
-        told = [line for line in self.held_back if line.startswith(TOLD)]
-        return told[-1].removeprefix(TOLD) if told else None
+    def startup_error(self) -> str | None:
+        """Return the reason that the process gave for not starting (`report_startup_error`), if it did."""
+        errors = [line for line in self.hidden_lines if line.startswith(ERROR_PREFIX)]
+        return errors[-1].removeprefix(ERROR_PREFIX) if errors else None
 
     def show_hidden_lines(self) -> None:
-        """Show what was not worth showing while it ran."""
-        while self.held_back:
-            self._say(f"{self.name}: {self.held_back.popleft()}")
+        """Show the last lines that were not shown while the process ran."""
+        while self.hidden_lines:
+            self._show(f"{self.name}: {self.hidden_lines.popleft()}")
 
 
 async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """The lines of a stream, cut to LINE_BYTES_MAX bytes, undecodable bytes replaced."""
+    """Yield the lines of a stream, cut to LINE_BYTES_MAX bytes, with undecodable bytes replaced."""
     rest = b""
     while chunk := await reader.read(CHUNK_BYTES):
         *whole, rest = (rest + chunk).split(b"\n")
@@ -116,12 +120,15 @@ async def start_child(
     name: str,
     command: Sequence[str],
     environ: Mapping[str, str],
-    worth: Worth,
-    say: Say,
+    is_shown: IsShown,
+    show: Show,
     files: Sequence[int] = (),
 ) -> Child:
-    """Start `command` apart from the terminal: Ctrl-C reaches this process only, which stops it in order. It
-    inherits `files`, by their numbers."""
+    """Start `command` in a session of its own.
+
+    Ctrl-C then reaches this process only, which stops the child in order. The child inherits the open files
+    `files` under their numbers.
+    """
     process = await asyncio.create_subprocess_exec(
         *tied_command(*command),
         stdin=asyncio.subprocess.DEVNULL,
@@ -132,16 +139,16 @@ async def start_child(
         pass_fds=files,
     )
     assert process.stdout is not None
-    return Child(name, process, process.stdout, worth, say)
+    return Child(name, process, process.stdout, is_shown, show)
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a part of the stack. It runs this package, and writes its lines at once."""
+    """Return the environment of a part of the stack, which runs this package and writes lines at once."""
     return {**LARGE_PAGES, **child_process.child_environ(environ), "PYTHONUNBUFFERED": "1"}
 
 
 def describe_exit(code: int) -> str:
-    """`ended with exit code 1`, `was killed by SIGKILL`."""
+    """Return an exit as text: `ended with exit code 1`, `was killed by SIGKILL`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""Which cores does each worker of a stack on one machine get, and each rank of a worker?"""
+"""Division of a machine's cores among the workers of a stack, and among a worker's ranks."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,12 +9,12 @@ Cores = tuple[int, ...]
 def share_cores(
     cores: Sequence[int], prefill: int, decode: int, prefill_ranks: int = 1, decode_ranks: int = 1
 ) -> tuple[list[Cores], list[Cores]]:
-    """One run of cores per prefill and per decode worker, out of `cores` (at least one).
+    """Return the cores of each prefill worker and of each decode worker, out of `cores` (at least one).
 
-    The roles get cores by how many processes they are, `…_ranks` to a worker, and never share a core if
-    there are two, so that a long prompt does not disturb the sequences being decoded. Workers of a role
-    share only when it has fewer cores than workers. Nothing is kept for the bootstrap, which needs little
-    and runs anywhere.
+    The sides get cores in proportion to their processes, `…_ranks` for each worker. They share no core if
+    there are two, so that a long prompt does not disturb the sequences being decoded. Workers of a side
+    share cores only if it has fewer cores than workers. The bootstrap gets no core of its own, since it needs
+    little and runs anywhere.
     """
     if not (prefill and decode):
         return deal_cores(cores, prefill), deal_cores(cores, decode)
@@ -27,8 +27,10 @@ def share_cores(
 
 
 def cut_cores(cores: Sequence[int], both: int, one_sided: int) -> tuple[list[Cores], Cores]:
-    """A run of `cores` for each worker of `both` sides, and what is left for so many `one_sided` processes:
-    shared, where there are too few."""
+    """Return the cores of each worker of both sides, and the cores left for the other processes.
+
+    `both`: workers of both sides. `one_sided`: processes of the others. A single core is shared.
+    """
     if not both or not one_sided:
         return deal_cores(cores, both), tuple(cores)
     if len(cores) < 2:
@@ -38,7 +40,7 @@ def cut_cores(cores: Sequence[int], both: int, one_sided: int) -> tuple[list[Cor
 
 
 def deal_cores(cores: Sequence[int], processes: int) -> list[Cores]:
-    """A run of `cores` for each process; one core each, shared, where there are fewer."""
+    """Return a run of `cores` for each process. Processes share single cores if there are fewer."""
     if not processes:
         return []
     if len(cores) < processes:

@@ -1,4 +1,4 @@
-"""How does the bootstrap learn that a worker's process is gone, from whoever saw it exit?"""
+"""Reports of a worker's exit to the bootstrap, by the process that saw it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,25 +13,27 @@ REPORT_TIMEOUT_S: Final = 2.0
 REPORT_TRIES: Final = 5
 
 EXIT_DIGEST: Final = f"{PREFIX}EXIT_DIGEST"
-"""The variable by which a worker's process gets the digest of its starter's secret."""
+"""Variable that gives a worker's process the digest of its starter's secret."""
 
 ReportExit = Callable[[str, int, bytes], Awaitable[None]]
-"""Reports to the bootstrap that the worker's process (name, pid) was seen to exit, with the secret drawn for
-that process. Raises when it could not."""
+"""Report that the worker's process (name, pid) was seen to exit, with the secret drawn for that process.
+
+It raises if the report did not arrive.
+"""
 
 
 def draw_exit_secret() -> tuple[bytes, dict[str, str]]:
-    """A secret for one start of a process, and the variables that this process gets (`exit-by-starter`).
+    """Return a secret for one start of a process, and that process's variables (`exit-by-starter`).
 
-    The secret stays with the starter. The process gets its digest alone: whoever reads the environment of the
-    process cannot report its exit.
+    The secret stays with the starter. The process gets only its digest, so that a reader of its environment
+    cannot report its exit.
     """
     secret = draw_secret()
     return secret, {EXIT_DIGEST: digest_of(secret).hex()}
 
 
 def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") -> ReportExit:
-    """Tells the bootstrap at `bootstrap_address`; gRPC is loaded only when something has to be told."""
+    """Return a reporter to the bootstrap at `bootstrap_address`. Its first report loads gRPC."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
         from baton.wire.exit_report import report_exit
@@ -44,9 +46,9 @@ def reporter(bootstrap_address: str, tls: TlsFiles | None, run_token: str = "") 
 async def report_exit_repeatedly(
     report: ReportExit, name: str, pid: int, secret: bytes, stopping: asyncio.Event
 ) -> str | None:
-    """Report it, several times if need be, but not beyond `stopping`. Returns why it could not be told.
+    """Report an exit, REPORT_TRIES times if need be, but not beyond `stopping`.
 
-    Whatever keeps the report from arriving must not keep the worker from coming back.
+    Return why the report did not arrive. Nothing is raised, since the worker has to come back all the same.
     """
     reason = None
     for _ in range(REPORT_TRIES):
@@ -64,7 +66,7 @@ async def report_exit_repeatedly(
 
 
 async def wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Sleep, but not beyond `event`."""
+    """Sleep for `timeout_s` seconds, but not beyond `event`."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

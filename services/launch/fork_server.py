@@ -1,22 +1,23 @@
-"""From what does a worker start that has nothing to import? From a process that has imported all of it.
+"""Server process from which workers are forked, each with all libraries imported.
 
-    python -m baton.launch.fork_server SOCKET
+    python -m baton.cli.forked_commands SOCKET
 
-It says READY on the socket, a descriptor that it inherits, and forks a worker for each order that comes:
+The server sends READY on the socket, a descriptor that it inherits. It then forks a worker for each request:
 
-order     three files: what is to be run (`Order`), what that writes to, and a pipe
-answer    the worker's process id; 0 and why, where there is none
+request   three open files: the order (`ForkOrder`), the worker's output, and a pipe.
+reply     the worker's process id, or 0 and the reason why there is none.
 
-The worker becomes a child of whoever asked (`parent_watch.adopting`), who sees its exit as that of
-a process of its own, and with whom it ends. It begins with the pipe's first byte, and ends where that is
-closed instead: nobody runs who is not known to the asker.
+The worker becomes a child of the process that requested it (`parent_watch.adopting_orphans`). That process
+waits for the worker as for any child, and the kernel kills the worker when it ends. The worker begins at the
+pipe's first byte. It exits if the pipe is closed instead, so that none runs that its parent does not know.
 
-A worker of several ranks, once forked, has all of that too: what its ranks are forked from is forked from it
-(`split`), and imports nothing again.
+The standard library's fork server cannot replace this one. Its processes are the server's children: when the
+server is killed, they count as ended with code 255 while they still run. Here an exit is the proof that a
+worker writes to no peer any more.
 
-What does not outlive a fork is not begun here: there is one thread, and nothing is asked of gRPC, of CUDA or
-of OpenMP. A worker does the rest as one that was started by its command: the same function, with its own
-arguments, environment, session and cores.
+A worker of several ranks forks a server from itself (`fork_own_server`), which imports nothing again.
+
+A fork keeps only the calling thread. So the server has one thread, and calls neither gRPC, CUDA nor OpenMP.
 """
 
 import errno
@@ -25,59 +26,61 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from baton.launch.process_title import set_process_title
-from baton.runtime.child_process import module_command
-from baton.runtime.environment_check import settle
+from baton.runtime.child_process import FORK_SERVER, baton_command, module_command
+from baton.runtime.environment_check import clean_environment
 from baton.runtime.parent_watch import die_with_parent
 
 READY: Final = b"ready"
 BEGIN: Final = b"b"
-MODULE: Final = "baton.cli.main"
-WORKERS: Final = ("baton.both.wiring", "baton.engine.engine_startup")
-"""What takes long to import."""
+WORKER_MODULES: Final = ("baton.both.wiring", "baton.engine.engine_startup")
+"""Modules of a worker that take long to import."""
 FILES: Final = 3
 PID_BYTES: Final = 32
 THREADS: Final = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A worker that is wanted."""
+class ForkOrder:
+    """Command and environment of a worker to fork."""
 
     words: tuple[str, ...]
-    """Of the command `baton`."""
+    """Arguments of the command `baton`."""
     environ: dict[str, str]
-    """All of it."""
-    asker: int
-    """The process that is to be its parent."""
+    """The worker's whole environment."""
+    parent: int
+    """Process id of the worker's parent."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The one that does the same."""
-        return module_command(MODULE, *self.words)
+        """Command line that would start the same worker."""
+        return baton_command(*self.words)
 
     def write(self) -> int:
-        """An open file that holds it. Raises OSError."""
+        """Return an open file with the order. Raises OSError."""
         file = os.memfd_create("order")
         os.write(file, json.dumps(asdict(self)).encode())
         return file
 
     @classmethod
-    def read(cls, file: int) -> "Order":
-        """What `write` wrote."""
-        told = json.loads(Path(f"/proc/self/fd/{file}").read_bytes())
-        return cls(tuple(told["words"]), told["environ"], told["asker"])
+    def read(cls, file: int) -> "ForkOrder":
+        """Return the order in the open file `file`."""
+        order = json.loads(Path(f"/proc/self/fd/{file}").read_bytes())
+        return cls(tuple(order["words"]), order["environ"], order["parent"])
 
 
-def serve(control: socket.socket, modules: Sequence[str] = WORKERS) -> bool:
-    """Import `modules`, and fork for whoever asks. Returns True in a worker, which is to run the command now,
-    and False in this process once nobody can ask any more."""
+def serve_forks(control: socket.socket, program: str, modules: Sequence[str] = WORKER_MODULES) -> bool:
+    """Import `modules`, and fork a worker for each request on `control`.
+
+    Return True in a worker, which runs its command now, and False in the server once no process can send
+    requests any more. `program`: path of the command's program, for the worker's `sys.argv`.
+    """
     _import_all(modules)
     control.send(READY)
     while True:
@@ -85,100 +88,93 @@ def serve(control: socket.socket, modules: Sequence[str] = WORKERS) -> bool:
         if not message:
             return False
         order, output, begin = files
-        worker = _fork()
+        worker = _fork_grandchild()
         if worker == 0:
             control.close()
-            _become(order, output, begin)
+            _become(order, output, begin, program)
             return True
         for file in files:
             os.close(file)
         control.send(f"{max(worker, 0)} {os.strerror(-worker) if worker < 0 else ''}".encode())
 
 
-def _import_all(modules: Sequence[str]) -> None:
-    """Also where it was not left out of the environment: a library that computes would start its threads."""
-    settle(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    gc.disable()
-    import baton.cli.main  # noqa: F401
+def fork_own_server(serve: Callable[[socket.socket], None]) -> tuple[int, socket.socket] | None:
+    """Fork a server from this process, with which it ends.
 
-    for each in modules:
-        import_module(each)
-    gc.collect()
-    gc.freeze()  # what is looked through is written to, and shared no more
-    threads = _threads()
-    if threads > 1:
-        sys.exit(f"{threads} threads run after the imports: no worker is forked from here")
-
-
-def _threads() -> int:
-    return len(list(THREADS.iterdir()))
-
-
-def split() -> tuple[int, socket.socket] | None:
-    """Fork one that serves as this module does, and ends with this process: its process id, and the socket on
-    which it says READY. None where this process has not imported everything, no longer has one thread, or
-    cannot be forked."""
-    if not sys.modules.keys() >= set(WORKERS) or _threads() > 1:
+    Return its process id and the socket of its requests, or None if this process has not imported all
+    modules, has several threads, or cannot be forked. `serve`: what the server runs, with its socket.
+    """
+    if not sys.modules.keys() >= set(WORKER_MODULES) or _thread_count() > 1:
         return None
-    asker = os.getpid()
+    parent = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = _fork_or_error()
     if pid != 0:
         theirs.close()
         return (pid, ours) if pid > 0 else None
     ours.close()
-    die_with_parent(asker)
+    die_with_parent(parent)
     os.setsid()
-    set_process_title(module_command("baton.launch.fork_server", str(theirs.fileno())))
-    _serve_and_run(theirs)
+    set_process_title(module_command(FORK_SERVER, str(theirs.fileno())))
+    serve(theirs)
     sys.exit(0)
 
 
-def _serve_and_run(control: socket.socket) -> None:
-    with control:
-        is_worker = serve(control)
-    if is_worker:
-        from baton.cli.main import main
+def _import_all(modules: Sequence[str]) -> None:
+    """Import `modules` without starting the threads of a library that computes."""
+    clean_environment(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    gc.disable()
+    for each in modules:
+        import_module(each)
+    gc.collect()
+    gc.freeze()  # the collector writes to what it looks through, and such pages are shared no more
+    threads = _thread_count()
+    if threads > 1:
+        sys.exit(f"{threads} threads run after the imports: no worker is forked from here")
 
-        main()
+
+def _thread_count() -> int:
+    return len(list(THREADS.iterdir()))
 
 
-def _fork() -> int:
-    """The process id of a grandchild, whose parent has ended; 0 in that grandchild; less, an error's number,
-    where there is none."""
-    told, tell = os.pipe()
+def _fork_grandchild() -> int:
+    """Fork a process whose parent has ended.
+
+    Return its process id in this process, and 0 in the new one. A result below 0 is an error's number.
+    """
+    reads, writes = os.pipe()
     between = _fork_or_error()
     if between == 0:
         worker = _fork_or_error()
         if worker != 0:
-            os.write(tell, str(worker).encode())
+            os.write(writes, str(worker).encode())
             os._exit(0)
-        os.close(told)
-        os.close(tell)
+        os.close(reads)
+        os.close(writes)
         return 0
-    os.close(tell)
-    worker = between if between < 0 else int(os.read(told, PID_BYTES) or -errno.ECHILD)
-    os.close(told)
+    os.close(writes)
+    worker = between if between < 0 else int(os.read(reads, PID_BYTES) or -errno.ECHILD)
+    os.close(reads)
     if between > 0:
         os.waitpid(between, 0)
     return worker
 
 
 def _fork_or_error() -> int:
-    """As `os.fork`; less than 0, an error's number, where it fails."""
+    """Fork as `os.fork` does. A result below 0 is an error's number."""
     try:
         return os.fork()
     except OSError as error:
         return -(error.errno or errno.EAGAIN)
 
 
-def _become(file: int, output: int, begin: int) -> None:
-    """What `baton.launch.child.start_child` makes of a process, here by itself."""
+def _become(file: int, output: int, begin: int, program: str) -> None:
+    """Take the session, output, environment and arguments that `child.start_child` gives a process."""
     if os.read(begin, 1) != BEGIN:
         os._exit(1)
-    order = Order.read(file)
-    die_with_parent(order.asker)
+    order = ForkOrder.read(file)
+    die_with_parent(order.parent)
     os.setsid()
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -186,16 +182,10 @@ def _become(file: int, output: int, begin: int) -> None:
         os.close(each)
     os.environ.clear()
     os.environ.update(order.environ)
-    import baton.cli.main as command
-
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda._is_in_bad_fork():
-        # An import, of another build, has asked CUDA: it all begins anew.
+        # Another build of the library has called CUDA at its import: the worker starts anew.
         os.execv(order.command[0], order.command)  # noqa: S606
-    sys.argv[:] = [str(command.__file__), *order.words]
+    sys.argv[:] = [program, *order.words]
     set_process_title(order.command)
     gc.enable()
-
-
-if __name__ == "__main__":
-    _serve_and_run(socket.socket(fileno=int(sys.argv[1])))

@@ -1,9 +1,11 @@
-"""How does whoever starts workers have them forked, rather than each import everything?
+"""Client of the fork server: it starts the server, keeps it running, and requests workers from it.
 
-loading    the process that is forked from imports; whoever wants a worker waits for it
-loaded     a worker is forked in some ten milliseconds
-gone       it ended: workers start by their commands, until it is back (with back-off)
-none       it ended before it was loaded, or the system has no way to it: workers start by their commands
+    loading       the server imports. Requests wait for it.
+    loaded        a request takes some ten milliseconds.
+    restarting    the server ended. Requests return None until it is back, after a back-off.
+    unavailable   the server ended before it was loaded, or the system cannot fork so. Requests return None.
+
+The caller of a request that returns None starts the worker by its command.
 """
 
 import asyncio
@@ -15,12 +17,20 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Final
 
-from baton.launch.child import OUTPUT_TIMEOUT_S, Child, Say, Worth, child_environ, describe_exit, start_child
-from baton.launch.fork_server import BEGIN, READY, Order
+from baton.launch.child import (
+    OUTPUT_TIMEOUT_S,
+    Child,
+    IsShown,
+    Show,
+    child_environ,
+    describe_exit,
+    start_child,
+)
+from baton.launch.fork_server import BEGIN, READY, ForkOrder
 from baton.launch.restart_backoff import Backoff
-from baton.runtime.child_process import module_command
+from baton.runtime.child_process import FORK_SERVER, module_command
 from baton.runtime.clock import Clock
-from baton.runtime.parent_watch import adopting
+from baton.runtime.parent_watch import adopting_orphans
 
 NAME: Final = "preloaded"
 LOAD_TIMEOUT_S: Final = 120.0
@@ -29,33 +39,35 @@ ANSWER_BYTES: Final = 4096
 
 
 class ForkServer:
-    """One process that has everything imported, kept as long as this is entered."""
+    """One fork server, running as long as the context is entered."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
-        worth: Worth,
-        say: Say,
+        is_shown: IsShown,
+        show: Show,
         clock: Clock,
         loaded: tuple[int, socket.socket] | None = None,
     ) -> None:
-        """`environ`: what the libraries of all workers are loaded in. `worth`, `say`: as of a Child.
-        `loaded`: the first one, where this process could `split` one off."""
+        """`environ`: variables under which libraries are imported. `is_shown`, `show`: as for `Child`.
+
+        `loaded`: process id and socket of the first server, if this process has forked one from itself.
+        """
         self._environ = environ
-        self._worth = worth
-        self._say = say
+        self._is_shown = is_shown
+        self._show = show
         self._clock = clock
         self._loaded = loaded
-        self._asking = asyncio.Lock()
+        self._requesting = asyncio.Lock()
         self._settled = asyncio.Event()
-        """It has been loaded once, or never will be."""
+        """Set once the server has been loaded, or is known to be unavailable."""
         self._control: socket.socket | None = None
-        """Of the one that is loaded."""
+        """Socket of the loaded server."""
         self._process: Child | ForkedProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Forks":
-        self._keeper = asyncio.create_task(self._keep(), name="keep the preloaded process")
+    async def __aenter__(self) -> "ForkServer":
+        self._keeper = asyncio.create_task(self._keep_running(), name="keep the fork server running")
         return self
 
     async def __aexit__(
@@ -70,38 +82,40 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that workers are forked from now, if there is one."""
+        """Process id of the loaded server, if there is one."""
         return None if self._control is None or self._process is None else self._process.pid
 
     async def settled(self) -> None:
-        """Returns once it is known whether there is one to fork from: after seconds, at its start."""
+        """Wait until the server is loaded or known to be unavailable, which takes seconds."""
         await self._settled.wait()
 
     async def fork(
-        self, name: str, words: tuple[str, ...], environ: Mapping[str, str], worth: Worth, say: Say
+        self, name: str, words: tuple[str, ...], environ: Mapping[str, str], is_shown: IsShown, show: Show
     ) -> Child | None:
-        """A child that runs `baton WORDS` in `environ`, as `start_child` would start it; None where there is
-        nothing to fork from."""
-        async with self._asking:
+        """Fork a child that runs `baton WORDS` in `environ`.
+
+        It behaves as one from `start_child`. Return None if there is no server to fork from.
+        """
+        async with self._requesting:
             await self._settled.wait()
             control, process = self._control, self._process
             if control is None or process is None:
                 return None
             try:
                 async with asyncio.timeout(FORK_TIMEOUT_S):
-                    return await _fork(control, name, words, environ, worth, say)
+                    return await _fork(control, name, words, environ, is_shown, show)
             except BaseException as error:
-                # Its answer may come yet, and the next one who asks would take it for its own.
+                # The reply may still come, and the next request would take it for its own.
                 self._control = None
                 process.kill()
                 if not isinstance(error, OSError):  # as a TimeoutError is
                     raise
-                self._say(
+                self._show(
                     f"{name} could not be forked ({error or 'no answer'}): it is started by its command"
                 )
                 return None
 
-    async def _keep(self) -> None:
+    async def _keep_running(self) -> None:
         backoff = Backoff()
         while True:
             started_ms = self._clock.now_ms()
@@ -118,12 +132,12 @@ class ForkServer:
             await asyncio.sleep(wait_ms / 1000)
 
     async def _run(self) -> bool:
-        """One process, until it has ended. Returns whether it had been loaded. Raises OSError."""
-        ours, process = await self._begin()
+        """Run one server until it has ended. Return whether it had been loaded. Raises OSError."""
+        ours, process = await self._start()
         with ours:
             self._process = process
             try:
-                loaded = await _says_ready(ours)
+                loaded = await _is_ready(ours)
                 if loaded:
                     self._control = ours
                     self._settled.set()
@@ -134,11 +148,11 @@ class ForkServer:
                 self._control = None
         self._process = None
         if loaded:
-            self._say(f"{NAME} {describe_exit(code)}: workers start without it until it is back")
+            self._show(f"{NAME} {describe_exit(code)}: workers start without it until it is back")
         return loaded
 
-    async def _begin(self) -> "tuple[socket.socket, Child | Forked]":
-        """The one that was split off, or one that has everything yet to import. Raises OSError."""
+    async def _start(self) -> "tuple[socket.socket, Child | ForkedProcess]":
+        """Return the server that was forked from this process, or start one. Raises OSError."""
         if self._loaded is not None:
             (pid, ours), self._loaded = self._loaded, None
             ours.setblocking(False)
@@ -147,22 +161,22 @@ class ForkServer:
         ours.setblocking(False)
         with theirs, ExitStack() as unless_it_starts:
             unless_it_starts.callback(ours.close)
-            command = module_command("baton.launch.fork_server", str(theirs.fileno()))
+            command = module_command(FORK_SERVER, str(theirs.fileno()))
             files = (theirs.fileno(),)
-            process = await start_child(NAME, command, self._environ, self._worth, self._say, files)
+            process = await start_child(NAME, command, self._environ, self._is_shown, self._show, files)
             unless_it_starts.pop_all()
         return ours, process
 
 
 def _check_system() -> None:
-    """Raises OSError or AttributeError where it lacks what a fork takes, before anything was imported."""
+    """Raise OSError or AttributeError if the system lacks what a fork takes, before anything is imported."""
     os.close(os.pidfd_open(os.getpid()))
     os.close(os.memfd_create("order"))
-    with adopting():
+    with adopting_orphans():
         pass
 
 
-async def _says_ready(control: socket.socket) -> bool:
+async def _is_ready(control: socket.socket) -> bool:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(LOAD_TIMEOUT_S):
             return await asyncio.get_running_loop().sock_recv(control, ANSWER_BYTES) == READY
@@ -174,13 +188,13 @@ async def _fork(
     name: str,
     words: tuple[str, ...],
     environ: Mapping[str, str],
-    worth: Worth,
-    say: Say,
+    is_shown: IsShown,
+    show: Show,
 ) -> Child:
-    """Raises OSError."""
+    """Request a worker from the server on `control`. Raises OSError."""
     loop = asyncio.get_running_loop()
     with ExitStack() as ours, ExitStack() as theirs:
-        order = Order(words, child_environ(environ), os.getpid()).write()
+        order = ForkOrder(words, child_environ(environ), os.getpid()).write()
         theirs.callback(os.close, order)
         reads, writes = os.pipe()
         theirs.callback(os.close, writes)
@@ -188,11 +202,11 @@ async def _fork(
         waits, begins = os.pipe()
         theirs.callback(os.close, waits)
         begin = ours.enter_context(os.fdopen(begins, "wb", buffering=0))
-        with adopting():
+        with adopting_orphans():
             socket.send_fds(control, [b"o"], [order, writes, waits])
-            answer = await loop.sock_recv(control, ANSWER_BYTES)
+            reply = await loop.sock_recv(control, ANSWER_BYTES)
         theirs.close()
-        pid, _, why = answer.decode().partition(" ")
+        pid, _, why = reply.decode().partition(" ")
         if int(pid or 0) == 0:
             raise OSError(why or "the process that it was to be forked from has ended")
         process = ForkedProcess(int(pid))
@@ -202,14 +216,17 @@ async def _fork(
         begin.write(BEGIN)
         begin.close()
         ours.pop_all()
-    return Child(name, process, reader, worth, say)
+    return Child(name, process, reader, is_shown, show)
 
 
 class ForkedProcess:
-    """A child that another process forked for this one. As asyncio's own, as far as `Child` asks."""
+    """Child of this process that the fork server forked.
+
+    It has what `Child` uses of asyncio's own subprocesses.
+    """
 
     def __init__(self, pid: int) -> None:
-        """Raises OSError, also where it is no child of this process."""
+        """Raises OSError, also if `pid` is no child of this process."""
         self.pid = pid
         self._file = os.pidfd_open(pid)
         try:
@@ -223,11 +240,14 @@ class ForkedProcess:
         self._loop.add_reader(self._file, self._end)
 
     def closes_later(self, transport: asyncio.BaseTransport) -> None:
-        """`transport`: of what it writes. A process that it started may hold the other end for longer."""
+        """Close `transport`, which reads the child's output, some time after the child has ended.
+
+        A process that the child started may keep the pipe's other end open for longer.
+        """
         self._transport = transport
 
     async def wait(self) -> int:
-        """Its exit code, < 0 for a signal."""
+        """Return its exit code, or a signal's number below 0."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:

@@ -1,6 +1,6 @@
-"""Which GPUs does each worker of a stack on one machine get?
+"""Discovery of the machine's GPUs, and their division among the workers of a stack.
 
-Found out without the tensor library, which takes seconds to load and memory on each GPU that it looks at.
+The tensor library is not used. It takes seconds to load, and memory on each GPU that it looks at.
 """
 
 import shutil
@@ -11,17 +11,17 @@ from typing import Final
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 NONE: Final = "-1"
-"""Where CUDA stops reading that list."""
+"""Entry at which CUDA stops reading that list."""
 DRIVER: Final = Path("/proc/driver/nvidia/gpus")
-"""A directory for each GPU, where the driver is loaded."""
-ASK_TIMEOUT_S: Final = 20.0
+"""Folder with one folder for each GPU, if the driver is loaded."""
+QUERY_TIMEOUT_S: Final = 20.0
 
 Gpus = tuple[str, ...]
-"""As CUDA_VISIBLE_DEVICES names them: numbers, or a GPU's own name."""
+"""GPUs as CUDA_VISIBLE_DEVICES names them, by numbers or UUIDs."""
 
 
 def find_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None) -> Gpus:
-    """Those that this process may use: what CUDA_VISIBLE_DEVICES says, or else all of the machine."""
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all of the machine."""
     if VISIBLE not in environ:
         return tuple(map(str, range((count or count_gpus)())))
     found: dict[str, None] = {}
@@ -33,27 +33,30 @@ def find_gpus(environ: Mapping[str, str], count: Callable[[], int] | None = None
 
 
 def count_gpus(command: str = "nvidia-smi", driver: Path = DRIVER) -> int:
-    """How many NVIDIA GPUs this machine has; 0 also where nobody can say."""
+    """Return the number of NVIDIA GPUs of this machine, or 0 if it cannot be found out."""
     program = shutil.which(command)
     if program is not None:
         try:
-            told = subprocess.run(  # noqa: S603
-                [program, "-L"], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True
+            listing = subprocess.run(  # noqa: S603
+                [program, "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
             )
         except (OSError, subprocess.SubprocessError):
             pass
         else:
-            return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+            return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
     return len(list(driver.iterdir())) if driver.is_dir() else 0
 
 
 def deal_gpus(gpus: Sequence[str], ranks: Sequence[int]) -> list[Gpus]:
-    """For each worker as many of `gpus` as it has `ranks`, neighbours, each given to one worker before any is
-    given to two. One with more ranks than there are GPUs gets all of them, for its ranks to take in turn."""
+    """Return adjacent `gpus` for each worker, as many as it has `ranks`.
+
+    Each GPU goes to one worker before any goes to two. A worker with more ranks than there are GPUs gets all
+    of them, and its ranks take them in turn.
+    """
     shares: list[Gpus] = []
     first = 0
     for wanted in ranks:
         size = min(wanted, len(gpus))
-        shares.append(tuple(gpus[(first + place) % len(gpus)] for place in range(size)))
+        shares.append(tuple(gpus[(first + offset) % len(gpus)] for offset in range(size)))
         first += wanted
     return shares

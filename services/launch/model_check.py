@@ -11,13 +11,15 @@ from baton.runtime.model_options import LoadFormat
 from baton.runtime.worker_settings import WorkerSettings
 
 
-def check_models(model: str, load_format: str, drafts: Iterable[str] = (), *, answers: bool = False) -> None:
+def check_models(
+    model: str, load_format: str, drafts: Iterable[str] = (), *, needs_tokenizer: bool = False
+) -> None:
     """Raise StartupError if `model`, or one of the draft models `drafts`, cannot be served.
 
-    `answers`: requests come as text.
+    `needs_tokenizer`: requests come as text.
     """
     source = resolve(model, LoadFormat(load_format))
-    if answers and source.kind is ModelKind.DIRECTORY:
+    if needs_tokenizer and source.kind is ModelKind.DIRECTORY:
         refuse_without_tokenizer(source.path)
     for draft in drafts:
         try:
@@ -28,11 +30,11 @@ def check_models(model: str, load_format: str, drafts: Iterable[str] = (), *, an
 
 
 def check_worker_models(settings: WorkerSettings) -> None:
-    """Check the models of a worker. Raises StartupError."""
+    """Raise StartupError if a model of a worker cannot be served."""
     draft = settings.draft_model
     check_models(settings.model, settings.load_format, () if draft is None else (draft.model,))
 
 
 def draft_of(speculate: str) -> str:
-    """The draft model that `--speculate` names; empty where it names none."""
+    """Return the draft model in a value of `--speculate`, or an empty text."""
     return Speculation.parse(speculate).model if speculate else ""

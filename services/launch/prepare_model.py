@@ -1,8 +1,8 @@
-"""Is the model there in a form that loads fast? Made so once, in a process of its own.
+"""Preparation of a model for fast loading, once, in a process of its own.
 
     python -m baton.launch.prepare_model MODEL LOAD_FORMAT
 
-Writes a line for each thing it does, each beginning with PROGRESS.
+It writes a line for each step, which begins with PROGRESS.
 """
 
 import os
@@ -10,25 +10,30 @@ import sys
 from io import TextIOWrapper
 from typing import Final
 
-from baton.runtime.environment_check import settle
+from baton.runtime.environment_check import clean_environment
 from baton.runtime.errors import StartupError
-from baton.runtime.service_process import tell
+from baton.runtime.service_process import report_startup_error
 
 PROGRESS: Final = "progress: "
 
 
 def main(model: str, load_format: str) -> int:
-    """Resolve and prepare `model`. Returns the exit code."""
-    settle(os.environ)
+    """Find and prepare `model`. Return the exit code."""
+    clean_environment(os.environ)
     from baton.models.model_files import prepare, resolve
     from baton.runtime.model_options import LoadFormat
 
-    if isinstance(sys.stdout, TextIOWrapper):  # as the command itself: a file may have any name
+    if isinstance(sys.stdout, TextIOWrapper):  # as the command itself does: a file may have any name
         sys.stdout.reconfigure(errors="replace")
+
+    def report(line: str) -> None:
+        sys.stdout.write(f"{PROGRESS}{line}\n")
+        sys.stdout.flush()
+
     try:
-        prepare(resolve(model, LoadFormat(load_format)), lambda line: print(f"{PROGRESS}{line}", flush=True))
+        prepare(resolve(model, LoadFormat(load_format)), report)
     except StartupError as error:
-        return tell(error)
+        return report_startup_error(error)
     return 0
 
 

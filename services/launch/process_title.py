@@ -1,7 +1,7 @@
-"""What does `ps` show of a process that was forked, and is to be another command than its parent?
+"""Command line that `ps` shows of a forked process.
 
-The kernel shows the bytes that it laid down when the program was started. It can be told of others (Linux, in
-a kernel that can restore processes); where it cannot, `ps` shows the parent's command.
+The kernel shows the bytes that it stored when the program was started. Linux lets a process replace them, if
+the kernel is built with checkpoint and restore. Otherwise `ps` shows the parent's command line.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ STAT: Final = {
     "env_start": 50,
     "env_end": 51,
 }
-"""Where proc_pid_stat(5) tells what the kernel is told again, counted from 1."""
-NAME_ENDS: Final = 2
-"""Fields up to the name, which is in brackets and may hold anything."""
+"""Numbers, counted from 1, of the fields of proc_pid_stat(5) that the call has to repeat."""
+NAME_FIELDS: Final = 2
+"""Fields up to the program's name, which is in brackets and may contain any character."""
 
 
-class _Map(ctypes.Structure):
-    """`struct prctl_mm_map`."""
+class _MemoryMap(ctypes.Structure):
+    """`struct prctl_mm_map` of the kernel."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("start_code", "end_code", "start_data", "end_data")),
@@ -41,20 +41,20 @@ class _Map(ctypes.Structure):
     )
 
 
-_shown: list[ctypes.Array[ctypes.c_char]] = []
-"""The kernel reads it as long as the process lives."""
+_titles: list[ctypes.Array[ctypes.c_char]] = []
+"""Texts that the kernel reads for as long as the process lives."""
 
 
 def set_process_title(words: Sequence[str]) -> None:
-    """Have `ps` and /proc show `words` as this process's command, where the kernel lets it."""
+    """Make `ps` and /proc show `words` as this process's command line, if the kernel allows it."""
     text = ctypes.create_string_buffer("\0".join(words).encode(errors="surrogateescape"))
     with suppress(OSError, AttributeError):
-        told = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        places = {name: int(told[field - NAME_ENDS - 1]) for name, field in STAT.items()}
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        addresses = {name: int(stat[field - NAME_FIELDS - 1]) for name, field in STAT.items()}
         begin = ctypes.addressof(text)
-        places |= {"arg_start": begin, "arg_end": begin + ctypes.sizeof(text)}
+        addresses |= {"arg_start": begin, "arg_end": begin + ctypes.sizeof(text)}
         libc = ctypes.CDLL(None, use_errno=True)
         libc.sbrk.restype = ctypes.c_uint64
-        wanted = _Map(**places, brk=libc.sbrk(0), exe_fd=2**32 - 1)
-        _shown.append(text)
-        libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(wanted), ctypes.sizeof(wanted), 0)
+        memory_map = _MemoryMap(**addresses, brk=libc.sbrk(0), exe_fd=2**32 - 1)
+        _titles.append(text)
+        libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(memory_map), ctypes.sizeof(memory_map), 0)

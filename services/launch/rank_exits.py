@@ -1,4 +1,4 @@
-"""How did the ranks of one worker end, and which of them is the reason?"""
+"""Exits of a worker's ranks, and the rank that caused them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from baton.launch.child import Child, describe_exit
 from baton.runtime.errors import EXIT_FAILED, EXIT_GROUP, StartupError
 
 GRACE_S: Final = 3.0
-"""For the other ranks, after one has failed: to notice, to end their streams, and to say why."""
+"""Time for the other ranks, after one has failed, to notice, end their streams and write the reason."""
 
 
 class RankEnded(StartupError):
-    """A rank ended, with this exit code, and is not started again from here."""
+    """A rank ended with this exit code, and the launcher does not start it again."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -21,53 +21,63 @@ class RankEnded(StartupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How the ranks of one incarnation ended, in the order of their ends."""
+class GroupExit:
+    """Exits of all ranks of one incarnation."""
 
     codes: Mapping[Child, int]
+    """Exit codes by rank, in the order of the exits."""
     killed: frozenset[Child]
-    """Those that did not end by themselves."""
+    """Ranks that the launcher killed."""
     started: bool
-    """Turns had gone on: there was something to finish."""
+    """Whether the group had taken turns, so that there were rooms to finish."""
 
     @property
-    def in_order(self) -> bool:
+    def is_orderly(self) -> bool:
+        """Whether every rank ended with code 0."""
         return not any(self.codes.values())
 
     @property
     def first(self) -> Child:
-        """The rank that is the reason, or tells it: the first that failed by itself, and rather one that
-        does not say that it was another."""
+        """The rank that is the cause.
+
+        It is the first that failed by itself. A rank that does not blame another one (EXIT_GROUP) comes
+        before those that do.
+        """
         failed = [child for child, code in self.codes.items() if code and child not in self.killed]
         own = [child for child in failed if self.codes[child] != EXIT_GROUP]
         return [*own, *failed, *self.killed, *self.codes][0]
 
     @property
-    def why(self) -> str:
+    def cause(self) -> str:
+        """Exit of the rank that is the cause, as text."""
         return f"{self.first.name} {describe_exit(self.codes[self.first])}"
 
 
 async def collect(
-    ends: dict["asyncio.Task[int]", Child], codes: dict[Child, int], left_s: float | None
+    exits: dict["asyncio.Task[int]", Child], codes: dict[Child, int], left_s: float | None
 ) -> None:
-    """Note the ends in their order, for `left_s` at most; once a rank has failed the others get GRACE_S."""
+    """Add the exits to `codes` in their order, for at most `left_s` seconds.
+
+    Once a rank has failed, the others get GRACE_S.
+    """
     loop = asyncio.get_running_loop()
     until_s = None if left_s is None else loop.time() + left_s
-    while len(codes) < len(ends):
+    while len(codes) < len(exits):
         left = None if until_s is None else max(until_s - loop.time(), 0)
-        waiting = [task for task, child in ends.items() if child not in codes]
+        waiting = [task for task, child in exits.items() if child not in codes]
         done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             return
         for task in done:
-            codes[ends[task]] = task.result()
+            codes[exits[task]] = task.result()
             if until_s is not None and task.result() != 0:
                 until_s = min(until_s, loop.time() + GRACE_S)
 
 
-def death(ended: Ended) -> RankEnded:
-    why, code = ended.first.own_words(), ended.codes[ended.first]
-    if why is not None:
-        return RankEnded(f"{ended.first.name}: {why}", code if code > 0 else EXIT_FAILED)
+def failure_of(ended: GroupExit) -> RankEnded:
+    """Return the error by which the launcher ends after `ended`."""
+    reason, code = ended.first.startup_error(), ended.codes[ended.first]
+    if reason is not None:
+        return RankEnded(f"{ended.first.name}: {reason}", code if code > 0 else EXIT_FAILED)
     when = "" if ended.started else " before the worker had started"
-    return RankEnded(f"{ended.why}{when}", EXIT_FAILED)
+    return RankEnded(f"{ended.cause}{when}", EXIT_FAILED)

@@ -1,15 +1,16 @@
-"""How do the ranks of one worker come up on this machine, end, and come back, as one?
+"""Ranks of one worker on this machine: their start, their end together, and their restart.
 
-starting   until turns go on a rank that ends is fatal: its words are this process's
-running    a rank that ends takes the others with it: they get a moment to say why, then they are killed; when
-           all are gone the bootstrap is told, and the group is started again, with back-off
-stopping   the leader is told, and all ranks leave when their rooms have ended
+    starting   a rank that ends before turns go on is fatal. Its reason becomes this process's.
+    running    a rank that ends takes the others with it. They get time to write why, then they are killed.
+               Once all have ended, the exit is reported, and the group starts again after a back-off.
+    stopping   the leader gets SIGTERM, and all ranks leave when their rooms have ended.
 
-Of a worker on several machines each has its part. Nobody here knows when the other parts have ended: when a
-rank ends its part is over, for whoever started the parts to start all of them again.
+A worker on several machines has a launcher on each. None of them knows when the ranks of the others have
+ended. So a launcher whose rank ends stops its own ranks and ends, and the platform starts all of them again.
 """
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,14 +21,20 @@ import httpx
 
 from baton.launch.child import Child, start_child
 from baton.launch.core_shares import deal_cores
-from baton.launch.exit_reports import ReportExit, draw_exit_secret, report_exit_repeatedly, reporter, wait
-from baton.launch.fork_server import split
+from baton.launch.exit_reports import (
+    ReportExit,
+    draw_exit_secret,
+    report_exit_repeatedly,
+    reporter,
+    wait,
+)
+from baton.launch.fork_server import fork_own_server
 from baton.launch.fork_server_client import ForkServer
-from baton.launch.level_filter import HEAD
-from baton.launch.rank_exits import Ended, collect, death
+from baton.launch.level_filter import LINE_START
+from baton.launch.rank_exits import GroupExit, collect, failure_of
 from baton.launch.restart_backoff import Backoff
 from baton.launch.shape_check import check_shape
-from baton.runtime.child_process import module_command
+from baton.runtime.child_process import baton_command
 from baton.runtime.clock import Clock, SystemClock
 from baton.runtime.cpu_affinity import allowed_cpus
 from baton.runtime.errors import EXIT_FAILED, StartupError
@@ -43,7 +50,7 @@ log = Log(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 LEAVING_S: Final = 10.0
-"""For the other ranks, after one has left in order: the leader still says goodbye."""
+"""Time for the other ranks after one has left in order, in which the leader takes its leave."""
 STOP_MARGIN_S: Final = 3.0
 POLL_S: Final = 0.25
 HTTP_TIMEOUT_S: Final = 2.0
@@ -51,36 +58,42 @@ HTTP_TIMEOUT_S: Final = 2.0
 Command = Callable[[WorkerSettings], Sequence[str]]
 
 
-def run_ranks(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
-    """Run a worker of several ranks until it is told to stop. Returns the exit code. Raises StartupError."""
+def run_ranks(
+    settings: WorkerSettings, environ: Mapping[str, str], serve_forks: Callable[[socket.socket], None]
+) -> int:
+    """Run a worker of several ranks until a stop signal. Return the exit code. Raises StartupError.
+
+    `serve_forks`: what a fork server runs that is forked from this process.
+    """
     check_shape(settings)
-    several = len(settings.ranks_here) > 1
-    loaded = split() if several else None
+    has_several = len(settings.ranks_here) > 1
+    loaded = fork_own_server(serve_forks) if has_several else None
 
     async def serve(shutdown: asyncio.Event) -> int:
         report_exit = reporter(settings.bootstrap, settings.tls, settings.run_token)
-        if not several:
+        if not has_several:
             return await RankProcesses(settings, environ, report_exit, SystemClock()).serve(shutdown)
         own = without_settings(environ)
-        async with ForkServer(own, lambda _: False, _by_commands, SystemClock(), loaded) as forks:
-            await unless_stopped(shutdown, forks.settled())
-            group = RankProcesses(settings, environ, report_exit, SystemClock(), forks=forks)
-            return await group.serve(shutdown)
+        async with ForkServer(own, lambda _: False, _log_fallback, SystemClock(), loaded) as fork_server:
+            await unless_stopped(shutdown, fork_server.settled())
+            ranks = RankProcesses(settings, environ, report_exit, SystemClock(), fork_server=fork_server)
+            return await ranks.serve(shutdown)
 
     return run(serve)
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what was said to the launcher, which a rank is told anew."""
+    """Return `environ` without the launcher's settings, since each rank gets its own."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
-def _by_commands(why: str) -> None:
+def _log_fallback(why: str) -> None:
     log.warning("ranks start by their commands", why=why)
 
 
-def baton_command(settings: WorkerSettings) -> Sequence[str]:
-    return module_command("baton.cli.main", settings.role, *to_flags(settings))
+def rank_command(settings: WorkerSettings) -> Sequence[str]:
+    """Return the command that runs one rank."""
+    return baton_command(settings.role, *to_flags(settings))
 
 
 class RankProcesses:
@@ -92,58 +105,69 @@ class RankProcesses:
         environ: Mapping[str, str],
         report_exit: ReportExit,
         clock: Clock,
-        command: Command = baton_command,
+        command: Command = rank_command,
         backoff: Backoff | None = None,
-        forks: ForkServer | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
-        """`forks`: what ranks are forked from, where they are to be."""
+        """`fork_server`: server from which ranks are forked. Without one they start by their commands."""
         self._settings = settings
         self._environ = without_settings(environ) | to_environ(settings)
         self._report_exit = report_exit
         self._clock = clock
         self._command = command
         self._backoff = Backoff() if backoff is None else backoff
-        self._forks = forks
+        self._fork_server = fork_server
         self._had_started = False
 
     async def serve(self, shutdown: asyncio.Event) -> int:
-        """Keep the group running until `shutdown`. Returns the exit code. Raises StartupError if it does not
-        come up the first time."""
-        with ExitStack() as reserved:
-            file = None
-            if self._settings.exit_file:
-                from baton.worker.lifecycle.exit_reporter import report_previous  # loads gRPC
+        """Keep the group running until `shutdown`. Return the exit code.
 
-                file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
-                reporting = asyncio.create_task(report_previous(file, self._report_exit))
-                reserved.callback(reporting.cancel)
-            # Nobody else is given these ports, while a rank that is told of one may listen there.
+        Raises StartupError if the group does not come up the first time.
+        """
+        with ExitStack() as reserved:
+            file = await self._exit_file(reserved)
+            # The system gives these ports to no other program, while ranks that know them may listen there.
             host, port = self._settings.host, self._settings.metrics_port
-            pages = port_of(reserved.enter_context(reserve_port(host, port, "--metrics-port")))
-            meeting = self._settings.rendezvous or join_address(
+            metrics_port = port_of(reserved.enter_context(reserve_port(host, port, "--metrics-port")))
+            rendezvous = self._settings.rendezvous or join_address(
                 LOOPBACK, port_of(reserved.enter_context(reserve_port(LOOPBACK)))
             )
-            ranks = self._ranks(meeting, pages)
+            ranks = self._rank_settings(rendezvous, metrics_port)
             while True:
                 started_ms = self._clock.now_ms()
-                ended = await self._run_once(ranks, pages, shutdown, file)
-                if ended.in_order or (shutdown.is_set() and not ended.started):
+                ended = await self._run_once(ranks, metrics_port, shutdown, file)
+                if ended.is_orderly or (shutdown.is_set() and not ended.started):
                     return 0
                 if shutdown.is_set():
-                    log.warning("the group did not leave in order", cause=ended.why)
+                    log.warning("the group did not leave in order", cause=ended.cause)
                     return EXIT_FAILED
                 if not self._had_started or self._settings.machines > 1:
-                    raise death(ended)
+                    raise failure_of(ended)
                 wait_ms = self._backoff.next_ms(self._clock.now_ms() - started_ms)
-                words = ended.first.own_words()
-                log.error("the group ended: starting it again", why=ended.why, cause=words, wait_ms=wait_ms)
+                reason = ended.first.startup_error()
+                log.error(
+                    "the group ended: starting it again", why=ended.cause, cause=reason, wait_ms=wait_ms
+                )
                 await wait(shutdown, wait_ms / 1000)
                 if shutdown.is_set():
                     return 0
 
-    def _ranks(self, rendezvous: str, pages: int) -> list[WorkerSettings]:
-        """What each rank that is started here is told. The cores are dealt out; only the first listens where
-        it was said."""
+    async def _exit_file(self, reserved: ExitStack) -> ExitFile | None:
+        """Lock the exit file, if there is one, and report the exits that it still has."""
+        if not self._settings.exit_file:
+            return None
+        from baton.worker.lifecycle.exit_reporter import report_previous  # loads gRPC
+
+        file = reserved.enter_context(await asyncio.to_thread(ExitFile, self._settings.exit_file))
+        reporting = asyncio.create_task(report_previous(file, self._report_exit))
+        reserved.callback(reporting.cancel)
+        return file
+
+    def _rank_settings(self, rendezvous: str, metrics_port: int) -> list[WorkerSettings]:
+        """Return the settings of each rank that is started here.
+
+        The cores are dealt out. Only the first rank listens on the ports that were given.
+        """
         settings, here = self._settings, self._settings.ranks_here
         shares = deal_cores(settings.cpus or allowed_cpus(), len(here))
         return [
@@ -154,80 +178,93 @@ class RankProcesses:
                 machines=1,
                 machine=None,
                 cpus=cpus,
-                metrics_port=pages if rank == here[0] else 0,
+                metrics_port=metrics_port if rank == here[0] else 0,
                 grpc_port=settings.grpc_port if rank == 0 else 0,
             )
             for rank, cpus in zip(here, shares, strict=True)
         ]
 
     async def _run_once(
-        self, ranks: Sequence[WorkerSettings], pages: int, shutdown: asyncio.Event, file: ExitFile | None
-    ) -> Ended:
-        """One incarnation, from the start of its ranks until all of them were seen to exit."""
+        self,
+        ranks: Sequence[WorkerSettings],
+        metrics_port: int,
+        shutdown: asyncio.Event,
+        file: ExitFile | None,
+    ) -> GroupExit:
+        """Run one incarnation, from the start of its ranks until all of them were seen to exit."""
         secret, given = self._own_exit()
         children = [await self._start(each, given) for each in ranks]
+        record = ExitRecord(self._settings.name, children[0].pid, secret)
         if file is not None:
-            _update(lambda: file.leave([ExitRecord(self._settings.name, children[0].pid, secret)]))
-        ends = {asyncio.create_task(child.wait()): child for child in children}
+            _update(lambda: file.leave([record]))
+        exits = {asyncio.create_task(child.wait()): child for child in children}
         stop = asyncio.create_task(shutdown.wait())
-        started = asyncio.create_task(self._see_started(pages))
+        started = asyncio.create_task(self._wait_for_start(metrics_port))
         codes: dict[Child, int] = {}
-        await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
-        # Who has started by now is asked to leave; whoever does so later was not asked.
+        await asyncio.wait({stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
+        # Only ranks that have started by now leave on the signal below. Others have rooms to finish neither.
         came_up = started.done()
         left_s = LEAVING_S
         if shutdown.is_set():
             left_s = self._settings.drain_timeout_ms / 1000 + STOP_MARGIN_S if came_up else 0.0
-            children[0].ask_to_stop()
-        await collect(ends, codes, left_s)
+            children[0].terminate()
+        await collect(exits, codes, left_s)
         killed = [child for child in children if child not in codes]
         for child in killed:
             log.warning("killing a rank that has not ended", which=child.name, pid=child.pid)
             child.kill()
-        await collect(ends, codes, None)
-        ended = Ended(codes, frozenset(killed), came_up)
+        await collect(exits, codes, None)
+        ended = GroupExit(codes, frozenset(killed), came_up)
         stop.cancel()
         started.cancel()
         self._had_started |= ended.started
-        if self._had_started and not ended.in_order and self._settings.machines == 1:
-            # All of them have exited: nothing of this incarnation is written any more.
-            name, pid = self._settings.name, children[0].pid
-            reason = await report_exit_repeatedly(self._report_exit, name, pid, secret, shutdown)
-            if reason is not None:
-                log.warning("the bootstrap could not be told that the group ended", cause=reason)
-                if file is not None:
-                    _update(lambda: file.retain(ExitRecord(name, pid, secret)))
+        if self._had_started and not ended.is_orderly and self._settings.machines == 1:
+            await self._report(record, file, shutdown)
         return ended
 
-    def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
-        """A secret to report the exit of the next incarnation, and the variables of its ranks.
+    async def _report(self, record: ExitRecord, file: ExitFile | None, shutdown: asyncio.Event) -> None:
+        """Report the group's exit. All ranks have ended, and write to no peer any more."""
+        reason = await report_exit_repeatedly(
+            self._report_exit, record.name, record.pid, record.secret, shutdown
+        )
+        if reason is not None:
+            log.warning("the bootstrap could not be told that the group ended", cause=reason)
+            if file is not None:
+                _update(lambda: file.retain(record))
 
-        The launcher of one machine does not know when the ranks of others have ended: it can report nothing.
+    def _own_exit(self) -> tuple[bytes, Mapping[str, str]]:
+        """Return a secret to report the exit of the next incarnation, and the variables of its ranks.
+
+        With several machines there is none. This launcher does not know when the other ranks have ended.
         """
         return draw_exit_secret() if self._settings.machines == 1 else (b"", {})
 
     async def _start(self, settings: WorkerSettings, given: Mapping[str, str]) -> Child:
-        """`given`: variables of the ranks of this incarnation."""
+        """Start one rank. `given`: further variables of this incarnation's ranks."""
         name, environ = f"rank {settings.rank}", {**self._environ, **given}
 
-        def say(line: str) -> None:
-            """A rank's log lines say which rank it is; nothing else that it writes does."""
+        def show(line: str) -> None:
+            """Write a line of the rank. Its log lines name the rank already, and so lose the prefix."""
             own = line.removeprefix(f"{name}: ")
-            with suppress(OSError):  # a full disk, say: who does not read on stops the ranks
-                print(own if HEAD.match(own) else line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # for example a full disk: ranks whose pipe nobody reads would stop
+                sys.stderr.write(f"{own if LINE_START.match(own) else line}\n")
+                sys.stderr.flush()
 
-        if self._forks is not None:
+        if self._fork_server is not None:
             words = (settings.role, *to_flags(settings))
-            child = await self._forks.fork(name, words, environ, lambda _: True, say)
+            child = await self._fork_server.fork(name, words, environ, lambda _: True, show)
             if child is not None:
                 return child
-        return await start_child(name, self._command(settings), environ, lambda _: True, say)
+        return await start_child(name, self._command(settings), environ, lambda _: True, show)
 
-    async def _see_started(self, pages: int) -> None:
-        """Returns when the first rank here has started. That it is ready it hears itself only with a renewal
-        of its lease, when rooms may long have come."""
+    async def _wait_for_start(self, metrics_port: int) -> None:
+        """Return once the first rank here has started.
+
+        `/ready` would come too late. The rank learns that it is ready with a renewal of its lease, when rooms
+        may have come long ago.
+        """
         host = LOOPBACK if self._settings.host in WILDCARDS else self._settings.host
-        url = f"http://{join_address(host, pages)}/started"
+        url = f"http://{join_address(host, metrics_port)}/started"
         async with httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
             while True:
                 with suppress(httpx.TransportError):
@@ -237,7 +274,7 @@ class RankProcesses:
 
 
 def _update(write: Callable[[], None]) -> None:
-    """Write to the exit file. Ranks go on without it: then the next launcher reports no exit."""
+    """Write to the exit file. If that fails the ranks go on, and the next launcher reports no exit."""
     try:
         write()
     except StartupError as error:

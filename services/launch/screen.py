@@ -1,7 +1,7 @@
-"""What does whoever started the stack see of it?
+"""Progress lines of a stack that starts, runs and stops.
 
-On a terminal, the step being made has a spinner; elsewhere each step is one plain line. What cannot be
-written, since a disk is full or the reader has gone, is left out: the stack goes on.
+On a terminal the current step has a spinner. Elsewhere each step is one plain line. Lines that cannot be
+written are dropped, for example if a disk is full or the reader has gone, and the stack goes on.
 """
 
 from collections.abc import Callable, Generator
@@ -14,27 +14,31 @@ from baton.runtime.clock import Clock
 
 
 class Screen:
-    """Writes to a rich console."""
+    """Writer of progress lines to a rich console."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
         self._clock = clock
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
+        """Write one line."""
         with suppress(OSError):
             if self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:  # the console keeps what it could not write, and ends the process where nobody reads
+            else:  # the console retains what it could not write, and ends the process if its reader has gone
                 print(line, file=self._console.file, flush=True)
 
     @contextmanager
     def step(self, text: str) -> Generator[Callable[[str], None], None, None]:
-        """Show that `text` is being done, and when it was done how long it took."""
+        """Show the step `text` while it runs, and its duration at its end.
+
+        The context is a function that shows a detail of the step.
+        """
         started_ms = self._clock.now_ms()
         if self._console.is_terminal:
             with self._console.status(escape(text)) as status:
                 yield lambda detail: status.update(escape(f"{text}: {detail}"))
         else:
-            self.say(f"… {text}")
-            yield lambda detail: self.say(f"  {detail}")
-        self.say(f"✓ {text} ({(self._clock.now_ms() - started_ms) / 1000:.1f} s)")
+            self.show(f"… {text}")
+            yield lambda detail: self.show(f"  {detail}")
+        self.show(f"✓ {text} ({(self._clock.now_ms() - started_ms) / 1000:.1f} s)")

@@ -1,62 +1,27 @@
-"""What can be set on `baton serve`, and what does each of its parts get?
-
-It takes its own settings and those of the three services that it does not decide itself, and hands
-each part the command line that a pod would run.
-"""
+"""Settings of `baton serve`: its own, and those of the services that it passes on."""
 
 import os
-import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final
 
 from baton.bootstrap.settings import BootstrapSettings
-from baton.both.settings import BothSettings, side_names
-from baton.cli.options import Flags
+from baton.both.settings import BothSettings
 from baton.decode.settings import DecodeSettings
-from baton.launch.core_shares import Cores, cut_cores, share_cores
-from baton.launch.gpus import VISIBLE, Gpus, deal_gpus
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.service_settings import LOG_LEVEL
-from baton.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, join_address, number
-from baton.runtime.settings import (
-    PREFIX,
-    Setting,
-    load,
-    setting,
-    settings_of,
-    to_environ,
-    to_flags,
-    variables_of,
-)
-from baton.runtime.tls_files import TlsFiles
-from baton.runtime.worker_settings import WILDCARDS
-from baton.web.api_keys import first_key, has_several_keys
+from baton.runtime.setting_kinds import DURATION_MS, HOST, PORT, TEXT, number
+from baton.runtime.settings import PREFIX, Flags, Setting, load, setting, settings_of, variables_of
 
 SERVICES: Final = (BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
-
-
-class Operators(Enum):
-    """Who reads the pages for operators."""
-
-    CALLERS = "whoever may call their port"
-    ADMINS = "admin keys"
-    NOBODY = "nobody"
-
-
-Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
-Worker = TypeVar("Worker", PrefillSettings, DecodeSettings, BothSettings)
-AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
 LOOPBACK: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8000
+DEFAULT_URL: Final = f"http://{LOOPBACK}:{DEFAULT_PORT}"
+"""URL of the API of a stack that was started without flags."""
 PORT_MAX: Final = 65_535
-RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
-TOKEN_BYTES: Final = 32
-ON_GPUS: Final = ("auto", "cuda")
-"""Values of `--device` that leave the choice of a GPU to us."""
 CHOSEN: Final = frozenset(
     {"advertise", "http_port", "grpc_host", "name", "bootstrap", "cpus", "threads"}
     | {"exit_digest", "exit_file"}
@@ -67,23 +32,23 @@ CHOSEN: Final = frozenset(
 """Settings of a service that `baton serve` chooses for each part."""
 
 AMBIGUOUS: Final = frozenset({"transfer_timeout_ms"})
-"""Settings that mean another thing on prefill than on decode."""
+"""Settings that mean one thing on prefill and another on decode."""
 
 FIRST_DAY: Final = (
     *("model", "served_model_name", "host", "port", "prefill", "decode"),
     *("dtype", "device", "kv_cache_memory", "api_key_file"),
 )
-"""Settings that most people change, in the order in which they ask for them."""
+"""Settings that most users change, in the order of the help."""
 
 NOT_TAKEN: Final = CHOSEN | AMBIGUOUS
-OF_WORKERS: Final = {
+"""Settings of a service that `baton serve` does not take."""
+NEEDED_WORKERS: Final = {
     "prefill_tp": "prefill",
     "prefill_pp": "prefill",
     "decode_tp": "decode",
     "prefill_weight": "both",
 }
-"""Flags of the workers that another flag starts."""
-"""Settings of a service that `baton serve` does not take."""
+"""Settings that need workers, with the setting that starts those."""
 
 INSTEAD: Final[Mapping[str, str]] = {
     "tp": "--prefill-tp and --decode-tp",
@@ -92,12 +57,12 @@ INSTEAD: Final[Mapping[str, str]] = {
     "grpc_host": "--host with --tls-dir",
     **dict.fromkeys(("tls_cert", "tls_key", "tls_ca"), "--tls-dir"),
 }
-"""What it takes for some of them."""
+"""Flags to give in place of settings that are not taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """What only the whole stack has."""
+    """Settings that only a whole stack has."""
 
     prefill: int = setting(1, "Prefill workers to start; with --both none, if not given.", number(0, 64))
     decode: int = setting(1, "Decode workers to start; with --both none, if not given.", number(0, 64))
@@ -115,7 +80,7 @@ class ServeSettings:
         " without it that one is this machine's alone, like the workers.",
         HOST,
     )
-    port: int = setting(8000, "Port of the OpenAI HTTP API.", number(1, 65535))
+    port: int = setting(DEFAULT_PORT, "Port of the OpenAI HTTP API.", number(1, 65535))
     grpc_port: int = setting(8100, "Port that workers register at (0: any free one).", PORT)
     metrics_port: int = setting(
         0,
@@ -135,13 +100,18 @@ class ServeSettings:
 
     @property
     def grpc_host(self) -> str:
-        """Who can reach the port that workers register at can be one, unless they need certificates."""
+        """Address of the port that workers register at.
+
+        Without certificates any program that reaches it could register, so it is this machine's alone.
+        """
         return self.host if self.tls_dir else LOOPBACK
 
     @property
     def metrics_ports(self) -> Sequence[int]:
-        """Of each worker, prefill before decode, and then two of each that serves both sides, decode's first;
-        0 is any free one."""
+        """Metrics ports of all workers, prefill before decode; 0 is any free one.
+
+        Workers of both sides come last. Each has two, decode's first.
+        """
         workers = self.prefill + self.decode + 2 * self.both
         return range(self.metrics_port, self.metrics_port + workers) if self.metrics_port else [0] * workers
 
@@ -157,57 +127,11 @@ class ServeSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class StackCommand:
-    """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
-
-    role: str
-    """bootstrap, prefill, decode or worker: the command it runs."""
-    name: str
-    flags: tuple[str, ...]
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What no command line may show, and what it has no flag for."""
-    computes: bool = False
-    """It loads the model itself, rather than starting the ranks that do, or needing none."""
-
-    @property
-    def registers_as(self) -> tuple[str, ...]:
-        """The names by which the bootstrap knows its process."""
-        match self.role:
-            case BootstrapSettings.role:
-                return ()
-            case BothSettings.role:
-                return side_names(self.name)
-        return (self.name,)
-
-
-@dataclass(frozen=True, slots=True)
-class StackPlan:
-    """What to start: the bootstrap first, then the workers; stopped in the same order."""
-
-    bootstrap: StackCommand
-    workers: tuple[StackCommand, ...]
-    bootstrap_address: str
-    """Where the workers register, host:port."""
-    url: str
-    """Where this machine reaches the HTTP API."""
-    model: str
-    load_format: str
-    drain_timeout_ms: int
-    tls: TlsFiles | None
-    """What the bootstrap believes this command by."""
-    http_tls: TlsFiles | None
-    api_key: str = field(repr=False)
-    """One that the API takes; empty if it asks for none."""
-    operators: Operators
-    """Who reads the pages for operators."""
-    run_token: str = field(repr=False)
-    """What the parts show each other; empty where they show certificates."""
-
-
 def passed_on() -> dict[str, tuple[Setting, ...]]:
-    """The services' settings that `baton serve` takes and hands on, each once, by who gets them. A worker of
-    both sides gets all that one of either side does."""
+    """Return the services' settings that `baton serve` passes on, each once, by the services that get them.
+
+    A worker of both sides gets all that a worker of either side gets.
+    """
     own = {each.name for each in settings_of(ServeSettings)}
     takers: dict[Setting, list[str]] = {}
     for cls in SERVICES:
@@ -222,7 +146,7 @@ def passed_on() -> dict[str, tuple[Setting, ...]]:
 
 
 def panels() -> dict[str, tuple[Setting, ...]]:
-    """All that `baton serve` takes, by the headings of its help: what is set on the first day comes first."""
+    """Return all settings of `baton serve` by the headings of its help, with those of the first day first."""
     groups = {"The stack": tuple(settings_of(ServeSettings)), **passed_on()}
     by_name = {each.name: each for group in groups.values() for each in group}
     first = {"To begin with": tuple(by_name[name] for name in FIRST_DAY)}
@@ -233,135 +157,55 @@ def panels() -> dict[str, tuple[Setting, ...]]:
 
 
 def not_taken() -> tuple[Setting, ...]:
-    """The services' settings that it does not, each once."""
+    """Return the services' settings that `baton serve` does not take, each once."""
     found = {each.name: each for cls in SERVICES for each in settings_of(cls) if each.name in NOT_TAKEN}
     return tuple(found[name] for name in sorted(found))
 
 
 def load_serve(flags: Flags, environ: Mapping[str, str], also_known: frozenset[str]) -> ServeSettings:
-    """The stack's own settings. Raises SettingsError, also for a flag or variable that would have no effect,
-    and for certificates that are not there."""
+    """Return the stack's own settings.
+
+    Raises SettingsError, also for a flag or variable without effect, and for certificates that are missing.
+    """
     own = {each.name: flags.get(each.name) for each in settings_of(ServeSettings)}
     known = also_known | variables_of(*SERVICES)
-    if load(ServeSettings, {"both": own["both"]}, _of_both(environ), known).both:
+    if load(ServeSettings, {"both": own["both"]}, _variable_of_both(environ), known).both:
         for each in settings_of(ServeSettings):
-            if each.name in ("prefill", "decode") and _given_by(each, flags, environ) is None:
+            if each.name in ("prefill", "decode") and _source_of(each, flags, environ) is None:
                 own[each.name] = "0"
     settings = load(ServeSettings, own, environ, known)
     _check_counts(settings, flags, environ)
     for each in not_taken():
-        if (given := _given_by(each, flags, environ)) is not None:
+        if (given := _source_of(each, flags, environ)) is not None:
             instead = f"give {INSTEAD[each.name]}" if each.name in INSTEAD else "leave it out"
             raise SettingsError(f"{given} is not taken by baton serve, only by its parts: {instead}")
     _check_certificates(settings, flags, environ)
     return settings
 
 
-def _of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
+def _variable_of_both(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if name == f"{PREFIX}BOTH"}
 
 
-def _given_by(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str | None:
-    """The flag or variable that says it, if one does."""
+def _source_of(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str | None:
+    """Return the flag or variable that gives the setting, if one does."""
     if flags.get(each.name) is not None:
         return each.flag
     return each.variable if each.variable in environ else None
 
 
 def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError for what is said of workers of which there are none."""
+    """Raise SettingsError for a setting of workers that are not started."""
     for each in (*settings_of(ServeSettings), *settings_of(BothSettings)):
-        side = OF_WORKERS.get(each.name)
-        if side is None or getattr(settings, side):
+        starter = NEEDED_WORKERS.get(each.name)
+        if starter is None or getattr(settings, starter):
             continue
-        if (given := _given_by(each, flags, environ)) is not None:
-            raise SettingsError(f"{given} is of workers that --{side} starts, and it starts none")
+        if (given := _source_of(each, flags, environ)) is not None:
+            raise SettingsError(f"{given} is of workers that --{starter} starts, and it starts none")
 
 
-def make_plan(
-    serve: ServeSettings,
-    flags: Flags,
-    environ: Mapping[str, str],
-    cores: Sequence[int],
-    grpc_port: int,
-    gpus: Gpus = (),
-) -> StackPlan:
-    """Each part's command line. `cores` and `gpus` are dealt out to the workers; `grpc_port` is the real one,
-    never 0. Raises SettingsError."""
-    if not serve.tls_dir:
-        environ = {RUN_TOKEN: secrets.token_urlsafe(TOKEN_BYTES), **environ}
-    reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
-    address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
-    # Parts tell at least what went on before a failure; the screen shows what `--log-level` asks for.
-    level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
-    bootstrap = _load(
-        BootstrapSettings,
-        flags,
-        environ,
-        level
-        | {"host": serve.host, "http_port": str(serve.port)}
-        | {"grpc_host": serve.grpc_host, "grpc_port": str(grpc_port)}
-        | _own_certificate(serve, BootstrapSettings.role)
-        | _https(serve, flags, environ),
-    )
-    prefill_ranks = serve.prefill_tp * serve.prefill_pp
-    one_sided = serve.prefill * prefill_ranks + serve.decode * serve.decode_tp
-    for_both, cores = cut_cores(cores, serve.both, one_sided)
-    for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
-
-    def workers(
-        cls: type[Worker], shares: Sequence[Cores], ports: Sequence[int], shape: Mapping[str, int]
-    ) -> list[AnyWorker]:
-        given = (
-            level | {name: str(ranks) for name, ranks in shape.items()} | _own_certificate(serve, cls.role)
-        )
-        one = max(shape.values(), default=1) == 1
-        return [
-            _load(cls, flags, environ, given | _decided(cls.role, index, cpus, port, address, one))
-            for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
-        ]
-
-    ports = serve.metrics_ports
-    prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :][: serve.decode]
-    both_ports = ports[serve.prefill + serve.decode :]
-    all_workers = [
-        *workers(
-            PrefillSettings, for_prefill, prefill_ports, {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
-        ),
-        *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
-        *workers(BothSettings, for_both, both_ports[::2], {}),
-    ]
-    shares = deal_gpus(gpus, [each.topology.ranks for each in all_workers])
-    return StackPlan(
-        bootstrap=StackCommand(
-            bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)
-        ),
-        workers=tuple(_part(each, share) for each, share in zip(all_workers, shares, strict=True)),
-        bootstrap_address=address,
-        url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
-        model=bootstrap.model,
-        load_format=bootstrap.load_format,
-        drain_timeout_ms=bootstrap.drain_timeout_ms,
-        tls=bootstrap.tls,
-        http_tls=bootstrap.http_tls,
-        run_token=bootstrap.run_token,
-        api_key=first_key(bootstrap.api_keys, bootstrap.api_key_file),
-        operators=_operators(bootstrap),
-    )
-
-
-def _operators(bootstrap: BootstrapSettings) -> Operators:
-    """Raises StartupError."""
-    if bootstrap.admin_api_keys or bootstrap.admin_api_key_file:
-        return Operators.ADMINS
-    if bootstrap.admin_port is not None or bootstrap.open_admin:
-        return Operators.CALLERS
-    closed = has_several_keys(bootstrap.api_keys, bootstrap.api_key_file)
-    return Operators.NOBODY if closed else Operators.CALLERS
-
-
-def _own_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
-    """A part's flags for its certificate, as `baton certs` names the files."""
+def grpc_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
+    """Return a part's settings for its certificate, with the file names of `baton certs`."""
     if not serve.tls_dir:
         return {}
     folder = Path(serve.tls_dir)
@@ -372,8 +216,8 @@ def _own_certificate(serve: ServeSettings, role: str) -> dict[str, str]:
     }
 
 
-def _https(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> dict[str, str]:
-    """The same for the API, unless it has a certificate of its own."""
+def https_certificate(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the API's settings for its certificate, unless it was given one of its own."""
     own = ("http_tls_cert", "http_tls_key")
     if not serve.tls_dir or any(flags.get(name) or PREFIX + name.upper() in environ for name in own):
         return {}
@@ -382,53 +226,13 @@ def _https(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> di
 
 
 def _check_certificates(serve: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError for files of `--tls-dir` that cannot be read."""
+    """Raise SettingsError for files of `--tls-dir` that cannot be read."""
     parts = [cls.role for cls in SERVICES if serve.both or cls is not BothSettings]
-    needed = [_own_certificate(serve, role) for role in parts] + [_https(serve, flags, environ)]
+    needed = [grpc_certificate(serve, role) for role in parts] + [https_certificate(serve, flags, environ)]
     paths = dict.fromkeys(Path(path) for files in needed for path in files.values())
     missing = [path.name for path in paths if not os.access(path, os.R_OK)]
     if missing:
-        there = Path(serve.tls_dir).is_dir()
-        why = f"{', '.join(missing)} cannot be read there" if there else "there is no such directory"
+        exists = Path(serve.tls_dir).is_dir()
+        why = f"{', '.join(missing)} cannot be read there" if exists else "there is no such directory"
         command = f"baton certs {shlex.quote(serve.tls_dir)}"
         raise SettingsError(f"--tls-dir {serve.tls_dir}: {why}; `{command}` makes what is needed")
-
-
-def _decided(
-    role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, one: bool
-) -> dict[str, str]:
-    """`one`: the worker is one process, rather than several that share its cores."""
-    decided = {
-        "name": f"{role}-{index}",
-        "host": LOOPBACK,
-        "grpc_port": "0",
-        "metrics_port": str(metrics_port),
-        "bootstrap": bootstrap_address,
-        "cpus": ",".join(map(str, cpus)),
-        "threads": str(len(cpus) if one else 0),
-    }
-    if role == BothSettings.role and metrics_port:
-        decided["prefill_metrics_port"] = str(metrics_port + 1)
-    return decided
-
-
-def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
-    """It sees `gpus` alone and counts them from 0, unless it computes elsewhere or on one that was named."""
-    own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
-    environ = to_environ(settings) | own
-    return StackCommand(
-        settings.role, settings.name, tuple(to_flags(settings)), environ, not settings.launches
-    )
-
-
-def _load(
-    cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
-) -> Service:
-    taken = {each.name for group in passed_on().values() for each in group}
-    names = taken & {each.name for each in settings_of(cls)}
-    handed = {variable: text for variable, text in environ.items() if variable in _variables(names)}
-    return load(cls, {**{name: flags.get(name) for name in names}, **decided}, handed)
-
-
-def _variables(names: set[str]) -> set[str]:
-    return {PREFIX + name.upper() for name in names}

@@ -1,4 +1,4 @@
-"""Can so many ranks share the model? Found out from its configuration, before any of them is started."""
+"""Check, from a model's configuration, that the ranks of a worker can share it. No rank is started before."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,18 @@ FLAGS: Final = {"tensor_parallel": "--tp", "pipeline_parallel": "--pp"}
 
 
 class ShapeRefused(StartupError):
-    """The model cannot be cut into as many parts as there are to be ranks. Names the flag and the number."""
+    """The model cannot be divided among the ranks. The text names the flag and the number."""
 
 
 def check_shape(settings: WorkerSettings) -> None:
-    """Raises ShapeRefused, and StartupError for a model that is not there. A model whose configuration does
-    not say how large it is, is for the ranks to refuse."""
+    """Check the shape of a worker against its model.
+
+    Raises ShapeRefused, and StartupError for a missing model. If the configuration does not state the model's
+    size, the ranks refuse it when they load it.
+    """
     source = resolve(settings.model, LoadFormat(settings.load_format))
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
-    config = _words(directory)
+    config = _text_config(directory)
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int)):
@@ -44,11 +47,11 @@ def check_shape(settings: WorkerSettings) -> None:
         raise ShapeRefused(str(error).replace(error.field, FLAGS[error.field])) from error
 
 
-def _words(directory: Path) -> dict[str, Any]:
-    """The part of the configuration that is about text."""
+def _text_config(directory: Path) -> dict[str, Any]:
+    """Return the part of the configuration that describes the language model."""
     try:
         config = json.loads((directory / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return {}  # who loads it says what is wrong
+        return {}  # the ranks refuse it with the reason
     text = config.get("text_config") if isinstance(config, dict) else None
     return text if isinstance(text, dict) else config if isinstance(config, dict) else {}

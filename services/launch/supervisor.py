@@ -1,18 +1,18 @@
-"""Are all parts of the stack running, and what happens to one that is not?
+"""Supervisor of a stack's processes.
 
-starting   a part that ends is fatal: its last lines are shown, everything is ended
-running    a part that ends is reported (its exit was seen: that is proof) and started again, with back-off
-stopping   group by group, each with a deadline after which it is killed
+starting   a part that ends is fatal. Its last lines are shown, and everything is ended.
+running    a part that ends is reported to the bootstrap, and started again after a back-off.
+stopping   groups end one after the other. A part that outlives its group's deadline is killed.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from baton.launch.child import Child, Say, describe_exit
+from baton.launch.child import Child, Show, describe_exit
 from baton.launch.exit_reports import ReportExit, report_exit_repeatedly, wait
 from baton.launch.restart_backoff import Backoff, describe_wait
-from baton.launch.serve_settings import StackCommand
+from baton.launch.stack_plan import StackCommand
 from baton.runtime.clock import Clock
 from baton.runtime.errors import StartupError
 from baton.runtime.service_process import StopRequested
@@ -28,19 +28,19 @@ class PartDied(StartupError):
 
 
 class Supervisor:
-    """Keeps the children of one stack. Made, started, kept and stopped by one task."""
+    """Children of one stack. One task creates, starts, keeps and stops it."""
 
     def __init__(
         self,
         start: Start,
         report_exit: ReportExit,
-        say: Say,
+        show: Show,
         clock: Clock,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self._start = start
         self._report_exit = report_exit
-        self._say = say
+        self._show = show
         self._clock = clock
         self._backoff = backoff
         self._children: dict[str, Child] = {}
@@ -56,10 +56,10 @@ class Supervisor:
         timeout_ms: int,
         shutdown: asyncio.Event,
     ) -> None:
-        """Start `parts` and return when `is_up`.
+        """Start `parts`, and return once `is_up` returns True.
 
-        Raises PartDied if any part started so far ends or `timeout_ms` has passed, StopRequested when
-        `shutdown` is set.
+        Raises PartDied if any part started so far ends, or after `timeout_ms` milliseconds. Raises
+        StopRequested when `shutdown` is set.
         """
         for part in parts:
             await self._spawn(part)
@@ -76,10 +76,7 @@ class Supervisor:
             await wait(shutdown, POLL_S)
 
     async def keep(self, shutdown: asyncio.Event) -> None:
-        """From here on start parts again that end; return when `shutdown` is set.
-
-        Raises PartDied if a part has just ended.
-        """
+        """Restart parts that end, until `shutdown` is set. Raises PartDied if a part ended before this."""
         if self._died is not None:
             raise self._died
         self._running = True
@@ -91,25 +88,30 @@ class Supervisor:
                 keeper.result()
 
     async def stop(self, groups: Iterable[Sequence[StackCommand]], timeout_ms: int) -> bool:
-        """End every group in turn: SIGTERM, then SIGKILL after `timeout_ms`. True if none was killed."""
+        """End one group after the other: SIGTERM, then SIGKILL after `timeout_ms` milliseconds.
+
+        Return True if no part was killed.
+        """
         self._stopping.set()
-        clean = True
+        is_clean = True
         for group in groups:
-            clean &= await self._end([part.name for part in group if part.name in self._keepers], timeout_ms)
-        return clean
+            is_clean &= await self._end(
+                [part.name for part in group if part.name in self._keepers], timeout_ms
+            )
+        return is_clean
 
     async def _end(self, names: Sequence[str], timeout_ms: int) -> bool:
         keepers = [self._keepers[name] for name in names]
         if not keepers:
             return True
         for name in names:
-            self._children[name].ask_to_stop()
+            self._children[name].terminate()
         _, pending = await asyncio.wait(keepers, timeout=timeout_ms / 1000)
         if not pending:
             return True
         for name in names:
             if not self._keepers[name].done():
-                self._say(f"{name} did not stop within {timeout_ms / 1000:g} s: killing it")
+                self._show(f"{name} did not stop within {timeout_ms / 1000:g} s: killing it")
                 self._children[name].kill()
         await asyncio.wait(pending, timeout=KILL_TIMEOUT_S)
         return False
@@ -118,11 +120,11 @@ class Supervisor:
         child = await self._start(part)
         self._children[part.name] = child
         if self._stopping.is_set():
-            child.ask_to_stop()
+            child.terminate()
         return child
 
     async def _keep(self, part: StackCommand) -> None:
-        """Follow one part until it ends for good."""
+        """Follow one part, over its restarts, until it ends for good."""
         backoff = self._backoff()
         child: Child | None = self._children[part.name]
         while child is not None:
@@ -134,14 +136,14 @@ class Supervisor:
                 self._died = self._died or _death(child, code)
                 return
             wait_ms = backoff.next_ms(self._clock.now_ms() - started_ms)
-            self._say_end(child, code, wait_ms)
-            # Side by side: a bootstrap that cannot be told now must not keep the worker away.
+            self._show_end(child, code, wait_ms)
+            # Both at once: a bootstrap that takes no report must not delay the worker's return.
             _, child = await asyncio.gather(
-                self._tell_exit(part, child), self._start_again(part, backoff, wait_ms)
+                self._report_end(part, child), self._start_again(part, backoff, wait_ms)
             )
 
     async def _start_again(self, part: StackCommand, backoff: Backoff, wait_ms: int) -> Child | None:
-        """None if the stack was stopped while waiting."""
+        """Return the new child, or None if the stack is being stopped."""
         while True:
             await wait(self._stopping, wait_ms / 1000)
             if self._stopping.is_set():
@@ -150,16 +152,16 @@ class Supervisor:
                 return await self._spawn(part)
             except OSError as error:
                 wait_ms = backoff.next_ms(ran_ms=0)
-                self._say(f"{part.name} cannot be started ({error}): trying again {describe_wait(wait_ms)}")
+                self._show(f"{part.name} cannot be started ({error}): trying again {describe_wait(wait_ms)}")
 
-    def _say_end(self, child: Child, code: int, wait_ms: int) -> None:
-        why = child.own_words()
-        if code > 0 and why is None:
+    def _show_end(self, child: Child, code: int, wait_ms: int) -> None:
+        reason = child.startup_error()
+        if code > 0 and reason is None:
             child.show_hidden_lines()
-        because = f" ({why})" if why else ""
-        self._say(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
+        because = f" ({reason})" if reason else ""
+        self._show(f"{child.name} {describe_exit(code)}{because}: starting it again {describe_wait(wait_ms)}")
 
-    async def _tell_exit(self, part: StackCommand, ended: Child) -> None:
+    async def _report_end(self, part: StackCommand, ended: Child) -> None:
         if not ended.exit_secret:
             return  # a launcher, whose ranks may still run
         for name in part.registers_as:
@@ -167,12 +169,12 @@ class Supervisor:
                 self._report_exit, name, ended.pid, ended.exit_secret, self._stopping
             )
             if reason is not None:
-                self._say(f"the bootstrap could not be told that {name} ended ({reason})")
+                self._show(f"the bootstrap could not be told that {name} ended ({reason})")
 
 
 def _death(child: Child, code: int) -> PartDied:
-    why = child.own_words()
-    if why is not None:
-        return PartDied(f"{child.name}: {why}")
+    reason = child.startup_error()
+    if reason is not None:
+        return PartDied(f"{child.name}: {reason}")
     child.show_hidden_lines()
     return PartDied(f"{child.name} {describe_exit(code)} before it was ready")

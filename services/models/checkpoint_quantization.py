@@ -1,6 +1,6 @@
-"""How are the weights of a released checkpoint quantised, as its configuration says?
+"""Quantization of a released checkpoint, as its configuration describes it.
 
-Without the tensor library: a method that is not known here is refused before anything is started.
+It does not need the tensor library, so that an unknown method is refused before anything is started.
 """
 
 import re
@@ -15,7 +15,7 @@ from baton.models.model_requirements import Json
 
 KEYS: Final = ("quantization_config", "compression_config")
 EXPORTED: Final = "hf_quant_config.json"
-"""Where ModelOpt says it, if the configuration does not."""
+"""File in which ModelOpt describes it, if the configuration does not."""
 FP8: Final = "fp8"
 MODELOPT: Final = "modelopt"
 COMPRESSED: Final = "compressed-tensors"
@@ -23,31 +23,31 @@ GPTQ: Final = "gptq"
 AWQ: Final = "awq"
 MXFP4: Final = "mxfp4"
 PATTERN: Final = "re:"
-"""Begins a pattern of compressed-tensors for modules' names."""
+"""Prefix of a pattern of module names in compressed-tensors."""
 KIND: Final = "Linear"
-"""Of all modules that are quantised here."""
+"""Kind of all modules that can be quantized."""
 PLAIN_FORMATS: Final = ("float-quantized", "naive-quantized", "int-quantized")
-"""Of compressed-tensors: a number has a tensor's element for itself."""
+"""Formats of compressed-tensors in which each number has one tensor element."""
 PACKED_FORMATS: Final = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 BITS: Final = (2, 4, 8)
-"""That words hold a whole number of."""
+"""Numbers of bits of which a word holds a whole number."""
 HELP: Final = "take the release in bfloat16, or one in FP8, MXFP4, GPTQ, AWQ or compressed-tensors"
 
 
 class UnspecifiedQuantization(Exception):
-    """The configuration does not say how a weight is stored. The text says of which, or why."""
+    """The configuration does not describe how a weight is stored. The text names the weight or the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """Of a checkpoint, as its configuration tells it."""
+    """Quantization of a checkpoint, from its configuration."""
 
     method: str
     words: Json = field(default_factory=dict, repr=False)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What nothing here dequantises: in a few words each."""
+        """Parts of it that are not supported, in a few words each."""
         known = METHODS.get(self.method)
         if known is None:
             return (f"weights quantised by {self.method} ({HELP})",)
@@ -55,13 +55,15 @@ class CheckpointQuantization:
 
     @property
     def of_the_cache(self) -> bool:
-        """It wants keys and values quantised as well."""
+        """Whether keys and values are to be quantized as well."""
         told = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
         return any(told)
 
     def group_of(self, module: str) -> Json:
-        """Of compressed-tensors: how the weights of `module` are stored. As there, its own name goes before a
-        pattern, and a pattern before a kind of modules. Raises Untold."""
+        """Return how compressed-tensors stores the weights of `module`. Raises Untold.
+
+        As there, the module's name wins over a pattern, and a pattern over a kind of modules.
+        """
         groups = _groups_of(self.words)
         if len(groups) < 2:
             return next(iter(groups), {})
@@ -74,7 +76,7 @@ class CheckpointQuantization:
         return found[0]
 
     def block_of(self, module: str) -> tuple[int, int] | None:
-        """Rows and columns of its weights that share a scale, where that is told. Raises Untold."""
+        """Return the rows and columns of weights that share a scale, if they do. Raises Untold."""
         group = self.group_of(module)
         told = group.get("block_structure") or self.words.get("weight_block_size")
         if isinstance(told, list) and len(told) == 2 and all(isinstance(each, int) for each in told):
@@ -84,7 +86,7 @@ class CheckpointQuantization:
 
 
 def read_quantization(directory: Path) -> CheckpointQuantization | None:
-    """Of the checkpoint in `directory`; None where it does not tell of any. Raises ModelUnreadable."""
+    """Return the quantization of the checkpoint in `directory`, or None. Raises ModelUnreadable."""
     config = json_object(directory / CONFIG_FILE, required=True)
     text = config.get("text_config")
     places = (config, text if isinstance(text, dict) else {})
@@ -101,7 +103,7 @@ def read_quantization(directory: Path) -> CheckpointQuantization | None:
 
 
 def _groups_of(words: Json) -> list[Json]:
-    """Of compressed-tensors: how the weights of each group of modules are stored, and of which."""
+    """Return how compressed-tensors stores each group of modules, and which modules those are."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict):
         return []
@@ -115,7 +117,7 @@ def _groups_of(words: Json) -> list[Json]:
 
 
 def _matches(target: str, module: str) -> bool:
-    """Raises Untold."""
+    """Return whether a pattern matches a module. Raises Untold."""
     if not target.startswith(PATTERN):
         return False
     try:
@@ -165,4 +167,4 @@ METHODS: Final[Mapping[str, Callable[[Json], list[str]]]] = {
     AWQ: _awq_misses,
     MXFP4: lambda _: [],
 }
-"""Of each method that is known, what of it is not: in a few words each."""
+"""Unsupported parts of each known method, as functions of its configuration."""

@@ -1,12 +1,12 @@
-"""How is a model that has to be converted before it loads fast converted only once?
+"""Cache of converted models: a model is converted only once, however many processes need it.
 
-    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT/           whole, or not there
-    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.lock       held by the process that converts
-    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.part/      what it has written so far
+    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT/         the whole result, or absent.
+    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.lock     locked by the process that converts.
+    $XDG_CACHE_HOME/baton/models/NAME-FINGERPRINT.part/    what it has written so far.
 
-The finished directory appears by one rename. A process that dies lets go of the lock, and the next one
-starts over. The conversion runs in a process of its own, since it needs the tensor library and the caller may
-not, and ends with its caller.
+The finished directory appears by one rename. When a process dies the lock is free, and the next process
+starts over. The conversion needs the tensor library, which the caller may not load. So it runs in a process
+of its own, which ends with its caller.
 """
 
 import fcntl
@@ -29,23 +29,23 @@ from baton.runtime.errors import StartupError
 
 CONVERTER: Final = "baton.engine.gguf.convert"
 CONVERSION_FORMAT: Final = b"6"
-"""Part of the fingerprint: to be changed when the converter writes something else."""
+"""Part of the fingerprint. Change it when the converter's output changes."""
 CONVERSION_DEADLINE_S: Final = 1800.0
 LOCK_POLL_S: Final = 0.2
 LAST_WORDS_BYTES: Final = 4096
 
 
 class ConversionFailed(StartupError):
-    """The model's file could not be turned into what is loaded. The text has the converter's last line."""
+    """The model's file could not be converted. The text is the converter's last line."""
 
 
-def converted(
+def convert_once(
     source: Path, name: str, report: Callable[[str], None], deadline_s: float = CONVERSION_DEADLINE_S
 ) -> Path:
-    """The directory made from the file `source`, converting it now if no process has before.
+    """Return the directory made from the file `source`. Convert it now if no process has before.
 
-    Waits `deadline_s` at most for another process that is converting it, and as long for its own
-    conversion. Raises StartupError when that passes, or when the conversion fails.
+    `deadline_s`: longest wait for another process's conversion, and for its own, seconds. Raises StartupError
+    when it passes, or when the conversion fails.
     """
     with reading(source):
         fingerprint = hashlib.sha256(CONVERSION_FORMAT + sampled_digest(source)).hexdigest()[:16]
@@ -70,8 +70,10 @@ def converted(
 
 
 def cache_root() -> Path:
-    """Where everything is kept that is made once: under $XDG_CACHE_HOME, else ~/.cache. Raises StartupError
-    where neither is told."""
+    """Return the folder of all cached files: under $XDG_CACHE_HOME, else ~/.cache.
+
+    Raises StartupError if neither is known.
+    """
     told = os.environ.get("XDG_CACHE_HOME", "")
     try:
         root = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
@@ -109,7 +111,7 @@ def _convert(
 ) -> None:
     report(f"converting {source.name}, once")
     with tempfile.TemporaryFile() as errors:
-        # The lock goes along: should this process die, it stays held until the converter has ended too.
+        # The converter inherits the lock. If this process dies, the lock lasts until the converter has ended.
         process = subprocess.Popen(  # noqa: S603
             tied_command(*module_command(CONVERTER, str(source), str(part), name)),
             env=child_environ(os.environ),
@@ -136,7 +138,7 @@ def _convert(
 
 
 def _last_words(errors: IO[bytes]) -> str:
-    """The last line that the converter wrote to stderr."""
+    """Return the converter's last line on stderr."""
     errors.seek(max(0, errors.seek(0, 2) - LAST_WORDS_BYTES))
     lines = errors.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].strip() if lines else ""

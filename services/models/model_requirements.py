@@ -1,7 +1,7 @@
-"""What a model needs that is not computed here, as its configuration says.
+"""Features that a model needs and the engine lacks, as its configuration states them.
 
-The words of its file alone are read, without the model library, so that a model is refused before anything is
-started. `baton.engine.loading.capability_probes` reads the library's configuration, which has what a file
+Only the words of its file are read, without the model library, so that a model is refused before anything is
+started. `baton.engine.loading.capability_probes` reads the library's configuration, which adds what a file
 leaves out.
 """
 
@@ -14,10 +14,12 @@ from baton.models.library_types import LIBRARY, drawing_types, known_types, libr
 Json = dict[str, Any]
 
 ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
-"""Model types that are another one by their definition and configuration."""
+"""Model types that equal another one in their definition and configuration."""
 RECURRENT: Final = ("state_size", "ssm_cfg", "attention_hidden_size", "chunkwise_kernel", "lru_width")
-"""Words of configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin), whose layers
-keep a state in place of keys and values."""
+"""Words in configurations of state-space and recurrent models (Mamba, RWKV, xLSTM, Griffin).
+
+Their layers keep a state in place of keys and values.
+"""
 STATES: Final = "state-space or recurrent layers (Mamba, RWKV)"
 DIFFERING: Final = "layers that differ from each other"
 ENCODER: Final = "an encoder"
@@ -28,7 +30,7 @@ SHARED: Final = "keys and values shared between layers"
 DRAWS: Final = "a definition that draws text, which the transformers library does not have"
 ONE_TEXT: Final = "one language model, where its configuration has several"
 SEEING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Types of layers whose masks say how far they see."""
+"""Types of layers whose attention span is known."""
 OTHER_LAYERS: Final[Mapping[str, str]] = {
     "linear_attention": "linear-attention or state-space (Mamba) layers",
     "hybrid": "layers of attention and of state space (Mamba)",
@@ -36,7 +38,7 @@ OTHER_LAYERS: Final[Mapping[str, str]] = {
 }
 ORDER: Final = (STATES, DIFFERING, ENCODER, LATENT, LATER, BLOCKS, SHARED, DRAWS)
 STATE_LAYERS: Final = dict.fromkeys(("mamba", "mamba2", "recurrent"), "linear_attention")
-"""Other words for a kind of layers."""
+"""Other names of layer types."""
 LINEAR: Final = OTHER_LAYERS["linear_attention"]
 
 CONVOLUTIONS: Final = OTHER_LAYERS["conv"]
@@ -56,7 +58,7 @@ ASKED_BY: Final[Mapping[str, Callable[[Json], bool]]] = {
     SHARED: lambda words: bool(words.get("num_kv_shared_layers")),
     CONVOLUTIONS: lambda words: _fewer(words.get("full_attn_idxs"), words.get("num_hidden_layers")),
 }
-"""By need, what in a configuration, or in that of its text, asks for it."""
+"""Tests of a configuration, or of its text part, by the feature that they detect."""
 
 LAYERS: Final = ("layer_types", "layers_block_type")
 BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
@@ -108,30 +110,30 @@ BY_TYPE: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         ),
     ),
 )
-"""By need: words that decide where a file has one of them, and the types that ask for it where it has not."""
+"""Words and model types by feature. If a file has one of the words it decides, else the type does."""
 
 DRAWS_TEXT: Final = re.compile(r"ForCausalLM|LMHead|ForConditionalGeneration|ForImageTextToText|Generation$")
 OTHER_HEAD: Final = re.compile(
     r"For\w*Classification$|ForQuestionAnswering$|ForMultipleChoice$|ForMaskedLM$|ForNextSentencePrediction$"
     r"|Reward|ForEmbedding|ForTextEncoding|ForScoring|ForRanking|Reranker|CrossEncoder"
 )
-"""Names of classes whose head scores a text, or embeds it, and draws no tokens."""
+"""Pattern of classes whose head scores or embeds a text, and draws no tokens."""
 
 
 def text_words(config: Json) -> Json:
-    """The part of a configuration that is about its language model."""
+    """Return the part of a configuration about its language model."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
 def canonical(config: Json) -> Json:
-    """The configuration by the type's name that the model library has."""
+    """Return the configuration with the type's name in the model library."""
     kind = config.get("model_type")
     return {**config, "model_type": ALIASES[kind]} if isinstance(kind, str) and kind in ALIASES else config
 
 
 def needs_of(config: Json) -> list[str]:
-    """What the model of this configuration needs that is not computed here, in a few words each."""
+    """Return the missing features of a configuration's model, in a few words each."""
     parts = (canonical(config), canonical(text_words(config)))
     types = {str(each.get("model_type")) for each in parts}
     found = [need for need, asks in ASKED_BY.items() if any(asks(words) for words in parts)]
@@ -147,7 +149,7 @@ def needs_of(config: Json) -> list[str]:
 
 
 def in_order(needs: Sequence[str]) -> list[str]:
-    """Each need once, whoever found it first: those of `ORDER`, and the others behind them."""
+    """Return each feature once: those of `ORDER`, then the others."""
     place = {need: index for index, need in enumerate(ORDER)}
     return sorted(dict.fromkeys(needs), key=lambda need: place.get(need, len(ORDER)))
 
@@ -156,7 +158,7 @@ def _layers(words: Json) -> Iterator[str]:
     lists = [listed for name in LAYERS if isinstance(listed := words.get(name), list)]
     kinds = {STATE_LAYERS.get(str(each), str(each)) for listed in lists for each in listed}
     for kind in sorted(kinds - SEEING):
-        # Others, "attention" among them, may be parts of a layer.
+        # Other words, such as "attention", may be parts of a layer.
         if kind in OTHER_LAYERS or kind.endswith("_attention"):
             yield OTHER_LAYERS.get(kind, f"layers of type {kind}")
 

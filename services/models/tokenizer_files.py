@@ -1,4 +1,4 @@
-"""Which tokenizer does a model directory hold? Read by the reference library, by whoever needs it."""
+"""Tokenizer of a model directory, loaded by the model library."""
 
 import logging
 from pathlib import Path
@@ -8,12 +8,14 @@ from baton.runtime.errors import StartupError, describe_error
 
 
 class TokenizerUnusable(StartupError):
-    """The model directory holds no tokenizer that can be used here; the text names what is wrong."""
+    """The model directory has no tokenizer that can be used here. The text names the problem."""
 
 
 def reference_tokenizer(model_dir: Path) -> Any:
-    """The transformers tokenizer of a safetensors model directory, with a `tokenizers` backend. Raises
-    TokenizerUnusable."""
+    """Return the transformers tokenizer of a safetensors model directory, with a `tokenizers` backend.
+
+    Raises TokenizerUnusable.
+    """
     from transformers import AutoTokenizer
 
     quiet = logging.getLogger("transformers.tokenization_utils_base")
@@ -23,7 +25,7 @@ def reference_tokenizer(model_dir: Path) -> Any:
         reference = AutoTokenizer.from_pretrained(
             str(model_dir), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever the library makes of what is in a file
+    except Exception as error:  # any error that the library raises for a file
         raise TokenizerUnusable(_why(model_dir, error)) from error
     finally:
         quiet.setLevel(level)
@@ -33,7 +35,7 @@ def reference_tokenizer(model_dir: Path) -> Any:
 
 
 def _why(model_dir: Path, error: Exception) -> str:
-    """Why there is no tokenizer, by the file rather than in the library's words."""
+    """Return why there is no tokenizer, by the file rather than in the library's words."""
     file = model_dir / "tokenizer.json"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: it cannot be read: {error.strerror}"

@@ -12,9 +12,13 @@ from typing import Final
 
 import baton
 
-TETHER: Final = "baton.runtime.parent_watch"
+COMMAND: Final = "baton.cli.main"
+"""Module of the command `baton`."""
+FORK_SERVER: Final = "baton.cli.forked_commands"
+"""Module of the process that workers are forked from."""
+PARENT_WATCH: Final = "baton.runtime.parent_watch"
 NOT_INHERITED: Final = ("PYTHONOPTIMIZE", "PYTHONWARNINGS")
-"""Variables that change what a library's code does, and that no child gets (see `surroundings`)."""
+"""Variables that change what a library's code does. No child inherits them (see `environment_check`)."""
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -22,9 +26,14 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *arguments)
 
 
+def baton_command(*words: str) -> tuple[str, ...]:
+    """Return the command that runs `baton WORDS`."""
+    return module_command(COMMAND, *words)
+
+
 def tied_command(*command: str) -> tuple[str, ...]:
     """Return the command that runs `command` in a child that the kernel kills when this process ends."""
-    return (*module_command(TETHER, str(os.getpid())), *command)
+    return (*module_command(PARENT_WATCH, str(os.getpid())), *command)
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,21 +1,26 @@
-"""What time is it? Injected, so that tests and simulations decide."""
+"""Clocks, passed as arguments so that tests and simulations can set the time."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Readings that are never mixed: durations and deadlines use `now_ms`, logs use `wall_ms`."""
+    """Three clocks that are never mixed: durations and deadlines use `now_ms`, logs use `wall_ms`."""
 
     def now_ms(self) -> int:
-        """Milliseconds since an arbitrary start; never goes back. Meaningless to other processes."""
+        """Return milliseconds since an arbitrary start. It never goes back. Other processes cannot compare
+        it.
+        """
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC; may jump. For people, never for deadlines."""
+        """Return milliseconds since 1970-01-01 UTC. It may jump, so it is for people and never for
+        deadlines."""
 
     def host_us(self) -> int:
-        """Microseconds since the host's start; never goes back. The same for all processes of a host, so
-        that what was measured in two of them can be compared."""
+        """Return microseconds since the host's start. It never goes back.
+
+        All processes of a host share it, so that times measured in two of them can be compared.
+        """
 
 
 class SystemClock:

@@ -1,8 +1,8 @@
-"""Which variables of others would change what a process does, and what becomes of each?
+"""Environment variables of libraries and platforms that would change what a process does.
 
-The libraries read the environment themselves, unasked. What would lead the stack's own connections astray,
-change its numbers or take its cores is dropped before any of them is loaded; what a platform says with good
-reason is left. Each family has its line here, and docs/settings.md is made from it.
+Libraries read the environment themselves. A variable that would misdirect the stack's own connections, change
+its numbers or take its cores is dropped before any library is loaded. A variable that a platform sets with
+good reason stays. Each family of variables has its line here, and docs/settings.md is made from it.
 """
 
 import os
@@ -19,29 +19,29 @@ WARNINGS: Final = "PYTHONWARNINGS"
 
 
 class VariableVerdict(StrEnum):
-    """What becomes of a variable."""
+    """Treatment of a variable."""
 
     DROPPED = "dropped"
-    """It is taken out at the start, with one line of the log."""
+    """Removed at the start, with one line in the log."""
     SET = "set"
-    """It has our value, whatever it had before."""
+    """Set to this project's value, whatever it was before."""
     BY_OTHERS = "default"
-    """It has our value where nobody gave one."""
+    """Set to this project's value if it is not set."""
     IGNORED = "ignored"
-    """Nobody reads it on our ways."""
+    """Read by no library in the way that this project uses it."""
     HONOURED = "honoured"
-    """It means what its library says."""
+    """Means what its library documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Variables that are judged together."""
+    """Variables that get the same treatment."""
 
     names: tuple[str, ...]
     verdict: VariableVerdict
     why: str
     value: str = ""
-    """Of those that are SET or BY_OTHERS."""
+    """Value of variables that are SET or BY_OTHERS."""
 
 
 FAMILIES: Final = (
@@ -203,14 +203,12 @@ FAMILIES: Final = (
         " parts",
     ),
 )
-"""A name is judged by the first family that has it; `*` stands for any ending."""
+"""All families. The first one that contains a name decides. `*` stands for any ending."""
 
 
 def check_interpreter() -> None:
-    """Refuse a Python without docstrings. Undo the filters of warnings that a variable chose.
-
-    Raises StartupError.
-    """
+    """Refuse a Python without docstrings, and undo warning filters that a variable set. Raises
+    StartupError."""
     if sys.flags.optimize > 1:
         raise StartupError(
             "this Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), which the transformers library"
@@ -222,9 +220,9 @@ def check_interpreter() -> None:
             warnings.simplefilter("ignore", category)
 
 
-def settle(environ: MutableMapping[str, str]) -> list[str]:
-    """Give the libraries the environment that they are meant to read. Before any of them is loaded. Returns
-    the names that were dropped."""
+def clean_environment(environ: MutableMapping[str, str]) -> list[str]:
+    """Prepare `environ` for the libraries, before any of them is loaded. Return the names that were
+    dropped."""
     dropped = []
     for family in FAMILIES:
         for name in family.names:

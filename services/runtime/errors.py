@@ -1,7 +1,7 @@
-"""What can stop a process from starting, or has to end it, in words that its operator can act on?
+"""Expected errors that stop a process from starting, or end it.
 
-These are expected: they end the process with one line on stderr and a non-zero exit code, without a
-traceback. Everything else that escapes a service is a bug and keeps its traceback.
+They end the process with one line on stderr and a non-zero exit code, without a traceback. The line says what
+its operator can do. Any other exception that escapes a service is a bug and shows its traceback.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_GROUP: Final = 3
-"""Another rank of the worker is the reason: whoever looks for the cause looks there first."""
+"""Exit code of a rank that ends because of another rank. Look for the cause there first."""
 
 
 class StartupError(Exception):
@@ -22,33 +22,39 @@ class StartupError(Exception):
 
 
 class MemoryNotMoved(StartupError):
-    """Memory that had to be taken back from its writers could not be moved. That the process ends is the same
-    proof; whoever started it starts it again."""
+    """Memory that had to be taken back from its writers could not be moved.
+
+    The end of the process is the same proof that no write lands. Its starter starts it again.
+    """
 
 
 class ReportedGone(StartupError):
-    """The bootstrap was told that this process is gone, and told its peers. It ends at once, so that it is
-    true, and whoever started it starts it again."""
+    """The bootstrap was told that this process is gone, and has told its peers.
+
+    It ends at once to make that true. Its starter starts it again.
+    """
 
 
 class GroupLost(StartupError):
-    """Another rank of this worker is gone, late, or disagrees. Nothing here can be finished any more, a
-    running step least of all: the process ends without waiting for it, and whoever started the group starts
-    it again."""
+    """Another rank of this worker is gone, late, or disagrees.
+
+    Nothing can be finished any more, least of all a running step. The process ends without waiting for it,
+    and the starter of the group starts it again.
+    """
 
     exit_code: int = EXIT_GROUP
 
 
 class EngineStuck(StartupError):
-    """A running step of the model does not end: the process ends without waiting for it."""
+    """A running step of the model does not end. The process ends without waiting for it."""
 
 
 class SettingsError(StartupError):
-    """A flag or a variable that is unknown or whose value is not allowed; names it and what is."""
+    """A flag or variable is unknown, or its value is not allowed. The text names it and what is allowed."""
 
     exit_code: int = EXIT_USAGE
 
 
 def describe_error(error: BaseException) -> str:
-    """Its kind, and the first line of what it says."""
+    """Return the class of an error and the first line of its text."""
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,9 +1,11 @@
-"""A locked file by which the next process of a worker proves that the last one has ended.
+"""A locked file by which a worker's next process proves that the last one has ended.
 
-A worker's process locks the file for as long as it lives, and leaves in it what the report of its exit shows.
-The kernel gives the lock to the next process once the last one has ended. One that is only stopped keeps it.
-The next process reports the exit (`exit-by-starter`), since a platform that starts workers anew reports none.
-What another boot of a machine has left proves nothing here: the file may lie on a shared disk.
+A worker's process locks the file for as long as it lives. It leaves in it what a report of its exit has to
+show. The kernel gives the lock to the next process once the last one has ended. A process that is only
+stopped keeps it.
+
+The next process reports the exit (`exit-by-starter`), since a platform that restarts workers reports none.
+Records of another boot prove nothing, since the file may lie on a shared disk.
 """
 
 import fcntl
@@ -25,7 +27,7 @@ LOCK_S: Final = 10.0
 """Longest wait for a process that is about to end."""
 POLL_S: Final = 0.05
 RECORDS_MAX: Final = 16
-"""Processes whose exit could not be reported yet, the newest."""
+"""Most records of exits that are not reported yet. The newest stay."""
 BYTES_MAX: Final = 65_536
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 RANKS: Final = ".ranks"
@@ -33,10 +35,10 @@ RANKS: Final = ".ranks"
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """What the report of a process's exit shows."""
+    """Contents of a report of a process's exit."""
 
     name: str
-    """The worker's."""
+    """Name of the worker."""
     pid: int
     secret: bytes
 
@@ -45,7 +47,7 @@ class ExitFile:
     """The file of one worker on this host, locked by this process until it ends or closes it."""
 
     def __init__(self, path: str, lock_s: float = LOCK_S) -> None:
-        """Raises StartupError where another process has the lock, and for a file that cannot be used."""
+        """Raises StartupError if another process has the lock, or the file cannot be used."""
         self._path = path
         self._file = _open(path)
         try:
@@ -60,7 +62,7 @@ class ExitFile:
             raise
         self._boot = BOOT_ID.read_text().strip()
         self.previous: list[ExitRecord] = self._read()
-        """Processes that have ended, and whose exit was not reported yet. The last one is the newest."""
+        """Processes that have ended without a report, the newest last."""
         self._own: list[ExitRecord] = []
 
     def __enter__(self) -> "ExitFile":
@@ -72,14 +74,14 @@ class ExitFile:
         os.close(self._file)
 
     def leave(self, own: Iterable[ExitRecord]) -> None:
-        """What the next process reports of the processes that run now. Raises StartupError."""
+        """Leave the records of the processes that run now to the next process. Raises StartupError."""
         self._own = list(own)
         self._write()
 
     def retain(self, record: ExitRecord) -> None:
         """Leave the record of an ended process, whose exit could not be reported, to the next process.
 
-        It stays beside the records of the processes that `leave` names later. Raises StartupError.
+        It stays with the records of the processes that `leave` names later. Raises StartupError.
         """
         self._own = [each for each in self._own if each != record]
         self.previous = [*self.previous, record][-RECORDS_MAX:]

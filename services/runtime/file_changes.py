@@ -1,4 +1,4 @@
-"""Did a file change? Looked at often, for what is replaced while the process runs."""
+"""Detection of changed files, for files that are replaced while the process runs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +11,11 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileChanges:
-    """Of some files. Made before they are read, so that no change is missed. Asking is cheap: it looks at
-    most once a second."""
+    """Watch over some files.
+
+    Create it before the files are read, so that no change is missed. A check is cheap, since it looks at most
+    once a second.
+    """
 
     def __init__(self, paths: Sequence[Path], now_s: Callable[[], float] = time.monotonic) -> None:
         self._paths = tuple(paths)
@@ -21,8 +24,10 @@ class FileChanges:
         self._stamp = self._look()
 
     def seen(self) -> bool:
-        """Whether there was a change since the last one that was told. Links are followed: platforms replace
-        a mounted secret by turning a link."""
+        """Return whether a file has changed since the last call that returned True.
+
+        Links are followed, since platforms replace a mounted secret by changing a link.
+        """
         now_s = self._now_s()
         if now_s - self._looked_s < LOOK_S:
             return False

@@ -1,7 +1,7 @@
-"""What does Python's garbage collector look through, in a service that has started?
+"""Settings of Python's garbage collector for a service that has started.
 
-Only what came since. What was loaded for the start, hundreds of thousands of objects, stays as long as the
-process; looked through again and again it takes a tenth of a busy process's time.
+The collector then looks only at newer objects. Hundreds of thousands of objects that the start loaded live as
+long as the process. To look through them again and again takes a tenth of a busy process's time.
 """
 
 import gc
@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from baton.runtime.memory_trimming import give_back
+from baton.runtime.memory_trimming import trim_memory
 
 NEW_OBJECTS: Final = 10_000
-"""Between two looks at the newest: far more than one request makes, whose end frees them without a look."""
+"""New objects between two collections of the youngest generation. A request makes far fewer, and frees them
+at its end without a collection.
+"""
 LOOKS: Final = 10
-"""At the newest before one at those that were there the last time, and so on."""
+"""Collections of a generation before one of the next older generation."""
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Within, it looks through nothing: of what imports make nearly all stays, and the looks at it take a
-    fifth of their time."""
+def collection_paused() -> Iterator[None]:
+    """Context of imports, without collections. Nearly all objects of imports stay, and collections would take
+    a fifth of the time.
+    """
     gc.disable()
     try:
         yield
@@ -29,8 +32,8 @@ def importing() -> Iterator[None]:
 
 
 def freeze_loaded_objects() -> None:
-    """Once, when everything that stays is there."""
+    """Exempt all present objects from collections. Called once, when everything that stays is loaded."""
     gc.collect()
-    give_back()
+    trim_memory()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, LOOKS, LOOKS)

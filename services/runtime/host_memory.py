@@ -1,9 +1,9 @@
-"""Where does memory come from that peers may address by its number, and how is it taken away from them?
+"""Memory of the host that peers write to by its address, and that can be taken away from them.
 
-A write from a peer names an address of this process. It cannot be recalled, but it can be made to miss:
-the contents move to another address, without being copied, and at the old one a *sink* remains, memory
-that is still mapped and that nobody reads. Whatever lands there late harms nothing: neither the bytes that
-moved, nor a mapping that might else have got the same address, nor the code that lands it.
+A write of a peer names an address of this process. It cannot be recalled, but it can be made to miss. The
+contents move to another address without a copy. At the old address remains a *sink*: mapped memory that
+nothing reads. A late write to it harms neither the moved bytes, nor a later mapping of that address, nor the
+code that writes.
 """
 
 import ctypes
@@ -15,15 +15,15 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 MOVES_MAX: Final = 1024
-"""Most moves of one memory. Each leaves a sink of the memory's length in the address space."""
+"""Most moves of one memory. Each leaves a sink of its length in the address space."""
 
 HUGE: Final = 2 << 20
-"""Where a larger page may begin: gathering scattered KV pages misses the address cache less in them."""
+"""Alignment of huge pages, bytes. With them, gathering scattered KV pages misses the TLB less often."""
 
 _MREMAP_MAYMOVE: Final = 1
 _MREMAP_FIXED: Final = 2
 _MREMAP_DONTUNMAP: Final = 4
-"""Linux 5.7 and later; private anonymous memory only."""
+"""Linux 5.7 and later, for private anonymous memory."""
 _NO_ACCESS: Final = 0
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -33,7 +33,7 @@ _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14 and later."""
 _PIECE: Final = 8 << 20
-"""Populated in one call."""
+"""Bytes populated in one call."""
 _IDLE: Final = 19
 _FAILED: Final = ctypes.c_void_p(-1).value
 
@@ -47,34 +47,34 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class CannotMove(Exception):
-    """The memory stays where it is. The text says why."""
+    """The memory could not be moved. The text says why."""
 
 
 class Movable(Protocol):
-    """Memory that can be taken to another address, contents and all."""
+    """Memory that can move to another address with its contents."""
 
     @property
     def address(self) -> int: ...
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Length in bytes."""
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda:N"."""
+        """Device of the memory: cpu or cuda:N."""
 
     def move(self) -> None:
-        """While nobody of this process reads or writes it. Raises CannotMove."""
+        """Move it. This process must neither read nor write it meanwhile. Raises CannotMove."""
 
 
 class HostMemory:
     """`length` zeroed, page-aligned bytes of this process, at one address until `move`.
 
-    They and their sinks stay mapped for as long as this object, or a view of them, is there.
+    They and their sinks stay mapped for as long as this object or a view of them exists.
     """
 
     def __init__(self, length: int) -> None:
-        """`length` > 0 bytes. Raises MemoryError if the system refuses them."""
+        """`length`: bytes, more than 0. Raises MemoryError if the system refuses them."""
         self.length = length
         self.device = "cpu"
         self._span = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -83,7 +83,7 @@ class HostMemory:
             refused = os.strerror(ctypes.get_errno())
             _libc.munmap(place, self._span)
             raise MemoryError(f"{length} bytes of memory: {refused}")
-        _libc.madvise(place, self._span, _MADV_HUGEPAGE)  # a wish; small memories have no use for it
+        _libc.madvise(place, self._span, _MADV_HUGEPAGE)  # best effort, without use for small memories
         self._bytes = _mapped(place, length, self._span)
         self._sinks: list[ctypes.Array[ctypes.c_char]] = []
 
@@ -93,13 +93,15 @@ class HostMemory:
 
     @property
     def view(self) -> memoryview:
-        """The bytes where they are now. A view that was taken before a move shows the sink."""
+        """Return a view of the bytes at their present address. A view from before a move shows the sink."""
         return memoryview(self._bytes).cast("B")
 
     def populate(self) -> threading.Thread:
-        """Have the system give all of it, rather than page by page when it is first written to: that makes a
-        peer's first write many times slower. Goes on in a thread that takes idle time only. A wish: where the
-        system cannot, nothing happens."""
+        """Make the system provide all pages now, in a thread that takes idle time only.
+
+        Otherwise it provides each page at its first write, which makes a peer's first write many times
+        slower. If the system cannot, nothing happens.
+        """
         thread = threading.Thread(target=self._populate, name="populate", daemon=True)
         thread.start()
         return thread
@@ -109,16 +111,17 @@ class HostMemory:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _IDLE)
         start = self.address
         for offset in range(0, self._span, _PIECE):
-            if self.address == start:  # what has moved is there
+            if self.address == start:  # no thread has moved it meanwhile
                 _libc.madvise(start + offset, min(_PIECE, self._span - offset), _MADV_POPULATE_WRITE)
 
     def move(self) -> None:
-        """Take the contents to another address; nobody may be reading or writing them meanwhile.
+        """Move the contents to another address. Nothing may read or write them meanwhile.
 
-        What peers write to the old address lands in the sink from now on. Hardware that knows pages by
-        another way than their address (a registration with a network card) must have been told to forget
-        them before. Raises CannotMove, and nothing has changed: after MOVES_MAX moves, on a kernel that
-        cannot, or where the system refuses the address space.
+        Later writes of peers to the old address land in the sink. Hardware that knows the pages otherwise
+        than by address, such as a registration with a network card, must have released them before.
+
+        Raises CannotMove, with nothing changed, after MOVES_MAX moves, on a kernel that cannot, or if the
+        system refuses the address space.
         """
         if len(self._sinks) >= MOVES_MAX:
             raise CannotMove(f"{self.length} bytes of memory were moved {MOVES_MAX} times already")
@@ -131,14 +134,14 @@ class HostMemory:
             refused = os.strerror(ctypes.get_errno())
             _libc.munmap(place, self._span)
             raise CannotMove(f"{self.length} bytes of memory cannot be moved: {refused}")
-        for sink in self._sinks:  # what landed in them was not read, and need not be kept
+        for sink in self._sinks:  # late writes landed there, which nothing reads
             _libc.madvise(ctypes.addressof(sink), self._span, _MADV_DONTNEED)
         self._sinks.append(self._bytes)
         self._bytes = _mapped(place, self.length, self._span)
 
 
 def _reserve(span: int) -> int:
-    """A free place in the address space, where larger pages fit if `span` is long enough for them."""
+    """Return a free range of the address space, aligned for huge pages if `span` is long enough."""
     slack = HUGE if span >= HUGE else 0
     start = _libc.mmap(None, span + slack, _NO_ACCESS, _PRIVATE, -1, 0)
     if start == _FAILED:
@@ -151,7 +154,7 @@ def _reserve(span: int) -> int:
 
 
 def _mapped(place: int, length: int, span: int) -> ctypes.Array[ctypes.c_char]:
-    """The bytes at `place`, which are unmapped when nothing refers to them any more."""
+    """Return the bytes at `place`, which are unmapped when nothing refers to them any more."""
     held = (ctypes.c_char * length).from_address(place)
     weakref.finalize(held, _libc.munmap, place, span).atexit = False
     return held

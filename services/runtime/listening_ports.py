@@ -1,4 +1,4 @@
-"""Is the port free? Found out before anything slow happens."""
+"""TCP ports that are bound early, so that a taken port is found before anything slow happens."""
 
 import errno
 import socket
@@ -10,10 +10,10 @@ BACKLOG: Final = 2048
 
 
 def bind_port(host: str, port: int, flag: str) -> socket.socket:
-    """A listening TCP socket on `host:port`; port 0 takes any free one (`port_of` tells which).
+    """Return a listening TCP socket on `host:port`. Port 0 takes any free one, which `port_of` returns.
 
-    It listens at once, so that a second process fails here rather than later. `flag` is the setting
-    that chose the port, for the message. Raises StartupError.
+    It listens at once, so that a second process fails here rather than later. `flag`: the setting of the
+    port, for the message. Raises StartupError.
     """
     sock = reserve_port(host, port, flag)
     try:
@@ -26,10 +26,11 @@ def bind_port(host: str, port: int, flag: str) -> socket.socket:
 
 
 def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--host") -> socket.socket:
-    """Hold a port (0: a free one) without listening on it: another process that is told of it can listen
-    there, and the system gives it to nobody who is not. For as long as the socket is open.
+    """Return a bound socket that does not listen. Port 0 takes any free one.
 
-    `flag` and `host_flag` are the settings that chose them. Raises StartupError.
+    As long as it is open, the system gives the port to no other program. A process that is given the port can
+    listen there. `flag`, `host_flag`: the settings of the port and the host, for the message. Raises
+    StartupError.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -48,7 +49,7 @@ def reserve_port(host: str, port: int = 0, flag: str = "", host_flag: str = "--h
 
 
 def port_of(sock: socket.socket) -> int:
-    """The port a bound socket has."""
+    """Return the port of a bound socket."""
     port: int = sock.getsockname()[1]
     return port
 
@@ -56,7 +57,7 @@ def port_of(sock: socket.socket) -> int:
 def cannot_listen(
     host: str, port: int, flag: str, error: OSError | None = None, host_flag: str = "--host"
 ) -> StartupError:
-    """Why nothing can listen there, in words that name the flag to change."""
+    """Return the error for a port that cannot be bound, which names the flag to change."""
     if error is None or error.errno == errno.EADDRINUSE:
         return StartupError(
             f"port {port} on {host} is in use: end what uses it or choose another with {flag}"

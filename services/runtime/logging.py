@@ -1,9 +1,9 @@
-"""What does a log line look like, and which facts may it carry?
+"""Log lines: their formats, their fields, and writing that never blocks.
 
-A message is a constant; what varies goes into fields (`room`, `request_id`, `trace_id`, `worker`, …), so that
-lines can be searched and counted. A line that names a room names its request and its trace as well, where the
-process knows them (`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` asks for
-it (`secrets-unlogged`). Nobody waits for whoever reads the lines (`no-blocking`).
+A message is a constant. Values go into fields (`room`, `request_id`, `trace_id`, `worker`, …), so that lines
+can be searched and counted. A line with a room also has its request and its trace, if the process knows them
+(`name_rooms`). Prompts and generated text are never logged unless `--log-prompts` asks for it
+(`secrets-unlogged`). No service waits for the reader of the lines (`no-blocking`).
 """
 
 import json
@@ -21,11 +21,11 @@ from baton.ids import RoomId
 FieldValue = str | int | float | bool | None
 VALUE_CHARS_MAX: Final = 512
 PLAIN: Final = re.compile("[!#-&(-<>-~]+")
-"""Most values: seen at once to need no quotes."""
+"""Pattern of values that need no quotes, which are most."""
 PIECE_CHARS: Final = select.PIPE_BUF // len(r"\U00000000")
-"""What a pipe or a terminal that takes anything takes at once, whichever letters they are."""
+"""Characters that a pipe or terminal takes in one write, whatever letters they are."""
 PATIENCE_MS: Final = 100
-"""How long a reader may be behind before lines are left out."""
+"""Longest delay of a reader before lines are left out, milliseconds."""
 LEVELS: Final = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -36,7 +36,7 @@ LEVELS: Final = {
 encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 Names = Callable[[RoomId], Mapping[str, str]]
-"""What else a room is known by: `request_id`, `trace_id`; nothing for one that is not known."""
+"""Further fields of a room: `request_id`, `trace_id`. None for an unknown room."""
 
 
 def _no_names(_: RoomId) -> Mapping[str, str]:
@@ -47,15 +47,17 @@ _names: Names = _no_names
 
 
 def name_rooms(names: Names = _no_names, *, also: bool = False) -> None:
-    """From now on lines of this process that have a `room` get these names of it, too. `also`: beside those
-    that are given already, of a process that is several services."""
-    global _names  # like the handlers, which `configure` sets for the process
+    """Add the fields of `names` to each later line with a `room`.
+
+    `also`: add to the names that were given before, in a process of several services.
+    """
+    global _names  # global, like the handlers that `configure` sets
     before = _names
     _names = (lambda room: {**before(room), **names(room)}) if also else names
 
 
 class Log:
-    """A named logger with fields that go into each of its lines."""
+    """A named logger with fields that all of its lines have."""
 
     __slots__ = ("_fields", "_logger")
 
@@ -64,7 +66,7 @@ class Log:
         self._fields = fields
 
     def bind(self, **fields: FieldValue) -> "Log":
-        """The same logger with further fields on every line."""
+        """Return this logger with further fields."""
         return Log(self._logger.name, **{**self._fields, **fields})
 
     def debug(self, message: LiteralString, **fields: FieldValue) -> None:
@@ -77,7 +79,7 @@ class Log:
         self._write(logging.WARNING, message, fields, error=None)
 
     def error(self, message: LiteralString, error: BaseException | None = None, **fields: FieldValue) -> None:
-        """With `error`, its traceback follows the line."""
+        """Log at level error. With `error`, its traceback follows the line."""
         self._write(logging.ERROR, message, fields, error=error)
 
     def _write(
@@ -93,7 +95,7 @@ class Log:
 def _record(
     name: str, level: int, message: str, fields: dict[str, FieldValue], error: BaseException | None = None
 ) -> logging.LogRecord:
-    """The library's own way to a record looks for its line of source, which nobody is shown."""
+    """Make a log record. The library's own method also looks for the source line, which no format shows."""
     told = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord(name, level, "", 0, message, None, told)
     record.baton_fields = fields
@@ -112,7 +114,7 @@ def _bounded(value: FieldValue) -> FieldValue:
 
 
 def _ids_as_text(fields: dict[str, FieldValue]) -> dict[str, FieldValue]:
-    """Ids of rooms are text: they do not fit the numbers of most readers of JSON."""
+    """Return fields with room ids as text, since most readers of JSON cannot represent such numbers."""
     return {name: str(value) if name == "room" else value for name, value in fields.items()}
 
 
@@ -126,7 +128,9 @@ def _second(since_epoch: int) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7 worker=decode-0`"""
+    """Formatter of text lines: `2026-01-31T12:00:00.000Z INFO decode.turn room admitted room=7
+    worker=decode-0`
+    """
 
     def __init__(self, **always: FieldValue) -> None:
         """`always`: fields of every line."""
@@ -150,7 +154,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the fields, and the traceback if there is one."""
+    """Formatter of JSON lines, one object each: time, level, logger, message, fields, and a
+    traceback if any."""
 
     def __init__(self, **always: FieldValue) -> None:
         """`always`: fields of every line."""
@@ -172,18 +177,20 @@ class JsonFormatter(logging.Formatter):
 
 
 class Lines(logging.StreamHandler[TextIO]):
-    """Leaves out what a pipe or a terminal does not take, since its reader was stopped, say; the next line
-    says how much that was."""
+    """Writer that leaves out lines which a pipe or terminal does not take, for example from a stopped reader.
+
+    The next line says how many were left out.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._ready: select.poll | None = select.poll()
         self._left_out = 0
         self._cut = False
-        """What was written last is a part of a line."""
+        """Whether the last write ended within a line."""
         try:
             self._ready.register(stream, select.POLLOUT)
-        except (OSError, TypeError, ValueError):  # no file of the system's
+        except (OSError, TypeError, ValueError):  # not a real file
             self._ready = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -198,7 +205,7 @@ class Lines(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
     def _write(self, text: str) -> bool:
-        """False: it was not taken, or a part of it was."""
+        """Write a text. Return False if it was not taken, or only a part of it."""
         for begin in range(0, len(text), PIECE_CHARS):
             if self._ready is not None and not self._ready.poll(0 if self._left_out else PATIENCE_MS):
                 return False
@@ -209,16 +216,17 @@ class Lines(logging.StreamHandler[TextIO]):
 
 
 def configure(level: str, log_format: str, stream: TextIO | None = None, **always: FieldValue) -> None:
-    """Send every logger of the process to `stream` (stderr). Replaces earlier handlers.
+    """Send every logger of the process to `stream`, which is stderr by default. Earlier handlers are
+    replaced.
 
-    `level` is a key of LEVELS, `log_format` is "text" or "json", `always` are fields of every line. The
-    HTTP client's and server's lines about single requests are kept out below "debug": they repeat what the
-    metrics count; so are the tensor library's, one for each layer of each step.
+    `level`: a key of LEVELS. `log_format`: "text" or "json". `always`: fields of every line. The HTTP
+    client's and server's lines about single requests appear only at "debug", since metrics count the same.
+    The tensor library's lines, one for each layer of each step, do not appear either.
     """
     handler = Lines(sys.stderr if stream is None else stream)
     always = {name: value for name, value in always.items() if value is not None}
     handler.setFormatter(JsonFormatter(**always) if log_format == "json" else TextFormatter(**always))
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no format shows them
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     for name in ("uvicorn", "uvicorn.access", "httpx", "asyncio", "torch.nn.attention.varlen"):
         logging.getLogger(name).setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else "DEBUG")

@@ -1,7 +1,7 @@
-"""Memory that is freed and goes back to the system.
+"""Return of freed memory to the system.
 
-The C library keeps what is freed for the next allocation, in a heap of each thread. A process that once did
-something large stays large.
+The C library reserves freed memory for later allocations, in a heap of each thread. So a process that did
+large work once stays large.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ from functools import cache
 from typing import Final
 
 INTERVAL_S: Final = 0.25
-"""Time between two returns within a stage: what is reused at once stays, what adds up does not."""
+"""Time between two returns of memory within a stage, seconds. Memory that is reused at once stays."""
 
 
 @cache
 def _trim() -> Callable[[int], int] | None:
-    """None: a C library that has no such call."""
+    """Return the C library's `malloc_trim`, or None if it has none."""
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -26,8 +26,11 @@ def _trim() -> Callable[[int], int] | None:
     return trim
 
 
-def give_back() -> None:
-    """Milliseconds for gigabytes. For a thread of its own: the interpreter goes on meanwhile."""
+def trim_memory() -> None:
+    """Return freed memory to the system.
+
+    It takes milliseconds for gigabytes, and other threads run meanwhile.
+    """
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -35,9 +38,12 @@ def give_back() -> None:
 
 @contextmanager
 def trimming_memory() -> Iterator[None]:
-    """A stage of large work, such as loading a model. What is freed within it goes back to the system every
-    INTERVAL_S, so that its peak is low, and at its end. Mapping each large block by itself instead
-    (`mallopt`) makes work on strips of weights two to three times slower."""
+    """Context of large work, such as loading a model.
+
+    Freed memory returns to the system every INTERVAL_S and at the end, so that the peak stays low. The
+    alternative, to map each large block by itself (`mallopt`), makes work on strips of weights two to three
+    times slower.
+    """
     ended = threading.Event()
     thread = threading.Thread(target=_give_back_until, args=(ended,), name="returning memory", daemon=True)
     thread.start()
@@ -46,9 +52,9 @@ def trimming_memory() -> Iterator[None]:
     finally:
         ended.set()
         gc.collect()
-        give_back()
+        trim_memory()
 
 
 def _give_back_until(ended: threading.Event) -> None:
     while not ended.wait(INTERVAL_S):
-        give_back()
+        trim_memory()

@@ -8,7 +8,7 @@ POSITIONS_MAX: Final = 2**31 - 1
 
 
 class LoadFormat(Enum):
-    """Where the weights come from."""
+    """Source of the weights."""
 
     AUTO = "auto"
     """From the model's files."""

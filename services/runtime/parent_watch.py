@@ -1,8 +1,8 @@
-"""How does a child die with whoever started it, even when that was killed? And who is an orphan's parent?
+"""Death of a child process with its parent, and adoption of orphaned processes (Linux).
 
     python -m baton.runtime.parent_watch PARENT_PID COMMAND [ARGUMENT …]
 
-Asks the kernel to kill this process when its parent ends (Linux), then becomes the command.
+The command asks the kernel to kill this process when its parent ends, and then becomes COMMAND.
 """
 
 import ctypes
@@ -18,15 +18,16 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when `parent`, whose child this process is, ends. Raises OSError."""
+    """Have the kernel kill this process when `parent`, which is its parent, ends. Raises OSError."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
-    """Within, this process becomes the parent of those below it whose own parent ends. Raises OSError."""
+def adopting_orphans() -> Iterator[None]:
+    """Context in which this process becomes the parent of its descendants that are orphaned. Raises
+    OSError."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield

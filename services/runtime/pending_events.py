@@ -1,7 +1,7 @@
-"""Does anything from outside wait for this process's event loop?
+"""Detection of events that wait for this process's event loop.
 
-A round of the loop asks the system what has come, and runs what waits for that. What has come since lies with
-the system until the next round: a selector that has something ready is itself ready, as a look at it shows.
+A round of the loop asks the system for events, and then runs their handlers. Events that come meanwhile wait
+in the system. A selector with a ready event is itself readable, so one look at it shows that.
 """
 
 import asyncio
@@ -12,18 +12,20 @@ from baton.runtime.clock import Clock
 
 
 class PendingEvents(Protocol):
-    """What has come for one event loop."""
+    """Events that have come for one event loop."""
 
     def waiting(self, lull_us: int) -> bool:
-        """Whether something has come that the loop has not dealt with, or did so less than `lull_us`
-        microseconds ago: what a library's own threads make of it comes a little later."""
+        """Return whether an event waits for the loop, or one was found less than `lull_us` microseconds ago.
+
+        The second case is there for a library's own threads, which pass events on a little later.
+        """
 
     def came(self) -> None:
-        """Something did, just now, as somebody else has noticed."""
+        """Note an event that came just now and was found elsewhere."""
 
 
 class SystemPendingEvents:
-    """Those of a loop of uvloop. Used from within it."""
+    """Events of a loop of uvloop. Used within that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._clock = clock

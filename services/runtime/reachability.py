@@ -1,10 +1,12 @@
-"""Who can reach an address: this machine alone, or others?"""
+"""Hosts from which an address can be reached: this machine alone, or others."""
 
 import ipaddress
 
 
 def is_reachable_from_elsewhere(host: str) -> bool:
-    """Whether what listens on `host` can be reached from elsewhere. A name other than localhost may be."""
+    """Return whether a port on `host` can be reached from other machines. Names but localhost count as
+    reachable.
+    """
     if host == "localhost":
         return False
     try:
@@ -14,5 +16,5 @@ def is_reachable_from_elsewhere(host: str) -> bool:
 
 
 def local_address_of(host: str) -> str:
-    """Where a process of this machine reaches what listens on `host`."""
+    """Return the address at which a process of this machine reaches a port on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104

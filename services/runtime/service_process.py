@@ -1,13 +1,13 @@
-"""How does a service's process run, stop, and end when it cannot start?
+"""Run of a service's process: its event loop, its stop signals, and its exit code.
 
-signal              first: the shutdown event is set, the service drains;  second: exit at once
-returns             exit code 0, or the number it returned
-StartupError        one line on stderr, its exit code, no traceback
-GroupLost, EngineStuck, ReportedGone    the same, at once: no thread is waited for; raised while something
-                    else was ending the process, that one is told as it would have been, and has its code
-StopRequested           exit code 0, at once as well
-anything else       a bug: the traceback, exit code 1
-a crash of a library    where each thread was, on stderr
+signal              the first sets the shutdown event, and the service drains. The second exits at once.
+return              exit code 0, or the number that was returned.
+StartupError        one line on stderr and its exit code, without a traceback.
+GroupLost, EngineStuck, ReportedGone    the same at once, without a wait for threads. If another error was
+                    ending the process, that one's line comes first and its exit code counts.
+StopRequested       exit code 0, at once.
+other exceptions    a bug: the traceback, exit code 1.
+crash of a library  the stack of each thread on stderr.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 SHOW_CURSOR: Final = "\x1b[?25h"
-TOLD: Final = "baton: error: "
-"""How the one line begins."""
-BESIDES: Final = "baton: as it ended: "
-"""And another one behind it, which is not why."""
+ERROR_PREFIX: Final = "baton: error: "
+"""Beginning of the line that names a startup error."""
+SECOND_PREFIX: Final = "baton: as it ended: "
+"""Beginning of a second line, for an error that is not the cause."""
 
 FILES_EVERY_S: Final = 10.0
 
@@ -41,14 +41,14 @@ Outcome = TypeVar("Outcome")
 
 
 class StopRequested(Exception):
-    """The shutdown event was set before everything was up. Not an error."""
+    """The shutdown event was set before everything was up. This is no error."""
 
 
 def run(main: Main) -> int:
-    """Run `main(shutdown)` on a fresh event loop until it returns. Returns the exit code.
+    """Run `main(shutdown)` on a new event loop until it returns. Return the exit code.
 
-    `main` returns soon after `shutdown` is set, within its own drain deadline. Only the main thread can
-    call this. Unexpected exceptions propagate.
+    `main` returns soon after `shutdown` is set, within its own drain deadline. Only the main thread can call
+    this. Unexpected exceptions propagate.
     """
 
     if sys.__stderr__ is not None:
@@ -78,7 +78,7 @@ def run(main: Main) -> int:
         expected = _expected(error)
         if expected is None:
             raise
-        return tell(expected)
+        return report_startup_error(expected)
 
 
 async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) -> Outcome:
@@ -97,33 +97,39 @@ async def unless_stopped(shutdown: asyncio.Event, starting: Awaitable[Outcome]) 
         stopped.cancel()
 
 
-def tell(error: StartupError) -> int:
-    """Write the error's one line to stderr. Returns the exit code."""
-    _say(TOLD, error)
+def report_startup_error(error: StartupError) -> int:
+    """Write the error's line to stderr. Return its exit code."""
+    _write_line(ERROR_PREFIX, error)
     return error.exit_code
 
 
 def end_now(error: StartupError) -> NoReturn:
-    """End the process with the error's line and code, whatever its threads are doing. Where it was raised
-    while another one, which is not its cause, was on its way out, that one's words come first, with its code.
+    """End the process with the error's line and code, whatever its threads do.
+
+    If it was raised while another, unrelated error was ending the process, that one's line comes first and
+    its code counts.
     """
     before = None if error.__suppress_context__ else error.__context__
     if before is None or isinstance(before, StopRequested | asyncio.CancelledError):
-        _leave(tell(error))
-    code = _tell_any(before)
-    _say(BESIDES, error)
+        _leave(report_startup_error(error))
+    code = _report_any(before)
+    _write_line(SECOND_PREFIX, error)
     _leave(code)
 
 
 def raise_open_file_limit() -> None:
-    """As many as the system lets this process have, and not as a shell does: each client is one."""
+    """Raise the limit of open files to the system's maximum, since each client takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _watch_open_files() -> None:
-    """HTTP counts and tells whom it hangs up on (`http_accept`); nothing else that opens files says so."""
+    """Log when open files run out.
+
+    HTTP counts and logs the connections that it closes for that (`connection_acceptor`). No other part that
+    opens files does.
+    """
     while True:
         await asyncio.sleep(FILES_EVERY_S)
         try:
@@ -135,8 +141,8 @@ async def _watch_open_files() -> None:
             )
 
 
-def _say(begin: str, error: StartupError) -> None:
-    with suppress(OSError):  # a full disk, say
+def _write_line(begin: str, error: StartupError) -> None:
+    with suppress(OSError):  # for example a full disk
         print(f"{begin}{' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
 
 
@@ -147,18 +153,19 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tell_any(error: BaseException) -> int:
-    """As `tell`; of a bug the traceback."""
+def _report_any(error: BaseException) -> int:
+    """Write any error: the line of a StartupError, the traceback of a bug. Return the exit code."""
     expected = _expected(error)
     if expected is not None:
-        return tell(expected)
+        return report_startup_error(expected)
     with suppress(OSError):
         traceback.print_exception(error)
     return EXIT_FAILED
 
 
 def _expected(error: BaseException) -> StartupError | None:
-    """The error itself, or the first of a group of such; None where there is a bug in it."""
+    """Return the error, or the first of a group of StartupErrors. Return None if there is a bug in
+    the group."""
     while isinstance(error, BaseExceptionGroup) and error.split(StartupError)[1] is None:
         error = error.exceptions[0]
     return error if isinstance(error, StartupError) else None

@@ -1,4 +1,4 @@
-"""What can be set on every service?"""
+"""Settings that every service has."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +20,7 @@ HOST_OR_NONE: Final = optional(HOST, "")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Common to bootstrap, prefill and decode."""
+    """Settings common to bootstrap, prefill and decode."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", HOST)
     load_format: str = setting(
@@ -69,10 +69,9 @@ class ServiceSettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Of gRPC. Raises SettingsError when only some are given."""
+        """Certificate files of gRPC. Raises SettingsError if only some are given."""
         return tls_files(self.tls_cert, self.tls_key, self.tls_ca)
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together, and resolve the defaults that depend on other settings: a reader
-        only ever sees real values."""
+        """Refuse settings that contradict each other, and resolve defaults that depend on other settings."""
         tls_files(self.tls_cert, self.tls_key, self.tls_ca)

@@ -1,6 +1,6 @@
-"""How is each kind of setting written, read and shown?
+"""Kinds of settings: how the text of a flag or variable becomes a value, and back.
 
-A kind turns the text of a flag or variable into a value and back: `parse(show(value)) == value`.
+For every kind `parse(show(value)) == value`.
 """
 
 import re
@@ -30,19 +30,19 @@ HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?",
 
 
 class BadValue(ValueError):
-    """The text is not a value of this kind. Carries no name: the caller knows which setting it read."""
+    """The text is not a value of this kind. The caller knows which setting it is and names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingKind(Generic[T]):
-    """One way of writing a value."""
+    """One kind of value, with its text form."""
 
     metavar: str
-    """How `--help` names the value."""
+    """Name of the value in `--help`."""
     allowed: str
-    """Completes "… is not allowed: use"; gives an example where that is clearer."""
+    """End of the message "… is not allowed: use". It gives an example where that is clearer."""
     parse: Callable[[str], T]
-    """Raises ValueError on text that is not `allowed`."""
+    """Parse a text. Raises ValueError for a text that is not `allowed`."""
     show: Callable[[T], str] = str
 
 
@@ -80,7 +80,7 @@ def _show_duration(value: int) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """`host:port` or `[v6 host]:port` in two. Raises BadValue."""
+    """Split `host:port` or `[v6 host]:port` into host and port. Raises BadValue."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -92,7 +92,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Return the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -148,7 +148,7 @@ def _host_names(text: str) -> tuple[str, ...]:
 
 
 def _header(text: str) -> str:
-    """In lower case, as it is compared."""
+    """Parse the name of a header into lower case, in which names are compared."""
     if text and not HEADER_NAME.fullmatch(text):
         raise BadValue
     return text.lower()
@@ -162,7 +162,7 @@ def _origins(text: str) -> tuple[str, ...]:
 
 
 def choices(*allowed: str) -> SettingKind[str]:
-    """One of a few words."""
+    """Return the kind of one of a few words."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -173,7 +173,7 @@ def choices(*allowed: str) -> SettingKind[str]:
 
 
 def matching(pattern: str, metavar: str, allowed: str) -> SettingKind[str]:
-    """Text that a regular expression describes fully."""
+    """Return the kind of text that a regular expression matches whole."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII):
@@ -184,7 +184,7 @@ def matching(pattern: str, metavar: str, allowed: str) -> SettingKind[str]:
 
 
 def optional(kind: SettingKind[T], absent: U) -> SettingKind[T | U]:
-    """`kind`, or nothing at all, which stands for `absent`."""
+    """Return the kind of `kind` or an empty text, which stands for `absent`."""
 
     def show(value: T | U) -> str:
         return "" if value == absent else kind.show(value)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def optional(kind: SettingKind[T], absent: U) -> SettingKind[T | U]:
 
 
 def number(least: int, most: int = 10**12 - 1) -> SettingKind[int]:
-    """A whole number in a range, both ends included."""
+    """Return the kind of a whole number in a range, both ends included."""
     span = f"a whole number >= {least}" if most == 10**12 - 1 else f"a whole number from {least} to {most}"
     return SettingKind("N", span, lambda text: _whole(text, least, most))
 

@@ -1,9 +1,9 @@
-"""Where does each setting's value come from?
+"""Settings of services and commands, from flags, variables and defaults.
 
-Each service has one frozen dataclass whose fields are made by `setting(…)`: the default, the help and
-the kind are stated once, and the flags, the variables and the help text follow from them. A flag wins
-over its `BATON_*` variable, which wins over the default. Nothing is ignored: a bad value or a
-misspelt name is a `SettingsError` that names it and says what is allowed.
+Each service has one frozen dataclass with fields made by `setting(…)`. It states the default, the help and
+the kind once. Flags, variables and help texts follow from them. A flag wins over its `BATON_*` variable,
+which wins over the default. A bad value or a misspelt name raises SettingsError, which names it and says what
+is allowed.
 """
 
 import difflib
@@ -19,24 +19,29 @@ PREFIX: Final = "BATON_"
 SERVICE_LINK: Final = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)=|\w+_PORT=(tcp|udp|sctp)://"
 )
-"""How NAME=VALUE begins where Kubernetes tells of a Service. A misspelt setting may end in _PORT as well."""
+"""Pattern of the variables that Kubernetes sets for a Service. A misspelt setting may end in _PORT, too."""
 VALUE_SHOWN_MAX: Final = 80
 URL_PASSWORD: Final = re.compile(r"//[^\s/]*@")
-"""Who uses a URL, which is not for everybody who reads the log."""
+"""Pattern of the user name and password in a URL, which no log shows."""
 
 T = TypeVar("T")
+
+Flags = Mapping[str, str | None]
+"""Flags of a command as typed, by field name. None stands for a flag that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a dataclass field made by `setting` is called, means and allows."""
+    """A setting, as the metadata of its dataclass field describe it."""
 
     name: str
     default: Any
     help: str
     kind: SettingKind[Any]
     secret: bool = False
-    """Given by its variable alone, and never shown: everyone on a machine can read its command lines."""
+    """Whether it is given by its variable only, and never shown. All users of a machine can read command
+    lines.
+    """
 
     @property
     def flag(self) -> str:
@@ -52,12 +57,12 @@ class Setting:
 
 
 def setting(default: T, help: str, kind: SettingKind[T], *, secret: bool = False) -> T:  # noqa: A002
-    """A field of a settings class. Typed as its value, which is what a reader of the class sees."""
+    """Return a field of a settings class. Its type is that of its value, for readers of the class."""
     return field(default=default, repr=not secret, metadata={"help": help, "kind": kind, "secret": secret})
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
-    """The settings of a settings class, in the order they are written."""
+    """Return the settings of a settings class in their order."""
     return tuple(
         Setting(f.name, f.default, f.metadata["help"], f.metadata["kind"], f.metadata["secret"])
         for f in fields(cls)
@@ -65,7 +70,7 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
 
 
 def variables_of(*classes: type) -> frozenset[str]:
-    """The `BATON_*` names that these classes read."""
+    """Return the `BATON_*` variables of these classes."""
     return frozenset(s.variable for cls in classes for s in settings_of(cls))
 
 
@@ -75,10 +80,10 @@ def load(
     environ: Mapping[str, str],
     also_known: Collection[str] = (),
 ) -> T:
-    """Build `cls` from flags (by field name; None or missing: not given), variables and defaults.
+    """Return `cls` built from flags, variables and defaults.
 
-    `also_known` are the `BATON_*` names that other services read: they are no mistake here.
-    Raises SettingsError.
+    `flags`: texts by field name, None for a flag that is not given. `also_known`: `BATON_*` variables of
+    other services, which are no mistakes. Raises SettingsError.
     """
     known = {s.name: s for s in settings_of(cls)}
     refuse_unknown(environ, {s.variable for s in known.values()} | set(also_known))
@@ -101,7 +106,7 @@ def load(
 
 
 def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
-    """Raise SettingsError for a `BATON_*` variable that nobody reads."""
+    """Raise SettingsError for an unknown `BATON_*` variable."""
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known:
             continue
@@ -114,7 +119,7 @@ def refuse_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
 
 
 def to_flags(settings: object) -> list[str]:
-    """The command line that makes `load` build an equal object, secrets aside, from an empty environment."""
+    """Return the flags from which `load` builds an equal object in an empty environment, without secrets."""
     given: list[str] = []
     for each in settings_of(type(settings)):
         value = getattr(settings, each.name)
@@ -124,7 +129,7 @@ def to_flags(settings: object) -> list[str]:
 
 
 def to_environ(settings: object) -> dict[str, str]:
-    """The variables that `load` needs beside `to_flags`: the secrets, for a child's environment."""
+    """Return the variables that `load` needs besides `to_flags`: the secrets."""
     return {
         each.variable: each.kind.show(getattr(settings, each.name))
         for each in settings_of(type(settings))

@@ -1,4 +1,4 @@
-"""Which files hold a certificate, its key and the authority that is believed, and can they be used?"""
+"""Files of a TLS certificate, its key and a trusted authority."""
 
 import ssl
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ UNUSABLE: Final = "a changed certificate cannot be used: the former one stays"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files. What is in them is read when it is used, and never shown."""
+    """Paths of PEM files. Their contents are read when they are used, and never shown."""
 
     cert: Path
     key: Path
     ca: Path | None = None
     flags: str = "--tls"
-    """How the settings that name them begin."""
+    """Prefix of the settings that name these files."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         return (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
 
     def read(self, path: Path) -> bytes:
-        """Raises StartupError."""
+        """Return the files' contents. Raises StartupError."""
         try:
             return path.read_bytes()
         except OSError as error:
@@ -37,13 +37,13 @@ class TlsFiles:
             raise StartupError(f"{self.flags}-{which} {path} cannot be read: {error.strerror}") from None
 
     def context(self) -> ssl.SSLContext:
-        """What a server answers with. Raises StartupError for files that do not go together."""
+        """Return a server's TLS context. Raises StartupError for files that do not match each other."""
         for path in self.paths:
             self.read(path)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self.cert, self.key, password=lambda: "")  # never asked for at a terminal
+            context.load_cert_chain(self.cert, self.key, password=lambda: "")  # no prompt on a terminal
         except (OSError, ValueError) as error:
             raise StartupError(
                 f"{self.flags}-cert {self.cert} and {self.flags}-key {self.key} are not a certificate and its"
@@ -54,8 +54,10 @@ class TlsFiles:
         return context
 
     def pinned(self) -> ssl.SSLContext:
-        """For a client of one's own that is to believe this very certificate and no other, whatever its
-        names. Raises StartupError."""
+        """Return a client's TLS context that trusts this very certificate and no other, whatever its names.
+
+        Raises StartupError.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -72,7 +74,7 @@ class TlsFiles:
 
 
 def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") -> TlsFiles | None:
-    """From settings, of which all are given or none is. Raises SettingsError."""
+    """Return the files, or None if no setting is given. Raises SettingsError if only some are."""
     given = {"cert": cert, "key": key} | ({} if ca is None else {"ca": ca})
     missing = [f"{flags}-{name}" for name, path in given.items() if not path]
     if len(missing) == len(given):
@@ -86,8 +88,11 @@ def tls_files(cert: str, key: str, ca: str | None = None, flags: str = "--tls") 
 
 
 def renewing(files: TlsFiles) -> ssl.SSLContext:
-    """A server's context that answers with what the files hold now: a connection that begins after a change
-    has the new certificate, those that are open go on. Raises StartupError."""
+    """Return a server's TLS context that follows changes of the files.
+
+    A connection that begins after a change gets the new certificate. Open connections go on. Raises
+    StartupError.
+    """
     changes = FileChanges(files.paths)
     first = latest = files.context()
 

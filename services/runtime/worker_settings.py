@@ -1,4 +1,4 @@
-"""What can be set on a worker, prefill and decode alike?"""
+"""Settings of a worker, common to prefill and decode."""
 
 import re
 import socket
@@ -30,7 +30,7 @@ from baton.runtime.settings import setting
 from baton.topology import RANKS_MAX, Topology
 
 OUTSIDE_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
-"""Characters of a host's name that a worker's name may not have."""
+"""Pattern of characters in a host's name that a worker's name may not have."""
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104
 DEVICE: Final = matching(r"auto|cpu|cuda(:\d{1,3})?", "auto|cpu|cuda[:N]", "auto, cpu, cuda or cuda:N")
 DTYPE: Final = choices("auto", "bfloat16", "float32")
@@ -41,27 +41,29 @@ RANK: Final = optional(number(0, RANKS_MAX - 1), None)
 RENDEZVOUS: Final = optional(ADDRESS, "")
 EXIT_DIGEST: Final = matching("([0-9a-f]{64})?", "DIGEST", "64 hexadecimal digits")
 GROUP_TIMEOUT_MS_MIN: Final = 2_000
-"""An idle leader takes a turn each second, and the others wait for it that long."""
+"""Least time-out of a group, milliseconds. An idle leader takes a turn each second, and the others wait for
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelFiles:
-    """A smaller model, which drafts what comes next."""
+    """Files and memory of a draft model."""
 
     model: str
-    """As `--model` names one."""
+    """Value in the form of `--model`."""
     kv_memory: int
-    """Bytes of its KV pages."""
+    """Memory of its KV pages, bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(ServiceSettings):
-    """Common to both roles. Sizes are bytes, times milliseconds."""
+    """Settings common to both sides. Sizes are bytes, times milliseconds."""
 
     role: ClassVar[str]
     grpc_port_flag: ClassVar[str] = "--grpc-port"
     metrics_port_flag: ClassVar[str] = "--metrics-port"
-    """What is said where a port is in use."""
+    """Flags named in the message for a port that is in use."""
 
     name: str = setting("", "Name of this worker, unique in the stack (not given: role-hostname).", NAME)
     advertise: str = setting(
@@ -178,57 +180,57 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def places(self) -> int:
-        """Rooms that the worker has memory for: what it registers, and what a canary needs."""
+        """Rooms that the worker has memory for, canary rooms included. It registers this number."""
         return self.max_rooms + CANARY_ROOMS
 
     @property
     def multiplies_codes(self) -> bool:
-        """Steps are so few tokens wide that reading weights is what they take."""
+        """Whether steps multiply quantized codes, which pays if steps are only a few tokens wide."""
         return False
 
     @property
     def draft_model(self) -> DraftModelFiles | None:
-        """A smaller model that drafts what comes next."""
+        """Model that drafts further tokens, or None."""
         return None
 
     @property
     def scores_prompts(self) -> bool:
-        """A step may be asked for how likely a prompt's tokens are."""
+        """Whether a step may be asked for the log-probabilities of a prompt's tokens."""
         return False
 
     @property
     def replayed_rows(self) -> int:
-        """Of the largest step that is recorded at the start and replayed."""
+        """Rows of the largest step that is recorded at the start and replayed; 0 if none is."""
         return 0
 
     @property
     def topology(self) -> Topology:
-        """The worker's ranks."""
+        """Dimensions in which the worker's ranks split the model."""
         return Topology(tensor=self.tp)
 
     @property
     def grouped(self) -> bool:
-        """This process is one rank of several."""
+        """Whether this process is one rank of several."""
         return self.rank is not None and self.topology.ranks > 1
 
     @property
     def launches(self) -> bool:
-        """This process is none of the worker's ranks: it starts them."""
+        """Whether this process starts the worker's ranks and is none of them."""
         return self.rank is None and self.topology.ranks > 1
 
     @property
     def ranks_here(self) -> range:
-        """Of a process that launches: the ranks that it starts."""
+        """Ranks that a launching process starts."""
         here = self.topology.ranks // self.machines
         return range((self.machine or 0) * here, ((self.machine or 0) + 1) * here)
 
     @property
     def dimensions(self) -> str:
-        """The flags that say how many ranks there are."""
+        """Flags that determine the number of ranks, with their values."""
         return f"--tp {self.tp}"
 
     def _check_group(self) -> None:
-        """Raises SettingsError for flags of a group that do not go together."""
+        """Raise SettingsError for flags of a group that contradict each other."""
         ranks, flags = self.topology.ranks, self.dimensions
         if ranks > 1 and self.quantize != Quantize.NONE.value:
             raise SettingsError(
@@ -253,7 +255,7 @@ class WorkerSettings(ServiceSettings):
             raise SettingsError(f"--device {self.device} is one device for {ranks} ranks: give cuda or auto")
 
     def _check_exit_file(self) -> None:
-        """Raises SettingsError."""
+        """Raise SettingsError for flags that contradict `--exit-file`."""
         if self.exit_file and self.machines > 1:
             raise SettingsError("--exit-file: the ranks of other machines may outlive these; leave it out")
         if self.exit_file and self.exit_digest and not self.grouped:
@@ -262,7 +264,7 @@ class WorkerSettings(ServiceSettings):
             )
 
     def _check_machines(self) -> None:
-        """Raises SettingsError for flags of a part of a group that do not go together."""
+        """Raise SettingsError for flags of a multi-machine group that contradict each other."""
         ranks, machines, machine = self.topology.ranks, self.machines, self.machine
         if ranks % machines:
             raise SettingsError(

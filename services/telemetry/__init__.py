@@ -1,5 +1,5 @@
-"""What a process reports of itself to operators: traces, spans of rooms, and metrics that all services share.
+"""Reports of a process to its operators: traces, spans of rooms, and metrics that all services share.
 
-Services make these objects when they start and hand them down. Besides `runtime` it imports only the core's
-names of rooms, causes and moments.
+Services create these objects at their start and pass them on. Besides `runtime` the package imports only the
+core's names of rooms, causes and moments.
 """

@@ -1,4 +1,4 @@
-"""How is a distribution counted by one event loop, for little?"""
+"""Prometheus histograms for a single event loop, cheap to observe."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,17 @@ from prometheus_client.registry import Collector
 
 
 class LoopHistogram(Collector):
-    """A histogram for one event loop: what is noted is a search and two additions, and the library's form is
-    made when it is scraped."""
+    """A histogram for one event loop.
+
+    An observation costs a binary search and two additions. The library's form is built when it is scraped.
+    """
 
     def __init__(
         self, name: str, text: str, buckets_s: Sequence[float], registry: CollectorRegistry | None = None
     ) -> None:
-        """`registry`: where it is scraped; None: by whoever has it."""
+        """`buckets_s`: upper bounds, ascending. `registry`: the registry that scrapes it, or None if its
+        owner does.
+        """
         self._name = name
         self._text = text
         self._bounds = tuple(buckets_s)
@@ -41,7 +45,7 @@ class LoopHistogram(Collector):
 
 
 class LabelledHistogram(Collector):
-    """Several, told apart by a label with these values."""
+    """Several histograms, one for each value of a label."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class LabelledHistogram(Collector):
         registry.register(self)
 
     def of(self, label: str) -> LoopHistogram:
-        """For whoever has one of these values often."""
+        """Return the histogram of one label value."""
         return self._tallies[label]
 
     def observe(self, label: str, value: float) -> None:

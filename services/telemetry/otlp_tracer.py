@@ -1,8 +1,7 @@
-"""How do spans leave for a collector, without a turn or a request ever waiting for it?
+"""Export of spans by OTLP, for which no turn and no request ever waits.
 
-OpenTelemetry's SDK batches them in a thread of its own, behind a bounded queue: where the collector is slow
-or gone, the oldest spans are lost, and one line of the log says so. Imported by a process that has an
-endpoint, and by no other.
+OpenTelemetry's SDK batches spans in a thread of its own behind a bounded queue. If the collector is slow or
+gone, the oldest spans are lost, and one log line says so. Only processes with an endpoint import this module.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ from baton.telemetry.tracing import Attribute, SpanKind, Tracer
 
 SPANS_MAX: Final = 4096
 BATCH_MAX: Final = 256
-"""Turning spans into a message holds the interpreter: a batch is a few milliseconds of it."""
+"""Most spans of a batch. To encode a batch holds the interpreter for a few milliseconds."""
 PAUSE_MS: Final = 1_000
 EXPORT_S: Final = 5.0
-"""Longest that one batch is tried for."""
+"""Longest time to export one batch, seconds."""
 LAST_S: Final = 0.2
-"""What the exporter gets to end in once it was told to give up."""
+"""Time for the exporter to end after it was told to give up, seconds."""
 
 KINDS: Final = {SpanKind.SERVER: otel.SpanKind.SERVER, SpanKind.INTERNAL: otel.SpanKind.INTERNAL}
 
@@ -41,7 +40,7 @@ log = Log(__name__)
 
 
 class OtlpSpan:
-    """A `baton.telemetry.tracing.Span`."""
+    """Span that OpenTelemetry records (`tracing.Span`)."""
 
     __slots__ = ("_span", "trace")
 
@@ -64,10 +63,11 @@ class OtlpSpan:
 
 
 class OtlpTracer(Tracer):
-    """On. A parent's sampling is followed; a request without one is kept by chance."""
+    """Tracer that exports spans. It follows a parent's sampling decision, and samples requests
+    without one."""
 
     def __init__(self, endpoint: str, sample: float, service: str, instance: str) -> None:
-        # What it would say at each try is said once, below.
+        # The exporter would log each attempt. `_LoggingExporter` logs once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter = OTLPSpanExporter(
             endpoint=endpoint, timeout=EXPORT_S, channel_options=channel_options(endpoint)
@@ -107,7 +107,7 @@ class OtlpTracer(Tracer):
         return OtlpSpan(span, TraceContext(told["traceparent"], told.get("tracestate", "")))
 
     async def stop(self, timeout_s: float) -> None:
-        """The thread that sends what is left is given up, not waited for, when its time is over."""
+        """Send the remaining spans. The exporting thread is abandoned when its time is over."""
         if self._stopped:
             return
         self._stopped = True
@@ -118,7 +118,7 @@ class OtlpTracer(Tracer):
             try:
                 loop.call_soon_threadsafe(sent.set)
             except RuntimeError:
-                return  # the loop ended first
+                return  # the loop has ended
 
         threading.Thread(target=send_the_rest, name="last spans", daemon=True).start()
         for wait_s in (timeout_s, LAST_S):
@@ -130,7 +130,7 @@ class OtlpTracer(Tracer):
 
 
 def channel_options(endpoint: str) -> Any:
-    """A collector on this machine is not asked by way of the platform's proxy; one elsewhere may be."""
+    """Return gRPC options by which a collector on this machine is never reached through a proxy."""
     return (
         ()
         if is_reachable_from_elsewhere(urlsplit(endpoint).hostname or "")
@@ -139,7 +139,7 @@ def channel_options(endpoint: str) -> Any:
 
 
 class _LoggingExporter(SpanExporter):
-    """Tells when spans begin to be lost and when they arrive again, rather than at each batch."""
+    """Exporter that logs once when spans begin to be lost, and once when they arrive again."""
 
     def __init__(self, exporter: OTLPSpanExporter, endpoint: str) -> None:
         self._exporter = exporter
@@ -160,7 +160,7 @@ class _LoggingExporter(SpanExporter):
         return result
 
     def give_up(self) -> None:
-        """What is being sent is not tried any longer."""
+        """Stop the attempt to send the current batch."""
         if not self._given_up:
             self._given_up = True
             self._exporter.shutdown()

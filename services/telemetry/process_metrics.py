@@ -1,6 +1,7 @@
-"""What does every process say of itself, beside what its service counts?
+"""Metrics of the process itself, which every service has.
 
-`baton_build_info` is 1 and says by its labels who this is, so that what both sides count can be told apart:
+`baton_build_info` is 1. Its labels name the process, so that metrics that both sides export can be told
+apart:
 
     baton_kv_pages * on (namespace, job, instance) group_left (role, worker) baton_build_info
 """
@@ -14,7 +15,7 @@ DISTRIBUTION: Final = "baton-serve"
 
 
 def release() -> str:
-    """The installed version; a source tree that was never installed has none."""
+    """Return the installed version, or `0+unknown` in a source tree that was never installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -22,8 +23,9 @@ def release() -> str:
 
 
 def describe_process(registry: CollectorRegistry, role: str, worker: str, rank: int) -> None:
-    """`rank`: of the worker's processes, 0 leads."""
-    # Of each counter, a second series that says when it was made: `process_start_time_seconds` does.
+    """Register the metrics of this process. `rank`: its number among the worker's processes; 0 is
+    the leader."""
+    # Counters would have a second series with their creation time. `process_start_time_seconds` has it.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     info = Gauge(
         "baton_build_info",

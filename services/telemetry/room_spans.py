@@ -1,7 +1,7 @@
-"""Which span does a room have in this process, from its opening to its end here?
+"""Spans of rooms in this process, from a room's opening to its end here.
 
-Its events are the lines of its timeline that this process writes, each at its own time. At most one span a
-room that is held; where nothing is traced the table is empty, and asking costs a look-up.
+A span's events are the timeline lines that this process writes, each at its own time. There is at most one
+span for each open room. Without tracing the table is empty, and a look at it costs one lookup.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,12 @@ from baton.telemetry.tracing import OFF, Attribute, Span, SpanKind, Tracer
 
 
 class RoomSpans:
-    """Used from one event loop. Whoever begins a span ends it with its room (`one-retire`)."""
+    """Spans by room. Used from one event loop. The code that begins a span ends it with its room
+    (`one-retire`).
+    """
 
     def __init__(self, tracer: Tracer = OFF, name: str = "room", kind: SpanKind = SpanKind.INTERNAL) -> None:
-        """`name`: of every span, since what differs is among its attributes."""
+        """`name`: name of every span. What differs between rooms is in the attributes."""
         self._tracer = tracer
         self._name = name
         self._kind = kind
@@ -34,7 +36,7 @@ class RoomSpans:
         parent: TraceContext | None,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
-        """A room without a trace, such as a canary's, has no span."""
+        """Begin the span of a room. A room without a trace, such as a canary's, has none."""
         if parent is None:
             return
         named: dict[str, Attribute] = {"baton.room": str(room), "baton.request_id": request_id}
@@ -43,7 +45,7 @@ class RoomSpans:
             self._open[room] = span
 
     def trace_of(self, room: RoomId) -> TraceContext | None:
-        """For what is asked of others on the room's behalf."""
+        """Return the trace context for calls on behalf of the room."""
         span = self._open.get(room)
         return None if span is None else span.trace
 
@@ -53,7 +55,7 @@ class RoomSpans:
             span.event(name, detail)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
-        """Why it ended before it was answered."""
+        """Record why the room ended before it was answered."""
         span = self._open.get(room)
         if span is None:
             return
@@ -67,7 +69,7 @@ class RoomSpans:
             span.end()
 
     def cut_off(self, cause: Cause) -> None:
-        """The process ends before its rooms do."""
+        """Fail and end all spans, since the process ends before their rooms do."""
         for room in list(self._open):
             self.fail(room, cause)
             self.end(room)

@@ -1,4 +1,4 @@
-"""To which collector do a process's spans go, if any, and who says so?"""
+"""Choice of the collector that a process's spans go to."""
 
 import re
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from baton.telemetry.tracing import OFF, Tracer
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-"""What the platform may have set for all its programs, the first one first."""
+"""Variables that a platform may set for all its programs, in the order of preference."""
 PROTOCOL: Final = "grpc"
 DISABLED_VARIABLE: Final = "OTEL_SDK_DISABLED"
 
 PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
-"""That traces need."""
+"""Packages that tracing needs."""
 
 log = Log(__name__)
 
@@ -24,12 +24,14 @@ log = Log(__name__)
 def make_tracer(
     endpoint: str, sample: float, service: str, instance: str, environ: Mapping[str, str]
 ) -> Tracer:
-    """The tracer of a process. `endpoint`: of an OTLP collector; empty for the platform's, if it names one.
+    """Return the tracer of a process.
 
-    `sample`: the share of requests without a trace of their own that get one. Off where OTEL_SDK_DISABLED is
-    true, whoever named the endpoint: the SDK makes no spans then. Raises StartupError where `endpoint` cannot
-    be used. The platform's may be meant for other programs: where that one cannot be used, a line of the log
-    says so, and there are no traces.
+    `endpoint`: URL of an OTLP collector, or empty for the platform's variables. `sample`: share of requests
+    that get a trace if they bring none. If OTEL_SDK_DISABLED is true there are no traces, whatever the
+    endpoint.
+
+    Raises StartupError if `endpoint` cannot be used. The platform's endpoint may be meant for other programs.
+    If that one cannot be used, a log line says so, and there are no traces.
     """
     if environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
         if endpoint:
@@ -57,7 +59,9 @@ def _check_protocol(environ: Mapping[str, str]) -> None:
 
 
 def _tracer(endpoint: str, given_by: str, sample: float, service: str, instance: str) -> Tracer:
-    """What it raises does not quote `endpoint`: there may be a password in it."""
+    """Return a tracer to `endpoint`. Raises StartupError, whose text omits `endpoint` since it may hold a
+    password.
+    """
     if not re.fullmatch(OTLP_URL, endpoint, re.ASCII):
         raise StartupError(
             f"{given_by} is not the address of an OTLP endpoint: give http://host:4317, or https:// for TLS,"

@@ -1,7 +1,7 @@
-"""How do the spans of one request become one tree, over the processes that it passes through?
+"""Interface of traces, in which the spans of a request form one tree over all its processes.
 
-Off unless an endpoint is set: nothing of OpenTelemetry is imported then, no span is made, and what a caller
-sent is passed on as it came. `services/telemetry/otlp_tracer.py` is the other form.
+Tracing is off unless an endpoint is set. Then nothing of OpenTelemetry is imported, no span is made, and a
+caller's trace context is passed on as it came. `otlp_tracer` is the other implementation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,41 +14,41 @@ Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
 
 class SpanKind(Enum):
-    """Who waits for whom: a server's span is what somebody else asked for."""
+    """Kind of a span: a server's answers a caller, an internal one does not."""
 
     SERVER = "server"
     INTERNAL = "internal"
 
 
 class Span(Protocol):
-    """Something that takes time. Whoever began it ends it; after that nothing of it changes."""
+    """A period of time. The code that began it ends it. After that it does not change."""
 
     trace: TraceContext
-    """For its children, in this process or another."""
+    """Trace context of its children, in this process or another."""
 
     def event(self, name: str, detail: str = "") -> None:
-        """Something that happened just now."""
+        """Add an event of this moment."""
 
     def set(self, attributes: Mapping[str, Attribute]) -> None: ...
 
     def fail(self, reason: str, text: str) -> None:
-        """It did not do what was asked of it. `reason` is of a closed set of words."""
+        """Mark the span as failed. `reason`: a word of a closed set."""
 
     def end(self) -> None: ...
 
 
 class Tracer:
-    """Off: there is never a span."""
+    """Tracer that is off and makes no spans."""
 
     def begin(
         self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Mapping[str, Attribute]
     ) -> Span | None:
-        """A span that begins now. Without a parent it is the root of a trace of its own. Never waits."""
+        """Begin a span, without waiting. Without a parent it is the root of a new trace."""
         del name, kind, parent, attributes
         return None
 
     async def stop(self, timeout_s: float) -> None:
-        """Send what has ended, within this time; what cannot be sent is lost. Idempotent."""
+        """Send the spans that have ended, within `timeout_s` seconds. The others are lost. Idempotent."""
         del timeout_s
 
 

@@ -1,7 +1,7 @@
-"""Does whoever asks have a key?
+"""API keys from a variable, and from a file that may change while the process runs.
 
-Keys come from a variable, and from a file that may change while the process runs. They are compared as
-digests under a secret of this process, each with all, in a time that tells nothing of them; none is shown.
+A presented key is compared with all keys, as digests under a secret of this process, in constant time. No key
+is ever shown.
 """
 
 import hmac
@@ -19,19 +19,19 @@ from baton.runtime.setting_kinds import BadValue, SettingKind
 log = Log(__name__)
 
 KEYS_MAX: Final = 1000
-"""Each request is compared with all of them."""
+"""Most keys, since each request is compared with all of them."""
 FILE_BYTES_MAX: Final = 1 << 20
 KEY: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
 ALLOWED: Final = "16 to 512 visible ASCII characters"
 
 Caller = bytes
-"""Stands for a key where it must be told from others; says nothing about it."""
+"""Digest that identifies a key and reveals nothing about it."""
 
 
 def _parse(text: str) -> tuple[str, ...]:
     keys = tuple(key.strip() for key in text.split(",") if key.strip())
     if not all(KEY.fullmatch(key) for key in keys) or not 1 <= len(keys) <= KEYS_MAX:
-        raise BadValue  # none, too: who sets the variable means to let in some, not everybody
+        raise BadValue  # an empty list would mean an open API by mistake
     return keys
 
 
@@ -45,7 +45,7 @@ ADMIN_FILE_FLAG: Final = "--admin-api-key-file"
 
 
 class ApiKeys:
-    """The keys that are good now."""
+    """The valid keys."""
 
     def __init__(
         self,
@@ -54,8 +54,10 @@ class ApiKeys:
         changes: Callable[[Sequence[Path]], FileChanges] = FileChanges,
         flag: str = FILE_FLAG,
     ) -> None:
-        """`flag`: the setting that names the file. Raises StartupError for a file that cannot be read,
-        or that holds anything but keys, or none."""
+        """`flag`: the setting that names the file.
+
+        Raises StartupError for a file that cannot be read, that holds no key, or that holds anything else.
+        """
         self._secret = secrets.token_bytes(32)
         self._given = tuple(map(self._digest_of, given))
         self._file = file
@@ -71,13 +73,15 @@ class ApiKeys:
 
     @property
     def several(self) -> bool:
-        """Whether there has been more than one key since the start. What an earlier key computed or asked for
-        stays in caches and timelines after the key is gone."""
+        """Whether there has been more than one key since the start.
+
+        What an earlier key computed stays in caches and timelines after the key is gone.
+        """
         self._look()
         return self._several
 
-    def who(self, key: str) -> Caller | None:
-        """Whom the key belongs to, or None if it is not one of ours."""
+    def caller_of(self, key: str) -> Caller | None:
+        """Return the identifier of `key`, or None if it is not valid."""
         self._look()
         presented = self._digest_of(key)
         found = None
@@ -97,8 +101,11 @@ class ApiKeys:
         return hmac.digest(self._secret, key.encode("utf-8", "surrogatepass"), "sha256")
 
     def _read_anew(self, file: Path) -> None:
-        """What is no key is left out, so that the keys that were taken away are gone in any case. A file that
-        cannot be read changes nothing."""
+        """Read the changed file.
+
+        Lines that are no keys are left out, so that removed keys become invalid in any case. A file that
+        cannot be read changes nothing.
+        """
         try:
             lines = _lines(file, self._flag)
         except StartupError as error:
@@ -118,18 +125,17 @@ class ApiKeys:
 
 
 def first_key(given: Sequence[str], file: str, flag: str = FILE_FLAG) -> str:
-    """One of the keys, for whoever starts the server and has to ask it something; empty if there is none.
-    Raises StartupError."""
+    """Return one of the keys, for the launcher's own requests, or an empty text. Raises StartupError."""
     return next(iter((*given, *(_all_good(Path(file), flag) if file else ()))), "")
 
 
 def has_several_keys(given: Sequence[str], file: str) -> bool:
-    """Whether there is more than one API key, for whoever starts the server. Raises StartupError."""
+    """Return whether there is more than one API key. Raises StartupError."""
     return len({*given, *(_all_good(Path(file), FILE_FLAG) if file else ())}) > 1
 
 
 def _all_good(file: Path, flag: str) -> list[str]:
-    """The keys of a file that holds nothing else. Raises StartupError, which names the line."""
+    """Return the keys of a file. Raises StartupError, which names the line, for a line that is no key."""
     lines = _lines(file, flag)
     for number, line in lines:
         if not KEY.fullmatch(line):
@@ -138,7 +144,7 @@ def _all_good(file: Path, flag: str) -> list[str]:
 
 
 def _lines(file: Path, flag: str) -> list[tuple[int, str]]:
-    """Those that are neither empty nor a comment, with their numbers. Raises StartupError."""
+    """Return the lines that are neither empty nor comments, with their numbers. Raises StartupError."""
     try:
         with file.open("rb") as opened:
             text = opened.read(FILE_BYTES_MAX + 1)

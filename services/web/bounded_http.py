@@ -1,8 +1,8 @@
-"""How much may a client send that is no body, before and after it has asked, how long may it take to ask, and
-how long may it leave unread what it is answered?
+"""HTTP protocol with bounds on heads and trailers, on the time of a request, and on unread answers.
 
-The server below takes a request line, headers and trailers of any length, from anybody, key or not, and waits
-for them for as long as the connection is open. It ends no connection before all that was written is taken.
+uvicorn's protocol takes a request line, headers and trailers of any length from any client, with or without a
+key. It waits for them as long as the connection is open. It ends no connection before the client has taken
+all that was written.
 """
 
 import asyncio
@@ -17,47 +17,53 @@ from baton.web.protocol_upgrades import PlainHttp
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEADERS_MAX: Final = 256
-"""In a head, and as many in trailers: each is looked at several times."""
+"""Most fields of a head, and as many of trailers, since each is looked at several times."""
 HEAD_S: Final = 20.0
 STALLED_S: Final = 60.0
 UNREAD_BYTES_MAX: Final = 64 * 1024
-"""Whoever sends more waits for the client. Over TLS the event loop would take half a megabyte."""
+"""Unsent bytes from which the application waits for the client. Over TLS uvloop would take half a megabyte.
+"""
 READ_BYTES_MIN: Final = 4096
-"""A client that takes less within `stalled_s` is taken for one that takes nothing."""
+"""Bytes below which a client counts as taking nothing, within `stalled_s`."""
 PIPELINED_MAX: Final = 16
 PIPELINED_BYTES_MAX: Final = 64 * 1024
-"""Of requests that wait behind the one that is being answered."""
+"""Most bytes of requests that wait behind the one being answered."""
 FIELD_BYTES: Final = 128
-"""What a field takes beside its text."""
+"""Memory of a field besides its text, bytes."""
 
 
 class BoundedHttp(PlainHttp):
-    """Refuses a head, or trailers, that are too long or do not end, and hangs up on whoever connects and does
-    not ask, and on whoever asks and does not read."""
+    """HTTP/1.1 protocol that bounds what a client may send, hold and leave unread.
+
+    It refuses heads and trailers that are too long or do not end. It closes connections without a request,
+    and those whose client does not read.
+    """
 
     head_s = HEAD_S
-    """How long a connection may be open, or go on after its first byte since the last answer, without a whole
-    head."""
+    """Longest time of a connection without a whole head, from its opening or its first byte after an answer,
+    seconds.
+    """
     stalled_s = STALLED_S
-    """How long a client may take next to nothing of what waits for it."""
+    """Longest time in which a client takes next to nothing of what waits for it, seconds."""
     _got_on = False
     _bytes = 0
-    """That came since the request last got on: its head was whole, some of its body came, or it ended."""
+    """Bytes received since the request's last progress: the end of its head, a part of its body, or its end.
+    """
     _fields_bytes = 0
-    """Of the request line and the fields that came whole since then; what comes at once may hold more."""
+    """Bytes of the request line and of whole fields since then. One read may contain more."""
     _fields = 0
     _hang_up: asyncio.TimerHandle | None = None
     _unread = 0
-    """Bytes, as they were when the client last took some, or more came."""
+    """Unsent bytes when the client last took some, or when more came."""
     _unread_since_s: float | None = None
-    """When that was. None: nobody waits for the client, or it has just taken much."""
+    """Time of that, seconds. None if nothing waits for the client, or it has just taken much."""
     _answering: RequestResponseCycle | None = None
-    """The request that is being answered, or was last. Others, sent behind it, wait for that."""
+    """Request that is being answered, or was last. Later ones on the connection wait for it."""
 
     _head_bytes = 0
-    """That a head that is not whole takes."""
+    """Memory of a head that is not whole, bytes."""
     _pipelined_bytes = 0
-    """That came while requests waited behind another."""
+    """Bytes received while requests waited behind another."""
 
     def __init__(self, *args: Any, entry: ConnectionEntry | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +85,7 @@ class BoundedHttp(PlainHttp):
             self._entry = None
         answering = self._answering
         if answering is not None and not answering.response_complete:
-            answering.disconnected = True  # else an answer to nobody is an error
+            answering.disconnected = True  # otherwise uvicorn logs an error for the answer
             answering.message_event.set()
         self._client.lost()
 
@@ -136,11 +142,11 @@ class BoundedHttp(PlainHttp):
 
     def on_response_complete(self) -> None:
         if self._answering is not None:
-            self._answering.body = bytearray()  # what nobody has read of it
+            self._answering.body = bytearray()  # bytes that the application did not read
         if self.pipeline:
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
-        self.loop.call_soon(self._account)  # by then the system has taken what it takes
+        self.loop.call_soon(self._account)  # after the system has taken what it can
         self._watch()
 
     def refuse(self, refusal: HttpRefusal) -> None:
@@ -159,8 +165,10 @@ class BoundedHttp(PlainHttp):
         self._account()
 
     def end_if_stalled(self, stalled_s: float) -> None:
-        """End the connection, unsent bytes and all, if what is sent waits for the client, or the connection's
-        end does, and the client has taken next to nothing for so long. To be called again and again."""
+        """Abort the connection if its client has taken next to nothing for `stalled_s` seconds.
+
+        This counts only while unsent bytes, or the connection's end, wait for the client. Call it repeatedly.
+        """
         self._account()
         if not (self.flow.write_paused or self.transport.is_closing()):
             self._unread_since_s = None
@@ -172,12 +180,12 @@ class BoundedHttp(PlainHttp):
             self.transport.abort()
 
     def _waits_for_client(self) -> bool:
-        """Whether nothing that was asked for is lost if the connection ends."""
+        """Return whether the connection can end without the loss of a running answer."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered or self._body_open or self.flow.write_paused
 
     def _account(self) -> None:
-        """Count what the connection holds."""
+        """Report the connection's memory to the limits of its port."""
         if self._entry is not None:
             unread = self.transport.get_write_buffer_size()
             self._entry.hold(self._head_bytes + self._pipelined_bytes + unread)
@@ -186,23 +194,26 @@ class BoundedHttp(PlainHttp):
         self._fields_bytes = self._fields = 0
 
     def _next_is_answered(self) -> None:
-        """A request that no other is before is answered from here on."""
+        """Make the latest request the one being answered, if no other is before it."""
         if not self.pipeline:
             self._answering = self.cycle
 
     def _watch(self) -> None:
-        """Let the time run while nothing else bounds the wait: no answer is on its way, and the connection
-        does not rest since the last one, for which the server has a time of its own."""
+        """Run the head's timer while nothing else bounds the wait.
+
+        It does not run while an answer is under way, nor between two requests, for which uvicorn has a
+        time-out.
+        """
         answering = self.cycle is not None and not self.cycle.response_complete
         begun = self._head_open or self._body_open
         resting = self.timeout_keep_alive_task is not None and not begun
-        if answering or resting or self._refused or self.transport.is_closing():
+        if answering or resting or self.is_refused or self.transport.is_closing():
             self._watch_no_more()
         elif self._hang_up is None:
             self._hang_up = self.loop.call_later(self.head_s, self._time_out_head)
 
     def _time_out_head(self) -> None:
-        """Whoever began to ask is told so."""
+        """Refuse a request whose head has begun. Close a connection without one."""
         if self._head_open:
             self.refuse(SLOW_HEAD)
         else:

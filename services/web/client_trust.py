@@ -1,6 +1,6 @@
-"""What does a command need to ask a server that wants a key, or has a certificate of one's own authority?
+"""API key and trusted certificates of the commands that call a server.
 
-It is where OpenAI's own client looks: OPENAI_API_KEY and SSL_CERT_FILE.
+They come from OPENAI_API_KEY and SSL_CERT_FILE, like those of OpenAI's client.
 """
 
 import os
@@ -12,23 +12,28 @@ from baton.runtime.errors import StartupError
 
 
 def key_headers() -> dict[str, str]:
-    """The key, if the environment has one. It is sent to whoever is asked: name servers with care."""
+    """Return the header with the key of the environment, if there is one.
+
+    It is sent to whatever server the user names.
+    """
     key = os.environ.get("OPENAI_API_KEY", "")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def distrusted(
+def certificate_problem(
     error: httpx.ConnectError, url: str, hint: str = "SSL_CERT_FILE names whose are"
 ) -> str | None:
-    """A sentence, where a connection failed because the server's certificate is not believed."""
+    """Return a sentence if a connection failed because the server's certificate is not trusted, else None."""
     if "certificate" in str(error).lower():
         return f"the certificate of {url} is not trusted here ({hint}): {error}"
     return None
 
 
-def trusted() -> ssl.SSLContext:
-    """Whose certificates are believed: those that SSL_CERT_FILE names, else the usual ones. Raises
-    StartupError for a file that cannot be used."""
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context with the authorities of SSL_CERT_FILE, or the usual ones.
+
+    Raises StartupError for a file that cannot be used.
+    """
     try:
         return httpx.create_ssl_context()
     except OSError as error:

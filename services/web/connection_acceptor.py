@@ -1,8 +1,8 @@
-"""Who that connects is served, and who is hung up on?
+"""Acceptor of HTTP connections, which closes those that cannot be served.
 
-Whoever comes when no more files can be open is hung up on, by a file that is kept for that: in the queue of
-the listening socket it would wait for what may never come. So is whoever does not speak TLS where that is
-spoken. Both are counted, and told seldom.
+If no more files can be open, a new connection is accepted on a spare file and closed. In the queue of the
+listening socket it might wait for ever. On a TLS port, connections without TLS are closed, too. Both are
+counted, and logged at a limited rate.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from baton.web.connection_limits import ConnectionEntry, ConnectionLimits
 log = Log(__name__)
 
 AT_ONCE: Final = 64
-"""Connections that are taken before others get their turn."""
+"""Most connections accepted before other events of the loop get their turn."""
 HANDSHAKE_S: Final = 20.0
 PAUSE_S: Final = 0.1
-"""Before the next look, where not even one that is to be hung up on can be taken."""
+"""Pause if not even a connection to close can be accepted, seconds."""
 NO_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Acceptor:
-    """Of one listening socket, which it owns."""
+    """Acceptor of one listening socket, which it owns."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Acceptor:
         self._loop.add_reader(self._sock.fileno(), self._take)
 
     def close(self) -> None:
-        """Idempotent. Connections that have begun go on."""
+        """Stop accepting. Open connections go on. Idempotent."""
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
@@ -74,7 +74,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # it has gone again
+                continue  # the client has gone
             except OSError as error:
                 if error.errno not in NO_FILES:
                     raise
@@ -100,9 +100,9 @@ class Acceptor:
             taken.close()
             entry.leave()
             if self._tls is None:
-                return  # it has gone again
+                return  # the client has gone
             self._connections.count(NO_TLS)
-            if times := self._without_tls.happened():
+            if times := self._without_tls.count():
                 cause = " ".join(str(error).split()) or type(error).__name__
                 log.warning("a client does not speak TLS", client=_shown(address), cause=cause, times=times)
         except asyncio.CancelledError:
@@ -111,7 +111,7 @@ class Acceptor:
             raise
 
     def _hang_up(self, error: OSError) -> None:
-        """On all that wait, by the file that is kept for it."""
+        """Close all waiting connections, each accepted on the spare file."""
         self._give_up_spare()
         times, address = 0, None
         with suppress(OSError):
@@ -127,12 +127,12 @@ class Acceptor:
             self._resuming = self._loop.call_later(
                 PAUSE_S, self._loop.add_reader, self._sock.fileno(), self._take
             )
-        if told := self._out_of_files.happened(times):
+        if times_logged := self._out_of_files.count(times):
             log.warning(
                 "who connects is hung up on: no more files can be open",
                 client=_shown(address),
                 cause=error.strerror,
-                times=told,
+                times=times_logged,
             )
 
     def _keep_spare(self) -> None:

@@ -1,9 +1,9 @@
-"""Bounds on what the connections of one HTTP port take together: their number, and the bytes that they hold.
+"""Bounds on the connections of one HTTP port: their number, and their memory.
 
-A connection holds a head that is not whole, requests that wait behind the one that is being answered, and
-what its client has not read. When a bound is reached, connections that wait for their clients make room.
-They are those of the address that takes most on which nothing moved for longest. So no address shuts another
-out, and no answer that is being computed is cut (`bounded-admission`).
+A connection's memory is an incomplete head, requests that wait behind the one being answered, and answers
+that its client has not read. When a bound is reached, some connections that wait for their clients are
+closed. They are those of the address that takes most, the longest idle ones first. So no address shuts
+another out, and no running answer is cut (`bounded-admission`).
 """
 
 import time
@@ -21,41 +21,41 @@ log = Log(__name__)
 CONNECTIONS_MAX: Final = 16_384
 TOTAL_BYTES_MAX: Final = 256 * 2**20
 COUNTED_BYTES_MAX: Final = 16 * 2**20
-"""As how much one connection counts at most: a long answer to a client that reads it makes no room."""
+"""Most bytes that one connection counts for, so that a long answer to a reading client closes no others."""
 SLACK: Final = 16
-"""This part of a bound is freed when it is reached, since whoever makes room is looked for among all."""
+"""The part of a bound (1/16) that is freed at once, since each search looks at all connections."""
 
 
 class ConnectionEntry:
-    """One connection's part of the limits of its port."""
+    """Share of one connection in the limits of its port."""
 
-    __slots__ = ("can_close", "close", "held", "limits", "moved_s", "network")
+    __slots__ = ("can_close", "close", "limits", "moved_s", "network", "size")
 
     def __init__(self, limits: "ConnectionLimits", network: bytes) -> None:
         self.limits = limits
         self.network = network
-        self.held = 0
-        """Bytes."""
+        self.size = 0
+        """Memory of the connection, bytes."""
         self.moved_s = time.monotonic()
-        """When bytes moved last, seconds."""
+        """Time of the last byte in either direction, seconds."""
         self.close: Callable[[], object] = _nothing
-        """Ends the connection at once."""
+        """Function that aborts the connection."""
         self.can_close: Callable[[], bool] = _always
-        """Whether the connection waits for its client."""
+        """Function that returns whether the connection waits for its client."""
 
     def hold(self, size: int) -> None:
-        """From here on the connection holds `size` bytes. It may be closed in here."""
-        if size or self.held:
+        """Set the connection's memory to `size` bytes. This may close the connection."""
+        if size or self.size:
             self.limits.hold(self, min(size, COUNTED_BYTES_MAX))
 
     def move(self) -> None:
-        """Bytes moved."""
+        """Note that bytes moved."""
         self.moved_s = time.monotonic()
 
     def leave(self) -> None:
-        """The connection is closed. Idempotent."""
+        """Remove the closed connection. Idempotent."""
         self.limits.remove(self)
-        self.close, self.can_close = _nothing, _always  # what they are bound to leads back here
+        self.close, self.can_close = _nothing, _always  # breaks a reference cycle
 
 
 def _nothing() -> None:
@@ -70,12 +70,12 @@ def _one(_: ConnectionEntry) -> int:
     return 1
 
 
-def _held(entry: ConnectionEntry) -> int:
-    return entry.held
+def _size_of(entry: ConnectionEntry) -> int:
+    return entry.size
 
 
 class ConnectionLimits:
-    """Used from one event loop."""
+    """Limits of one port. Used from one event loop."""
 
     def __init__(
         self,
@@ -85,22 +85,22 @@ class ConnectionLimits:
     ) -> None:
         self._connections = connections
         self._connections_max = connections_max
-        self._held_bytes_max = TOTAL_BYTES_MAX if total_bytes_max is None else total_bytes_max
+        self._total_bytes_max = TOTAL_BYTES_MAX if total_bytes_max is None else total_bytes_max
         self._entries: set[ConnectionEntry] = set()
-        self._held_bytes = 0
+        self._total_bytes = 0
         self._next_look_bytes = 0
-        """Bytes up to which no connection is looked for that may be closed."""
-        self._seldom = LogThrottle()
+        """Bytes up to which no further search is made, after one that found no connection to close."""
+        self._throttle = LogThrottle()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def total_bytes(self) -> int:
-        return self._held_bytes
+        return self._total_bytes
 
     def admit(self, address: Any) -> ConnectionEntry | None:
-        """A new connection's entry; None if there is no room for one. `address`: of its socket."""
+        """Return a new connection's entry, or None if there is no room. `address`: address of its socket."""
         if len(self._entries) >= self._connections_max:
             self._make_room(_one, len(self._entries), self._connections_max)
         if len(self._entries) >= self._connections_max:
@@ -112,25 +112,25 @@ class ConnectionLimits:
         return entry
 
     def hold(self, entry: ConnectionEntry, size: int) -> None:
-        """`entry` holds `size` bytes from here on."""
+        """Set the memory of `entry` to `size` bytes."""
         if entry not in self._entries:
             return
-        self._held_bytes += size - entry.held
-        entry.held = size
-        most = self._held_bytes_max
-        if self._held_bytes > max(most, self._next_look_bytes):
-            self._make_room(_held, self._held_bytes, most)
-            # Each look goes over all connections: where none may be closed, the next waits for more bytes.
-            self._next_look_bytes = self._held_bytes + most // SLACK if self._held_bytes > most else 0
+        self._total_bytes += size - entry.size
+        entry.size = size
+        most = self._total_bytes_max
+        if self._total_bytes > max(most, self._next_look_bytes):
+            self._make_room(_size_of, self._total_bytes, most)
+            # Each search looks at all connections. If it closes none, the next waits for more bytes.
+            self._next_look_bytes = self._total_bytes + most // SLACK if self._total_bytes > most else 0
 
     def remove(self, entry: ConnectionEntry) -> None:
         if entry in self._entries:
             self._entries.discard(entry)
-            self._held_bytes -= entry.held
-            entry.held = 0
+            self._total_bytes -= entry.size
+            entry.size = 0
 
     def _make_room(self, cost: Callable[[ConnectionEntry], int], taken: int, most: int) -> None:
-        """Close connections until `taken` is well below `most`. `cost`: what closing one gives."""
+        """Close connections until `taken` is well below `most`. `cost`: what closing one frees."""
         by_network: dict[bytes, int] = {}
         closable: dict[bytes, list[ConnectionEntry]] = {}
         for entry in self._entries:
@@ -157,7 +157,7 @@ class ConnectionLimits:
         if not closed:
             return
         self._connections.count(LIMIT, closed)
-        if times := self._seldom.happened(closed):
+        if times := self._throttle.count(closed):
             log.warning(
                 "connections were closed: a limit of the HTTP port is reached", limit=limit, times=times
             )

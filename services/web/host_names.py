@@ -1,8 +1,8 @@
-"""By which names may a request call this server?
+"""Host names under which requests may call a server.
 
-A web page may have a name that is made to point at this machine (DNS rebinding): for the browser the server
-is then a part of that page's site, which reads all that it is answered. The name that the request is for
-gives it away. An address cannot be made to point anywhere, and `localhost` is not looked up by browsers.
+A web page's own name may be made to point at this machine (DNS rebinding). For the browser the server is then
+part of that page's site, and the page can read all answers. The Host header of such requests has that name.
+An address cannot be redirected in this way, and browsers do not look up `localhost`.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 import httptools
 
 from baton.web.http_refusals import NO_HTTP, ONE_HOST, HttpRefusal
-from baton.web.ip_addresses import packed
+from baton.web.ip_addresses import address_bytes
 
 AUTHORITY: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{0,5})?")
 ORIGIN_FORM: Final = (b"/", b"*")
@@ -20,15 +20,18 @@ LOOPBACK: Final = "localhost"
 
 
 class HostNames:
-    """Of one port."""
+    """Allowed host names of one port."""
 
     def __init__(self, allowed: Sequence[str] = (), *, any_name: bool) -> None:
-        """`any_name`: whichever is taken. Else addresses, this machine's own names, and those `allowed`."""
+        """`any_name`: allow every name. Otherwise addresses, names of this machine and `allowed` are."""
         self._any_name = any_name
         self._allowed = frozenset(map(_plain, allowed))
 
     def refusal(self, version: str, target: bytes, hosts: Sequence[bytes]) -> HttpRefusal | None:
-        """`hosts`: the values of all Host headers. A target that names a host is judged by that as well."""
+        """Return why a request is refused, or None.
+
+        `hosts`: values of all Host headers. A `target` with a host is checked against it, too.
+        """
         if len(hosts) > 1 or (not hosts and version != "1.0"):
             return ONE_HOST
         called = [*hosts]
@@ -52,7 +55,7 @@ class HostNames:
         plain = _plain(name)
         if plain == LOOPBACK or plain.endswith(f".{LOOPBACK}") or plain in self._allowed:
             return True
-        return packed(name.strip("[]")) is not None
+        return address_bytes(name.strip("[]")) is not None
 
 
 def _plain(name: str) -> str:
@@ -60,7 +63,7 @@ def _plain(name: str) -> str:
 
 
 def _host_of(target: bytes) -> bytes:
-    """What is not even a host is what it is not."""
+    """Return the host of a request target. A malformed one becomes `?`, which is never allowed."""
     try:
         return httptools.parse_url(target).host or b"?"
     except httptools.HttpParserInvalidURLError:

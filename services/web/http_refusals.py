@@ -1,9 +1,8 @@
-"""What is answered to what ends before any route: to what is no HTTP, has too long a head, comes too slowly,
-or is for another host?
+"""Refusals of requests before any route: malformed, too long, too slow, or for another host.
 
-The application answers it, in its turn behind what was asked before on the same connection: so it has a
-request id, the shape of all other errors, and is counted once. An application that knows nothing of refusals
-is put behind `RefusalMiddleware`.
+The application answers a refusal, after the earlier requests of the connection. So the answer has a request
+id and the form of all other errors, and is counted once. An application without such answers is wrapped in
+`RefusalMiddleware`.
 """
 
 import json
@@ -14,14 +13,14 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 IN_STATE: Final = "refusal"
-"""Under which name it is in the state of a request's scope."""
+"""Key in the state of a request's scope."""
 NO_METHOD: Final = ""
-"""Of a request whose head did not come whole."""
+"""Method of a request whose head is incomplete."""
 
 
 @dataclass(frozen=True)
 class HttpRefusal(Exception):
-    """Why a request gets no further than the server."""
+    """Reason why a request is refused by the server."""
 
     status: int
     code: str
@@ -53,13 +52,13 @@ PIPELINED: Final = HttpRefusal(
 
 
 def refusal_in(scope: Any) -> HttpRefusal | None:
-    """Why this request is refused, which may be found out while its body comes."""
+    """Return why a request is refused, or None so far. The reason may come while its body is read."""
     found = scope.get("state", {}).get(IN_STATE)
     return found if isinstance(found, HttpRefusal) else None
 
 
 class RefusalMiddleware:
-    """Answers refusals for an application that does not."""
+    """Middleware that answers refusals for an application that does not."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -77,7 +76,7 @@ class RefusalMiddleware:
 
 
 async def _answer(refusal: HttpRefusal, send: Send) -> None:
-    """As `baton.api.errors` has it."""
+    """Send the answer, in the form of the API's errors."""
     error = {"message": str(refusal), "type": "invalid_request_error", "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()
     headers = [

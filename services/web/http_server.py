@@ -1,4 +1,4 @@
-"""How does an HTTP application run inside a service's own event loop, without taking its signals?"""
+"""HTTP server for an ASGI application in a service's own event loop, without signal handlers of its own."""
 
 import asyncio
 import contextlib
@@ -24,19 +24,22 @@ from baton.web.refusable_http import PortRefusals
 
 START_TIMEOUT_S: Final = 10.0
 KEEP_ALIVE_S: Final = 120.0
-"""How long a connection may rest between two requests. Longer than clients and proxies keep theirs (5 s and
-60 s are common): a server that hangs up first does so, now and then, on a request that is on its way."""
+"""Time that a connection may be idle between two requests, seconds.
+
+It is longer than that of clients and proxies (5 s and 60 s are common). A server that closes first sometimes
+does so just as a request arrives.
+"""
 STALLED_AT_END_S: Final = 5.0
-"""How long a client may take nothing once the server stops."""
+"""Time in which a client may take nothing once the server stops, seconds."""
 PART_OF_GRACE: Final = 0.25
-"""And at most this part of the time that it has for that."""
+"""Upper bound of that time, as a part of the graceful time-out."""
 LOOKS: Final = 4
-"""At all connections, within the time that a client may take nothing."""
+"""Checks of all connections within the time in which a client may take nothing."""
 HEADERS: Final = (
-    ("X-Content-Type-Options", "nosniff"),  # what it is called is what it is
-    ("Cross-Origin-Resource-Policy", "same-origin"),  # no page of another site shows or runs it
+    ("X-Content-Type-Options", "nosniff"),  # browsers do not guess the type
+    ("Cross-Origin-Resource-Policy", "same-origin"),  # pages of other sites cannot embed it
 )
-"""Of every answer."""
+"""Headers of every answer."""
 
 
 class _Server(uvicorn.Server):
@@ -46,14 +49,14 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         sock: socket.socket,
-        strangers: PortRefusals,
+        port_refusals: PortRefusals,
         connections: ClosedConnections,
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self._sock = sock
-        self._strangers = strangers
+        self._port_refusals = port_refusals
         self._connections = connections
         self._limits = limits
         self._acceptor: Acceptor | None = None
@@ -64,12 +67,16 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        made = partial(
-            BoundedHttp, self.config, self.server_state, self.lifespan.state, strangers=self._strangers
+        make = partial(
+            BoundedHttp,
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            port_refusals=self._port_refusals,
         )
 
         def protocol(entry: ConnectionEntry) -> BoundedHttp:
-            return made(entry=entry)
+            return make(entry=entry)
 
         tls: Any = self.config.ssl
         self._acceptor = Acceptor(self._sock, protocol, tls, self._connections, self._limits)
@@ -83,21 +90,30 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One application on one socket. Made by `serve_http`."""
+    """One application on one socket. `serve_http` makes it."""
 
-    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], port: int) -> None:
+    def __init__(
+        self, server: uvicorn.Server, task: asyncio.Task[None], port: int, limits: ConnectionLimits
+    ) -> None:
         self._server = server
+        self.limits = limits
+        """Limits of the port's connections."""
         self._task = task
         self._looking: asyncio.Task[None] | None = None
         self._allow(BoundedHttp.stalled_s)
         task.add_done_callback(lambda _: self._allow(None))
         self.port = port
-        """The port it listens on."""
+        """TCP port of the server."""
+
+    @property
+    def connections(self) -> list[BoundedHttp]:
+        """The open connections."""
+        return [each for each in self._server.server_state.connections if isinstance(each, BoundedHttp)]
 
     async def stop(self) -> None:
-        """Stop listening, let running requests finish within the graceful time, end. Idempotent.
+        """Stop listening, and finish running requests within the graceful time-out. Idempotent.
 
-        A client that reads nothing does not use that time up: it is hung up on.
+        A client that reads nothing does not use that time up, since its connection is closed earlier.
         """
         self._server.should_exit = True
         if not self._task.done():
@@ -106,16 +122,15 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _allow(self, stalled_s: float | None) -> None:
-        """From here on a client may take nothing for so long. None: there are no clients any more."""
+        """Set the time in which a client may take nothing, seconds. None ends the checks."""
         if self._looking is not None:
             self._looking.cancel()
         self._looking = None if stalled_s is None else asyncio.create_task(self._end_stalled(stalled_s))
 
     async def _end_stalled(self, stalled_s: float) -> None:
         while True:
-            for connection in list(self._server.server_state.connections):
-                if isinstance(connection, BoundedHttp):
-                    connection.end_if_stalled(stalled_s)
+            for connection in self.connections:
+                connection.end_if_stalled(stalled_s)
             await asyncio.sleep(stalled_s / LOOKS)
 
 
@@ -131,20 +146,21 @@ async def serve_http(
     keep_alive_s: float = KEEP_ALIVE_S,
     connections_max: int = CONNECTIONS_MAX,
 ) -> HttpServer:
-    """Serve `app` on a socket from `bind_port` (owned from here on), over `tls` if there is one. Returns once
-    it accepts requests.
+    """Serve `app` on a socket from `bind_port`, which the server owns from now on. Return once it accepts
+    requests.
 
-    `graceful_timeout_s` bounds how long `stop` waits for running requests before it cancels them. `hosts`: by
-    which names requests may call it; not given: any, but on an address that only this machine reaches, where
-    whoever comes may be a web page. `answers_refusals`: the application knows of them (`http_refusal`).
-    `keep_alive_s`: how long a connection may rest between two requests, seconds. `connections_max`: most
-    connections at a time.
-    Raises RuntimeError if it does not get that far, StartupError for certificates that cannot be used.
+    `graceful_timeout_s`: longest wait of `stop` for running requests before it cancels them, seconds. `tls`:
+    certificate files, or None for plain HTTP. `hosts`: names under which requests may call it. By default any
+    name is allowed, except on a loopback address, where a client may be a web page. `answers_refusals`: the
+    application answers refusals itself (`http_refusals`). `keep_alive_s`: longest idle time between two
+    requests, seconds. `connections_max`: most connections at a time.
+
+    Raises RuntimeError if it does not start, and StartupError for certificates that cannot be used.
     """
     port = port_of(sock)
-    # Of each connection. A reply over TLS is handed on at once: that it waits is not seen from here.
+    # Inherited by each connection. Over TLS the process cannot see that a reply waits for its client.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(BoundedHttp.stalled_s * 1000))
-    strangers = PortRefusals(
+    port_refusals = PortRefusals(
         hosts or HostNames(any_name=is_reachable_from_elsewhere(str(sock.getsockname()[0])))
     )
     config = uvicorn.Config(
@@ -160,10 +176,10 @@ async def serve_http(
     )
     config.load()
     if tls is not None:
-        config.ssl = renewing(tls)  # the library's own would keep the first certificate for good
+        config.ssl = renewing(tls)  # uvicorn's own would never renew its certificate
     connections = connections or ClosedConnections(CollectorRegistry())
     limits = ConnectionLimits(connections, connections_max)
-    server = _Server(config, sock, strangers, connections, limits)
+    server = _Server(config, sock, port_refusals, connections, limits)
     task = asyncio.create_task(server.serve(sockets=[]), name="http server")
     listening = asyncio.create_task(server.listening.wait())
     try:
@@ -175,4 +191,4 @@ async def serve_http(
             sock.close()
     if not server.listening.is_set():
         raise RuntimeError(f"the HTTP server did not start within {START_TIMEOUT_S:g} s")
-    return HttpServer(server, task, port)
+    return HttpServer(server, task, port, limits)

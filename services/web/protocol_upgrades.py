@@ -1,8 +1,7 @@
-"""What becomes of a client's offer to go on in another protocol? It is declined: the request is answered as
-if it offered nothing (RFC 9110, 7.8).
+"""HTTP protocol that declines upgrades: the request is answered as if it offered none (RFC 9110, 7.8).
 
-Java's own HTTP client offers HTTP/2 with each request that is not over TLS. The parser below ends a request
-that offers something with its head: of a POST the body would be taken for the next request.
+Java's HTTP client offers HTTP/2 with each request without TLS. The parser ends such a request with its head,
+and would take a POST's body for the next request.
 """
 
 from typing import Any, Final
@@ -15,7 +14,7 @@ OFFER: Final = b"upgrade"
 
 
 class PlainHttp(RefusableHttp):
-    """HTTP/1.1 and nothing else. To be configured with `ws="none"`."""
+    """HTTP/1.1 protocol without upgrades. To be configured with `ws="none"`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,8 +22,10 @@ class PlainHttp(RefusableHttp):
 
     @property
     def _offers(self) -> bool:
-        """The request whose head ends here comes once more, without its offer. One to CONNECT offers nothing:
-        there is no body to it, and it is refused."""
+        """Whether the request offers an upgrade, so that it is parsed again without the offer.
+
+        CONNECT counts as no offer. It has no body, and is refused.
+        """
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
@@ -36,8 +37,10 @@ class PlainHttp(RefusableHttp):
             super().on_message_complete()
 
     def head_without_offer(self) -> bytes | None:
-        """Of the request whose head was read last, if it is to be read once more. Nothing in it is a line's
-        end: the parser took each part for what it is."""
+        """Return the head of the last request without its offer, or None if it offers nothing.
+
+        No part of it contains a line break, since the parser has recognised each part.
+        """
         if not self._offers:
             return None
         version = self.parser.get_http_version().encode()
@@ -49,7 +52,7 @@ class PlainHttp(RefusableHttp):
 class _Parser(httptools.HttpRequestParser):
     def __init__(self, protocol: PlainHttp) -> None:
         super().__init__(protocol)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as the protocol's own parser
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
         self._protocol = protocol
 
     def feed_data(self, data: Any) -> None:

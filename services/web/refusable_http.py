@@ -1,8 +1,8 @@
-"""How does a connection go on whose client sent what is refused before any route?
+"""HTTP protocol that refuses requests before any route, and then closes the connection gently.
 
-The application is asked for the refusal's answer, in its turn. Then nothing more is read as HTTP, and the
-connection ends as soon as the client ends it, or soon after: at once would take the answer from a client that
-still sends.
+The application is asked for the refusal's answer, after earlier requests. Nothing more is read as HTTP. The
+connection ends when the client ends it, or soon after. To close it at once would take the answer from a
+client that is still sending.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ HOST: Final = b"host"
 
 
 class PortRefusals:
-    """What the connections of one port share: by which names it is called, and what was told of refusals."""
+    """State that a port's connections share: allowed host names, and the rate of log lines about refusals."""
 
     def __init__(self, hosts: HostNames = ANY_NAME) -> None:
         self.hosts = hosts
-        self._seldom = LogThrottle()
+        self._throttle = LogThrottle()
 
-    def tell(self, refusal: HttpRefusal, client: str | None) -> None:
-        if times := self._seldom.happened():
+    def log_refusal(self, refusal: HttpRefusal, client: str | None) -> None:
+        if times := self._throttle.count():
             log.warning(
                 "what a client sent was refused before it was a request",
                 client=client,
@@ -45,29 +45,33 @@ class PortRefusals:
 
 
 class RefusableHttp(HttpToolsProtocol):
-    """Hands a refusal to the application, as a request of its own or with the one whose body it is in."""
+    """HTTP/1.1 protocol that passes a refusal to the application.
+
+    It passes it as a request of its own, or with the request whose body it is in.
+    """
 
     linger_s = LINGER_S
-    _refused = False
+    is_refused = False
+    """Whether a request was refused, so that nothing more is read as HTTP."""
     _head_open = False
-    """A head has begun, and not ended."""
+    """Whether a head has begun and not ended."""
     _body_open = False
     _head_came = False
-    """A whole one, in what came last."""
+    """Whether the last data contained a whole head."""
 
-    def __init__(self, *args: Any, strangers: PortRefusals | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, port_refusals: PortRefusals | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.strangers = strangers or PortRefusals()
+        self.port_refusals = port_refusals or PortRefusals()
 
     def refuse(self, refusal: HttpRefusal) -> None:
-        """Nothing that follows is read as HTTP."""
-        if self._refused:
+        """Refuse the current request. Later data is not read as HTTP."""
+        if self.is_refused:
             return
-        self._refused = True
+        self.is_refused = True
         self._unset_keepalive_if_required()
-        self.strangers.tell(refusal, self.client[0] if self.client else None)
+        self.port_refusals.log_refusal(refusal, self.client[0] if self.client else None)
         if not self._body_open:
-            self._ask_for(refusal)
+            self._request_answer(refusal)
             return
         cycle = self.cycle
         cycle.scope["state"][IN_STATE] = refusal
@@ -76,7 +80,7 @@ class RefusableHttp(HttpToolsProtocol):
         if cycle.response_complete:
             self._linger()
 
-    def _ask_for(self, refusal: HttpRefusal) -> None:
+    def _request_answer(self, refusal: HttpRefusal) -> None:
         known = self.headers if self._head_open else []
         super().on_message_begin()
         self.headers.extend(known)
@@ -103,12 +107,12 @@ class RefusableHttp(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _last_transport(self) -> asyncio.Transport:
-        """The transport for an answer that may be the connection's last while its client still sends."""
+        """Return the transport of an answer that may be the last while its client is still sending."""
         return cast(asyncio.Transport, _LingeringTransport(self.transport, self._end_after_answer))
 
     def _end_after_answer(self) -> None:
-        """End the connection behind an answer. A client that still sends gets to read the answer first."""
-        if self._refused or (self._body_open and not self.pipeline):
+        """Close the connection after an answer. A client that is still sending can read the answer first."""
+        if self.is_refused or (self._body_open and not self.pipeline):
             self._linger()
         else:
             self.transport.close()
@@ -116,13 +120,13 @@ class RefusableHttp(HttpToolsProtocol):
     def _linger(self) -> None:
         if self.transport.is_closing():
             return
-        self._refused = True
+        self.is_refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(self.linger_s, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self.is_refused:
             return
         self._unset_keepalive_if_required()
         self._head_came = False
@@ -134,23 +138,23 @@ class RefusableHttp(HttpToolsProtocol):
             self.refuse(NO_HTTP)
 
     def on_message_begin(self) -> None:
-        if not self._refused:
+        if not self.is_refused:
             self._head_open = True
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._refused:
+        if not self.is_refused:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._refused:
+        if not self.is_refused:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        if self.is_refused:
             return
         hosts = [value for name, value in self.headers if name == HOST]
-        refusal = self.strangers.hosts.refusal(self.parser.get_http_version(), self.url, hosts)
+        refusal = self.port_refusals.hosts.refusal(self.parser.get_http_version(), self.url, hosts)
         if refusal is not None:
             self.refuse(refusal)
             return
@@ -159,24 +163,24 @@ class RefusableHttp(HttpToolsProtocol):
         self._head_open, self._body_open, self._head_came = False, True, True
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused:
+        if not self.is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not self.is_refused:
             self._body_open = False
             super().on_message_complete()
 
 
 def _of_no_method(begun: bytes) -> HttpRefusal:
-    """Of what begins with no method that is known."""
+    """Return the refusal of data that begins with no known method."""
     if begun.startswith(TLS_BEGINS):
         return TLS
     return NO_METHOD_OF_OURS if REQUEST_LINE.match(begun) else NO_HTTP
 
 
 class _LingeringTransport:
-    """A connection to an answer that is its last: what would close it at once lets it linger."""
+    """Transport of a last answer, whose `close` ends the connection gently."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport

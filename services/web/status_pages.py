@@ -1,11 +1,11 @@
-"""How does a worker answer the platform: is it alive, may it be used, what has it counted?
+"""Worker's pages for the platform: liveness, readiness and metrics.
 
-GET /metrics   Prometheus text, from the worker's own registry
-GET /started   200 once it has loaded and taken a turn, else 503: leave it be, for as long as a start may take
-GET /health    200 while it makes progress, else 503 with what is wrong: restart it
-GET /ready     200 while it takes rooms, else 503 with what it waits for: leave it be
+    GET /metrics   Prometheus text of the worker's registry
+    GET /started   200 once it has loaded and taken a turn, else 503: wait, as long as a start may take
+    GET /health    200 while it makes progress, else 503 with the problem: restart it
+    GET /ready     200 while it takes rooms, else 503 with what it waits for: wait
 
-The first two are its own affair alone. What `/ready` waits for may be others.
+`/started` and `/health` depend on the worker alone. `/ready` may depend on other processes.
 """
 
 import socket
@@ -25,7 +25,7 @@ from baton.web.http_server import HttpServer, serve_http
 GRACEFUL_TIMEOUT_S: Final = 2
 
 Problems = Callable[[], Sequence[str]]
-"""What is wrong right now; nothing when all is well. Called in the event loop: it must not block."""
+"""Returns the present problems, or nothing. It is called in the event loop and must not block."""
 
 
 async def serve_metrics(
@@ -37,7 +37,7 @@ async def serve_metrics(
 ) -> HttpServer:
     """Serve the four pages on a socket from `bind_port`, in the running loop.
 
-    Start it before the slow part of a start: `/ready` then tells what is being waited for.
+    Start it before the slow part of a start, so that `/ready` shows what is being waited for.
     """
     app = metrics_app(registry, unstarted, unhealthy, unready)
     return await serve_http(app, sock, GRACEFUL_TIMEOUT_S, connections=ClosedConnections(registry))
@@ -46,7 +46,7 @@ async def serve_metrics(
 def metrics_app(
     registry: CollectorRegistry, unstarted: Problems, unhealthy: Problems, unready: Problems
 ) -> Starlette:
-    """The four pages as an ASGI application."""
+    """Return the four pages as an ASGI application."""
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""A server of the completions API whose pace is known: what a benchmark of it has to find.
+"""Server of the completions API with a known pace, which benchmarks have to measure.
 
 python -m tests.cli.paced_server PORT [NAME=VALUE …]
 """
@@ -22,23 +22,23 @@ class ServerPace:
     first_ms: float = 20.0
     gap_ms: float = 5.0
     chunk: int = 1
-    """Tokens in one."""
+    """Tokens in one chunk."""
     takes_ids: int = 1
     begins: int = 1
-    """Tokens it counts before a text's words."""
+    """Tokens that it counts before a text's words."""
     fails: int = 0
-    """Every how many requests one fails. 0: none."""
+    """Number of requests of which the last fails; 0 for none."""
     breaks: int = 0
-    """Every how many requests one breaks in mid-stream. 0: none."""
+    """Number of requests of which the last fails in the middle of its stream; 0 for none."""
     cached: int = 0
     status: int = 429
-    """HTTP status of failing requests."""
+    """Status of failing requests."""
     retry_after_s: int = -1
-    """Said to those that fail, where it is not negative."""
+    """Retry-After header of failing requests, seconds. A negative value sends none."""
 
 
 class PacedServer:
-    """Answers with as many tokens as were asked for."""
+    """Server that answers with as many tokens as a request asks for."""
 
     def __init__(self, pace: ServerPace) -> None:
         self.pace = pace

@@ -39,7 +39,7 @@ LEGEND: Final[Mapping[str, SettingKind[Any]]] = {
     "FILE": FILE,
     "TEXT": TEXT,
 }
-"""Values that are explained once."""
+"""Kinds of values that the page explains once."""
 
 TITLES: Final[Mapping[tuple[str, ...], str]] = {
     ("bootstrap", "prefill", "decode", "worker"): "All services",
@@ -70,7 +70,7 @@ COLUMNS: Final = "| flag | variable | default | values | meaning |\n|---|---|---
 
 
 def settings_page() -> str:
-    """The page, as Markdown. Raises KeyError for a setting that a strange set of services reads."""
+    """Return the page in Markdown. Raises KeyError for a setting of an unknown set of services."""
     readers: dict[Setting, tuple[str, ...]] = {}
     for cls in SERVICES:
         for each in settings_of(cls):

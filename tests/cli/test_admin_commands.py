@@ -70,7 +70,7 @@ def test_the_first_admin_key_is_sent_else_the_key_of_every_client(
 ) -> None:
     def sent(**typed: str) -> str | None:
         with admin(Bootstrap(**typed), KNOWN) as pages:
-            key: str | None = pages._http.headers.get("authorization")
+            key: str | None = pages.headers.get("authorization")
             return key
 
     file = tmp_path / "keys"
@@ -132,7 +132,7 @@ def test_names_and_texts_are_printed_as_they_are_and_never_as_markup() -> None:
         "stages": [],
         "lines": [line],
     }
-    assert printed(explain.told(story)).count(odd) >= 5
+    assert printed(explain.timeline_lines(story)).count(odd) >= 5
     worker = {
         "name": odd,
         "state": "ready",
@@ -162,7 +162,7 @@ def test_names_and_texts_are_printed_as_they_are_and_never_as_markup() -> None:
         "requests": [request],
         "failed": [request],
     }
-    text = printed(top.told(live))
+    text = printed(top.stack_lines(live))
     assert "[bold]x[/bold]" in text
     assert "3 free" in text
 
@@ -206,7 +206,7 @@ def live_of(*names: str) -> dict[str, Any]:
 def test_the_stack_keeps_its_shape_whatever_the_terminals_width(width: int) -> None:
     names = ("prefill-0", "baton-decode-7f9c6d5b5d-x2x8k")
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
-    console.print(Group(*top.told(live_of(*names))))
+    console.print(Group(*top.stack_lines(live_of(*names))))
     text = console.export_text()
     lines = text.splitlines()
     assert max(len(line) for line in lines) <= width
@@ -276,13 +276,13 @@ def test_a_room_shows_its_workers_or_its_only_one(prefill: str, same_process: bo
         "stages": [],
         "lines": [],
     }
-    assert f"Room 7 {where}, retired" in printed(explain.told(story))
+    assert f"Room 7 {where}, retired" in printed(explain.timeline_lines(story))
 
 
 def test_an_answer_of_another_shape_is_one_line_and_no_traceback() -> None:
     pages = reading(httpx.Response(200, json={"requests": []}))
     with pytest.raises(BootstrapUnreadable, match="another way than this version"):
-        pages.understood(explain.told, pages.read("requests/x"))
+        pages.rendered(explain.timeline_lines, pages.read("requests/x"))
 
 
 def test_the_url_of_the_api_is_taken_as_the_servers() -> None:

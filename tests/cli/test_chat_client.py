@@ -1,4 +1,4 @@
-"""`baton chat` streams answers, remembers the conversation, and explains what went wrong."""
+"""Tests of `baton chat`: streamed answers, the conversation, and errors."""
 
 import io
 import json
@@ -42,8 +42,8 @@ def test_an_answer_is_written_piece_by_piece_and_remembered() -> None:
         return sse(delta(None), delta("Par"), delta("is."), {"choices": [], "usage": {}})
 
     chat, out = conversation(answer, ChatSettings(system="Be brief.", temperature="0.5")), io.StringIO()
-    chat.ask("Capital of France?", out)
-    chat.ask("Of Spain?", out)
+    chat.send("Capital of France?", out)
+    chat.send("Of Spain?", out)
 
     assert out.getvalue() == "Paris.\nParis.\n"
     assert (asked[0]["model"], asked[0]["stream"], asked[0]["temperature"]) == ("tiny", True, 0.5)
@@ -68,7 +68,7 @@ def test_an_answer_is_written_piece_by_piece_and_remembered() -> None:
 def test_an_error_is_shown_and_leaves_no_messages(reply: Callable[[], httpx.Response], told: str) -> None:
     chat = conversation(lambda _: reply())
     with pytest.raises(ChatFailed, match=told):
-        chat.ask("Capital of France?", io.StringIO())
+        chat.send("Capital of France?", io.StringIO())
     assert chat.messages == []
 
 
@@ -84,7 +84,7 @@ def test_a_certificate_that_is_not_believed_is_no_missing_server() -> None:
 
     http = httpx.Client(base_url="https://server", transport=httpx.MockTransport(refuse))
     with pytest.raises(ChatFailed, match=r"the certificate of .* is not trusted here \(SSL_CERT_FILE"):
-        ChatSession(http, ChatSettings(url="https://server")).ask("hello", io.StringIO())
+        ChatSession(http, ChatSettings(url="https://server")).send("hello", io.StringIO())
 
 
 def test_another_server_on_the_port_is_named() -> None:
@@ -122,14 +122,14 @@ def test_a_conversation_on_a_terminal_ends_by_a_word(
 
 
 def test_no_length_is_sent_that_was_not_given() -> None:
-    """The server knows its context, and gives what is left of it."""
+    """The server knows its context length, and allows what is left of it."""
     asked: list[dict[str, object]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(json.loads(request.content))
         return sse(delta("Par"))
 
-    conversation(answer).ask("Capital of France?", io.StringIO())
-    conversation(answer, ChatSettings(max_tokens=7)).ask("Capital of France?", io.StringIO())
+    conversation(answer).send("Capital of France?", io.StringIO())
+    conversation(answer, ChatSettings(max_tokens=7)).send("Capital of France?", io.StringIO())
     assert "max_tokens" not in asked[0]
     assert asked[1]["max_tokens"] == 7

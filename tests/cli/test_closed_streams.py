@@ -30,7 +30,7 @@ with open(sys.argv[1], "w") as told: print(opened > 2, code, repr(sys.stdin.read
 
 
 def closed(command: list[str], streams: tuple[str, ...] = tuple(CLOSED)) -> list[str]:
-    """`command` without these streams, and no shell around it."""
+    """Return `command` without these streams, and without a shell around it."""
     return ["sh", "-c", f'exec "$@" {" ".join(CLOSED[each] for each in streams)}', "sh", *command]
 
 

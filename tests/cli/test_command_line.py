@@ -1,4 +1,4 @@
-"""The commands as they are typed: help, mistakes, and what stays unloaded."""
+"""Tests of the commands as typed: help, mistakes, and modules that stay unloaded."""
 
 import os
 import socket
@@ -53,10 +53,10 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("module", ["serve", "group"])
+@pytest.mark.parametrize("module", ["serve", "rank_processes"])
 def test_the_supervisor_and_the_launcher_load_no_tensors_and_no_grpc(module: str) -> None:
     script = (
-        f"import sys, baton.cli.{module}\n"
+        f"import sys, baton.launch.{module}\n"
         "print(sorted({'torch', 'transformers', 'grpc'} & set(sys.modules)))"
     )
     result = subprocess.run(
@@ -165,7 +165,7 @@ def test_serving_with_one_port_for_two_things_fails_before_anything_slow() -> No
 
 
 NO_FIELDS: Final = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
-"""A GGUF file that says nothing of its model."""
+"""A GGUF file without any field."""
 
 
 def test_what_a_terminal_has_no_letters_for_keeps_nothing_from_starting(tmp_path: Path) -> None:

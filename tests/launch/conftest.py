@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the command line."""
+"""Fixtures for the tests of the launcher."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small stand-ins for the ranks of a worker, as real processes."""
+"""Small programs that stand in for the ranks of a worker, as real processes."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if self.path == "/started" and behaviour != "never starts" else 503)
         self.end_headers()
     def log_message(self, *_): pass
-said = 0
+shown = 0
 if port:
     server = http.server.HTTPServer(("127.0.0.1", port), Pages)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -46,7 +46,7 @@ print("a native library greets", flush=True)
 while not leave.exists():
     if behaviour == "talks":
         print(4000 * "x", flush=True)
-        if (said := said + 1) == 100: write("talked")
+        if (shown := shown + 1) == 100: write("talked")
     if lost.exists():
         print(f"baton: error: {lost.read_text()}", flush=True)
         os._exit(3)
@@ -56,16 +56,17 @@ os._exit(0)
 
 
 class Ranks:
-    """The ranks of one worker, by behaviour, and what became of them."""
+    """Ranks of one worker, by behaviour, with a record of their fates."""
 
     def __init__(self, folder: Path) -> None:
         self.behaviour: dict[int, str] = {}
         """Behaviour by rank: refuses, crashes, talks (more than a pipe holds), never starts, deaf (to
-        SIGTERM). Others just run."""
+        SIGTERM). Other ranks just run.
+        """
         self.reported: list[tuple[str, int]] = []
         self.living_when_reported: list[list[int]] = []
         self.secrets: list[bytes] = []
-        """Shown with each report."""
+        """Secret of each report."""
         self.unreachable = False
         """Whether reports fail, as while the bootstrap is away."""
         self._journal = folder / "journal"
@@ -101,24 +102,24 @@ class Ranks:
 
     @property
     def digests(self) -> list[str]:
-        """Return the digest of the starter's secret that each rank got, in the order of their starts."""
+        """Digest of the starter's secret that each rank got, in the order in which ranks came up."""
         return Path(f"{self._journal}.digests").read_text().splitlines()
 
     @property
     def pids(self) -> list[int]:
-        """Return the process id of every started rank, in the order of their starts."""
+        """Process id of every rank that came up, in that order."""
         return [int(line.split()[2]) for line in self.journal if " up " in line]
 
     def started(self) -> set[int]:
-        """Ranks that came up."""
+        """Return the ranks that came up."""
         return {int(line.split()[0]) for line in self.journal if " up " in line}
 
     def latest(self, rank: int) -> int:
-        """The process that is, or was last, this rank."""
+        """Return the process id of the latest process of a rank."""
         return [int(line.split()[2]) for line in self.journal if line.startswith(f"{rank} up")][-1]
 
     def lose(self, why: str) -> None:
-        """Every rank that can learns that the group is lost."""
+        """Make every rank that can end as if the group were lost."""
         lost = self._journal.with_name("written")
         lost.write_text(why)
         lost.rename(self._journal.with_name("lost"))
@@ -127,7 +128,7 @@ class Ranks:
         self._journal.with_name("lost").unlink()
 
     async def up(self, count: int) -> None:
-        """Until so many ranks have come up, in all incarnations together."""
+        """Wait until `count` ranks have come up, in all incarnations together."""
         await eventually(lambda: len(self.pids) >= count)
 
     def kill(self, rank: int) -> None:

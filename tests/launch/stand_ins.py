@@ -1,4 +1,4 @@
-"""Small stand-ins for the parts of a stack, as real processes."""
+"""Small programs that stand in for the parts of a stack, as real processes."""
 
 import asyncio
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 from baton.launch.child import Child, start_child
 from baton.launch.level_filter import LevelFilter
 from baton.launch.restart_backoff import Backoff
-from baton.launch.serve_settings import StackCommand
+from baton.launch.stack_plan import StackCommand
 from baton.launch.supervisor import Supervisor
 from baton.runtime.clock import SystemClock
 
 PATIENCE_S = 30.0
-"""Far beyond what anything here takes: reaching it means that it never happens."""
+"""Time-out far beyond every wait here, seconds. Reaching it means that the event never comes."""
 
 # Writes `NAME up`, then `NAME asked` and `NAME ended` around a SIGTERM into the journal, and `NAME talked`
 # once all that it says is read.
@@ -44,14 +44,14 @@ while True: time.sleep(60)
 
 
 async def eventually(true: Callable[[], bool]) -> None:
-    """Wait until `true()`."""
+    """Wait until `true` returns True."""
     async with asyncio.timeout(PATIENCE_S):
         while not true():
             await asyncio.sleep(0.01)
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended."""
+    """Return whether the process has ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -60,18 +60,19 @@ def gone(pid: int) -> bool:
 
 
 class Parts:
-    """Starts parts by behaviour and records what becomes of them."""
+    """Parts of a stack, by behaviour, with a record of their fates."""
 
     def __init__(self, journal: Path) -> None:
         self.behaviour: dict[str, str] = {}
         """Behaviour by name: refuses, crashes, talks (more than a pipe holds), slow (to stop), deaf (to
-        SIGTERM). Others just run."""
-        self.said: list[str] = []
+        SIGTERM). Other parts just run.
+        """
+        self.shown: list[str] = []
         self.children: list[Child] = []
         self.reported: list[tuple[str, int]] = []
-        """(name, pid)."""
+        """Reported exits: name and process id."""
         self.secrets: list[bytes] = []
-        """Shown with each report."""
+        """Secret of each report."""
         self.report_error: Exception | None = None
         self.journal_file = journal
 
@@ -89,7 +90,7 @@ class Parts:
 
     async def start(self, part: StackCommand) -> Child:
         child = await start_child(
-            part.name, self.command(part.name), dict(os.environ), LevelFilter("warning"), self.said.append
+            part.name, self.command(part.name), dict(os.environ), LevelFilter("warning"), self.shown.append
         )
         child.exit_secret = part.name.encode()
         self.children.append(child)
@@ -103,10 +104,10 @@ class Parts:
 
     def supervisor(self) -> Supervisor:
         quick = Backoff(first_ms=10, most_ms=20)
-        return Supervisor(self.start, self.report_exit, self.said.append, SystemClock(), lambda: quick)
+        return Supervisor(self.start, self.report_exit, self.shown.append, SystemClock(), lambda: quick)
 
     def up(self, *names: str) -> Callable[[], Awaitable[bool]]:
-        """Answers whether every one of `names` has come up."""
+        """Return a function that returns whether all of `names` have come up."""
 
         async def all_up() -> bool:
             return all(f"{name} up" in self.journal for name in names)

@@ -1,4 +1,4 @@
-"""GPUs are found without the tensor library and dealt out so that none is shared while one is idle."""
+"""Tests that GPUs are found without the tensor library, and none is shared while another is idle."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def test_every_worker_has_a_gpu_for_each_rank_and_none_is_shared_while_another_i
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("shown", "found"),
     [("2,3", ("2", "3")), (" 1 , GPU-8f,1", ("1", "GPU-8f")), ("", ()), ("0,-1,1", ("0",)), ("-1", ())],
 )
-def test_gpus_that_are_named_already_are_the_ones_there_are(said: str, found: tuple[str, ...]) -> None:
-    assert find_gpus({VISIBLE: said}, lambda: 8) == found
+def test_gpus_that_are_named_already_are_the_ones_there_are(shown: str, found: tuple[str, ...]) -> None:
+    assert find_gpus({VISIBLE: shown}, lambda: 8) == found
 
 
 def test_without_a_word_all_gpus_of_the_machine_are_there() -> None:

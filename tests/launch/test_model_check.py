@@ -1,4 +1,4 @@
-"""Models are refused by their files before a command starts anything."""
+"""Tests that models are refused by their files before a command starts anything."""
 
 from pathlib import Path
 

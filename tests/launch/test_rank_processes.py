@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from baton.cli.main import serve_forked_commands
 from baton.launch import exit_reports, rank_exits
 from baton.launch.rank_processes import run_ranks
 from baton.prefill.settings import PrefillSettings
@@ -32,7 +33,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 class Running:
-    """A group of three that is kept, and has been seen to have started."""
+    """A running group of three ranks."""
 
     def __init__(self, ranks: Ranks, **flags: Any) -> None:
         self.shutdown = asyncio.Event()
@@ -48,16 +49,16 @@ class Running:
         return await self.ends()
 
 
-async def started(ranks: Ranks, said: Callable[[], str]) -> None:
-    """The leader was seen to have started: it is asked four times a second."""
+async def started(ranks: Ranks, shown: Callable[[], str]) -> None:
+    """Wait until the launcher has seen the leader start, which it checks four times a second."""
     await ranks.up(3)
-    await eventually(lambda: said().count("turning") >= 3)
+    await eventually(lambda: shown().count("turning") >= 3)
     await asyncio.sleep(0.5)
 
 
 @pytest.fixture
-def said(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """All that the ranks wrote so far, and then the launcher's own log lines."""
+def shown(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """Return a function that returns all lines of the ranks so far, and the launcher's log lines."""
     lines: list[str] = []
     formatter = TextFormatter()
 
@@ -89,19 +90,19 @@ async def test_the_rank_that_is_the_cause_is_named_and_not_those_that_lost_it(ra
 
 
 async def test_a_rank_that_crashes_at_start_shows_its_traceback(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     ranks.behaviour[0] = "crashes"
     with pytest.raises(StartupError, match=r"^rank 0 ended with exit code 1 before the worker had started$"):
         await Running(ranks).ends()
-    assert "rank 0: ZeroDivisionError: a bug at start\n" in said()
+    assert "rank 0: ZeroDivisionError: a bug at start\n" in shown()
 
 
 async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     leader = ranks.latest(0)
     ranks.kill(1)
     await ranks.up(6)
@@ -112,18 +113,18 @@ async def test_a_killed_rank_takes_all_with_it_and_the_group_comes_back(
     assert {digest_of(each).hex() for each in ranks.secrets} == first, "all ranks of an incarnation have one"
     assert len(second) == 1
     assert first != second
-    assert 'why="rank 1 was killed by SIGKILL"' in said()
+    assert 'why="rank 1 was killed by SIGKILL"' in shown()
     assert await running.stop() == 0
     assert all(gone(pid) for pid in ranks.pids)
 
 
 async def test_an_exit_that_no_bootstrap_took_is_left_to_the_next_launcher(
-    ranks: Ranks, said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, shown: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exit_reports, "REPORT_TIMEOUT_S", 0.05)
     path = str(tmp_path / "exit")
     running = Running(ranks, exit_file=path)
-    await started(ranks, said)
+    await started(ranks, shown)
     leader = ranks.latest(0)
     ranks.unreachable = True
     ranks.kill(1)
@@ -134,52 +135,54 @@ async def test_an_exit_that_no_bootstrap_took_is_left_to_the_next_launcher(
 
 
 async def test_a_stopped_rank_is_killed_when_the_others_have_given_it_up(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     stopped = ranks.latest(2)
     os.kill(stopped, signal.SIGSTOP)
     ranks.lose("turn 7: rank 2 did not answer within 30 s")
     await eventually(lambda: gone(stopped))
     ranks.mend()
-    await eventually(lambda: "starting it again" in said())
+    await eventually(lambda: "starting it again" in shown())
     await ranks.up(6)
-    assert 'cause="turn 7: rank 2 did not answer within 30 s"' in said()
+    assert 'cause="turn 7: rank 2 did not answer within 30 s"' in shown()
     assert await running.stop() == 0
 
 
 async def test_a_group_that_does_not_come_back_waits_longer_each_time(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     ranks.behaviour[2] = "refuses"
     ranks.kill(0)
-    await eventually(lambda: said().count("starting it again") >= 2)
-    assert "wait_ms=0" in said()
-    assert 'cause="too little memory: lower --kv-cache-memory" wait_ms=10' in said()
+    await eventually(lambda: shown().count("starting it again") >= 2)
+    assert "wait_ms=0" in shown()
+    assert 'cause="too little memory: lower --kv-cache-memory" wait_ms=10' in shown()
     await running.stop()
 
 
-async def test_the_leader_alone_is_asked_to_stop_and_all_leave(ranks: Ranks, said: Callable[[], str]) -> None:
+async def test_only_the_leader_gets_the_stop_signal_and_all_ranks_leave(
+    ranks: Ranks, shown: Callable[[], str]
+) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     assert await running.stop() == 0
     assert [line for line in ranks.journal if "asked" in line] == ["0 asked"]
     assert ranks.reported == []
 
 
 async def test_a_group_that_does_not_leave_is_killed_with_a_log_line(
-    ranks: Ranks, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, shown: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.launch.rank_processes.STOP_MARGIN_S", 0.1)
     ranks.behaviour[0] = "deaf"
     running = Running(ranks, drain_timeout_ms=100)
-    await started(ranks, said)
+    await started(ranks, shown)
     assert await running.stop() == EXIT_FAILED
     assert all(gone(pid) for pid in ranks.pids)
-    assert said().count("killing a rank that has not ended") == 3
+    assert shown().count("killing a rank that has not ended") == 3
     assert ranks.reported == [("decode-0", ranks.latest(0))]
 
 
@@ -192,21 +195,21 @@ async def test_a_group_that_has_not_started_has_nothing_to_finish(ranks: Ranks) 
 
 
 async def test_a_group_ends_with_a_leader_that_another_process_stopped(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     os.kill(ranks.latest(0), signal.SIGTERM)
     assert await running.ends() == 0
 
 
 async def test_log_lines_come_out_as_they_are_and_other_lines_by_rank(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks)
-    await started(ranks, said)
+    await started(ranks, shown)
     await running.stop()
-    lines = said().splitlines()
+    lines = shown().splitlines()
     for rank in range(3):
         assert f"2026-01-31T12:00:00.000Z INFO rank turning rank={rank}" in lines
         assert f"rank {rank}: a native library greets" in lines
@@ -249,7 +252,7 @@ def test_what_the_model_cannot_be_cut_into_is_refused_before_a_rank_is_started(
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(StartupError, match=text):
-        run_ranks(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {})
+        run_ranks(load(PrefillSettings, {"model": str(tmp_path), **flags}, {}), {}, serve_forked_commands)
 
 
 async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started(ranks: Ranks) -> None:
@@ -263,27 +266,27 @@ async def test_a_metrics_port_that_is_in_use_is_refused_before_a_rank_is_started
 PART: dict[str, Any] = {"tp": 4, "machines": 2, "rendezvous": "127.0.0.1:9"}
 
 
-async def part_started(ranks: Ranks, said: Callable[[], str]) -> None:
+async def part_started(ranks: Ranks, shown: Callable[[], str]) -> None:
     await ranks.up(2)
-    await eventually(lambda: said().count("turning") >= 2)
+    await eventually(lambda: shown().count("turning") >= 2)
     await asyncio.sleep(0.5)
 
 
 async def test_a_machine_starts_its_own_ranks_and_leaves_with_them(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     running = Running(ranks, **PART, machine=1)
-    await part_started(ranks, said)
+    await part_started(ranks, shown)
     assert {2, 3} == ranks.started()
     assert await running.stop() == 0
 
 
 async def test_a_machine_that_loses_a_rank_ends_without_a_report_of_the_workers_exit(
-    ranks: Ranks, said: Callable[[], str]
+    ranks: Ranks, shown: Callable[[], str]
 ) -> None:
     """The ranks of other machines may still write."""
     running = Running(ranks, **PART, machine=0)
-    await part_started(ranks, said)
+    await part_started(ranks, shown)
     os.kill(ranks.latest(1), signal.SIGKILL)
     with pytest.raises(StartupError, match=r"^rank 1 was killed by SIGKILL$"):
         await running.ends()

@@ -1,4 +1,4 @@
-"""`baton serve` from the first line to the last, with stand-ins for the three services."""
+"""Tests of `baton serve` from its first line to its last, with programs that stand in for the services."""
 
 import asyncio
 import io
@@ -17,7 +17,8 @@ from rich.console import Console
 from baton.cli.main import KNOWN
 from baton.launch.screen import Screen
 from baton.launch.serve import PREPARE, ServeStack
-from baton.launch.serve_settings import load_serve, make_plan
+from baton.launch.serve_settings import load_serve
+from baton.launch.stack_plan import make_plan
 from baton.runtime.clock import SystemClock
 from baton.runtime.errors import StartupError
 from baton.wire.receiver_secret import digest_of
@@ -42,14 +43,14 @@ BREAKS = "import sys; print('Traceback of sorts'); sys.exit(1)"
 
 
 class StackCommands:
-    """Commands of the stack's parts."""
+    """Command of each part."""
 
     def __init__(self, parts: Parts, port: int, prepare: str) -> None:
         self._parts = parts
         self._port = port
         self._prepare = prepare
         self.arguments: dict[str, Sequence[str]] = {}
-        """Arguments of each part's last start."""
+        """Arguments of the latest start of each part."""
 
     def __call__(self, word: str, arguments: Sequence[str]) -> Sequence[str]:
         self.arguments[word] = arguments
@@ -63,7 +64,7 @@ class StackCommands:
 def stack(
     parts: Parts, port: int, prepare: str = PREPARES, to: IO[str] | None = None
 ) -> tuple[ServeStack, io.StringIO]:
-    """`to`: where the screen's lines go, if not where they are returned."""
+    """Return a stack and its screen. `to`: where the screen writes, by default what is returned."""
     flags = {"port": str(port)}
     settings = load_serve(flags, {}, KNOWN)
     out = io.StringIO()
@@ -98,15 +99,16 @@ async def test_it_shows_each_step_then_ready_then_drains(parts: Parts, unused_tc
 
 
 async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_digest(parts: Parts) -> None:
-    """A launcher's end does not prove that its ranks have ended. The next launcher, which gets the lock,
-    knows."""
+    """The end of a launcher does not prove that its ranks have ended. The next launcher, which gets the lock,
+    knows.
+    """
     flags = {"decode_tp": "2"}
     settings, commands = load_serve(flags, {}, KNOWN), StackCommands(parts, 0, PREPARES)
     plan = make_plan(settings, flags, {}, [0, 1, 2], 8100)
     screen = Screen(Console(file=io.StringIO()), SystemClock())
     serve = ServeStack(settings, plan, dict(os.environ), screen, commands, parts.report_exit)
     for part in plan.workers:
-        child = await serve._start_part(part)
+        child = await serve.start_part(part)
         await eventually(lambda part=part: f"{part.role} up" in parts.journal)  # type: ignore[misc]
         child.kill()
         await child.wait()
@@ -116,7 +118,7 @@ async def test_exit_by_starter_a_launcher_gets_a_file_for_its_ranks_and_no_diges
 
 
 async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused_tcp_port: int) -> None:
-    """The launcher goes on reading its parts' output, and restarts parts that end."""
+    """It still reads its parts' output, and restarts parts that end."""
     parts.behaviour["prefill"] = "talks"
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     serve, _ = stack(parts, unused_tcp_port, to=full)
@@ -139,7 +141,7 @@ async def test_it_goes_on_where_its_lines_cannot_be_written(parts: Parts, unused
 
 
 def children(of: int | None = None) -> list[int]:
-    """Return the children of a process, by default of this one."""
+    """Return the child processes of a process, by default this one."""
     pid = of or os.getpid()
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -147,7 +149,7 @@ def children(of: int | None = None) -> list[int]:
 async def test_it_is_ready_though_the_models_name_cannot_be_read(
     parts: Parts, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key that it began with may be taken out of the file meanwhile."""
+    """The key of its start may have been removed from the file meanwhile."""
     refusing = BOOTSTRAP.replace('{"data": [{"id": "tiny"}]}', '{"error": {"message": "no such key"}}')
     monkeypatch.setattr(sys.modules[__name__], "BOOTSTRAP", refusing)
     serve, out = stack(parts, unused_tcp_port)
@@ -206,7 +208,7 @@ sys.exit(run(stack(parts, int(sys.argv[2]))[0].serve))
 
 
 async def test_the_second_ctrl_c_ends_everything_at_once(parts: Parts, unused_tcp_port: int) -> None:
-    """The terminal has its cursor again, which a spinner had hidden."""
+    """It also restores the terminal's cursor, which a step's spinner had hidden."""
     command = [sys.executable, "-c", SERVES, str(parts.journal_file), str(unused_tcp_port), "deaf"]
     ours, theirs = os.openpty()
     with subprocess.Popen(command, stdout=theirs) as process:

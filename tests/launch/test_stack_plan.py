@@ -1,4 +1,4 @@
-"""`baton serve` gives each part the command line that a pod would run."""
+"""Tests that `baton serve` gives each part the command line that a pod would run."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,9 @@ from baton.cli.main import KNOWN
 from baton.decode.settings import DecodeSettings
 from baton.ids import Incarnation
 from baton.launch.gpus import VISIBLE
-from baton.launch.serve import command_words, ready_lines
-from baton.launch.serve_settings import NOT_TAKEN, Operators, StackCommand, load_serve, make_plan, passed_on
+from baton.launch.ready_lines import command_words, ready_lines
+from baton.launch.serve_settings import NOT_TAKEN, load_serve, passed_on
+from baton.launch.stack_plan import Operators, StackCommand, make_plan
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError, StartupError
 from baton.runtime.listening_ports import bind_port, port_of
@@ -138,7 +139,7 @@ def test_a_stack_without_a_side_is_refused() -> None:
 
 
 def _visible(gpus: tuple[str, ...], **flags: str | None) -> list[str | None]:
-    """Return the visible GPUs of each worker."""
+    """Return the GPUs that each worker sees."""
     plan = make_plan(load_serve(flags, {}, KNOWN), flags, {}, range(8), 8123, gpus)
     assert VISIBLE not in plan.bootstrap.environ
     return [part.environ.get(VISIBLE) for part in plan.workers]
@@ -237,11 +238,11 @@ def test_the_ready_lines_name_another_url_and_quote_for_the_shell() -> None:
     metrics = ["prefill-0 http://127.0.0.1:9100/metrics", "decode-0 http://127.0.0.1:9101/metrics"]
     lines = ready_lines("http://127.0.0.1:9000", "m", metrics=metrics)
     assert f"Metrics of the workers: {metrics[0]}, {metrics[1]}" in lines
-    assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", apart=True))
+    assert "/ui" not in "\n".join(ready_lines("http://127.0.0.1:9000", "m", has_admin_port=True))
     admins = "\n".join(ready_lines("http://127.0.0.1:9000", "m", operators=Operators.ADMINS))
     assert "export BATON_ADMIN_API_KEYS=" in admins
     nobody = "\n".join(ready_lines("http://127.0.0.1:9000", "m", operators=Operators.NOBODY))
     assert "9000/ui" not in nobody
     assert "--admin-api-key-file, --admin-port or --open-admin" in nobody
-    told = ready_lines("http://127.0.0.1:9000", "m", drawing={"temperature": 0.6, "top_k": 20})
+    told = ready_lines("http://127.0.0.1:9000", "m", sampling={"temperature": 0.6, "top_k": 20})
     assert told[1] == "Where a request does not say it, as the model recommends: temperature 0.6, top_k 20"

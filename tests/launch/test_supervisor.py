@@ -1,4 +1,4 @@
-"""Tests of a stack whose part ends at start, ends later, or does not stop."""
+"""Tests of a stack of which a part ends at the start, ends later, or does not stop."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from baton.launch.serve_settings import StackCommand
+from baton.launch.stack_plan import StackCommand
 from baton.launch.supervisor import PartDied, Supervisor
 from baton.runtime.service_process import StopRequested
 from tests.launch.stand_ins import PATIENCE_S, Parts, eventually, gone
@@ -27,7 +27,7 @@ async def never() -> bool:
 
 
 async def running(parts: Parts) -> tuple[Supervisor, asyncio.Event, asyncio.Task[None]]:
-    """A stack of three that is up and kept."""
+    """Return the supervisor of a running stack of three parts."""
     supervisor, shutdown = parts.supervisor(), asyncio.Event()
     await supervisor.start(ALL, parts.up("bootstrap", "prefill-0", "decode-0"), LONG_MS, shutdown)
     return supervisor, shutdown, asyncio.create_task(supervisor.keep(shutdown))
@@ -46,7 +46,7 @@ async def test_a_part_that_refuses_to_start_ends_everything_with_its_own_words(p
         await supervisor.start(ALL, never, LONG_MS, asyncio.Event())
     assert await supervisor.stop(GROUPS, LONG_MS)
     assert all(gone(child.pid) for child in parts.children)
-    assert parts.said == []
+    assert parts.shown == []
 
 
 async def test_a_part_that_crashes_at_start_shows_its_last_lines(parts: Parts) -> None:
@@ -54,14 +54,14 @@ async def test_a_part_that_crashes_at_start_shows_its_last_lines(parts: Parts) -
     supervisor = parts.supervisor()
     with pytest.raises(PartDied, match=r"^decode-0 ended with exit code 1 before it was ready$"):
         await supervisor.start(ALL, never, LONG_MS, asyncio.Event())
-    assert parts.said[-1] == "decode-0: ZeroDivisionError: a bug at start"
+    assert parts.shown[-1] == "decode-0: ZeroDivisionError: a bug at start"
     await supervisor.stop(GROUPS, LONG_MS)
     assert all(gone(child.pid) for child in parts.children)
 
 
 async def test_a_part_that_is_never_ready_is_an_error_after_the_time_out(parts: Parts) -> None:
     clock = ManualClock()
-    supervisor = Supervisor(parts.start, parts.report_exit, parts.said.append, clock)
+    supervisor = Supervisor(parts.start, parts.report_exit, parts.shown.append, clock)
 
     async def not_yet() -> bool:
         clock.advance(1_000)
@@ -89,7 +89,7 @@ async def test_a_worker_that_dies_later_is_reported_and_started_again_at_once(pa
 
     assert parts.reported == [("decode-0", victim.pid)]
     assert parts.secrets == [victim.exit_secret]
-    assert parts.said == ["decode-0 was killed by SIGKILL: starting it again at once"]
+    assert parts.shown == ["decode-0 was killed by SIGKILL: starting it again at once"]
     assert len(parts.children) == 4
     assert await stop(supervisor, shutdown, kept)
     assert all(gone(child.pid) for child in parts.children)
@@ -109,12 +109,12 @@ async def test_a_worker_that_dies_again_and_again_waits_longer_each_time(parts: 
     supervisor, shutdown, kept = await running(parts)
     parts.behaviour["prefill-0"] = "refuses"
     os.kill(parts.children[1].pid, signal.SIGKILL)
-    await eventually(lambda: len(parts.said) >= 3)
+    await eventually(lambda: len(parts.shown) >= 3)
     del parts.behaviour["prefill-0"]
 
     why = "prefill-0 ended with exit code 1 (too little memory: lower --kv-cache-memory)"
-    assert parts.said[0].endswith("at once")
-    assert parts.said[1:3] == [f"{why}: starting it again in 0.0{each} s" for each in (1, 2)]
+    assert parts.shown[0].endswith("at once")
+    assert parts.shown[1:3] == [f"{why}: starting it again in 0.0{each} s" for each in (1, 2)]
     await stop(supervisor, shutdown, kept)
 
 
@@ -125,9 +125,9 @@ async def test_a_report_that_cannot_be_made_does_not_keep_the_worker_away(parts:
     await eventually(lambda: parts.journal.count("prefill-0 up") == 2)
     assert len(parts.reported) < 5, "the worker waits for none of the tries"
 
-    await eventually(lambda: len(parts.said) == 2)
+    await eventually(lambda: len(parts.shown) == 2)
     assert len(parts.reported) == 5
-    assert "could not be told that prefill-0 ended (ConnectionError: nobody there)" in parts.said[-1]
+    assert "could not be told that prefill-0 ended (ConnectionError: nobody there)" in parts.shown[-1]
     await stop(supervisor, shutdown, kept)
 
 
@@ -156,7 +156,7 @@ async def test_a_part_that_does_not_stop_is_killed_with_a_line(parts: Parts) -> 
     shutdown.set()
     await kept
     assert not await supervisor.stop(GROUPS, timeout_ms=200)
-    assert parts.said == ["decode-0 did not stop within 0.2 s: killing it"]
+    assert parts.shown == ["decode-0 did not stop within 0.2 s: killing it"]
     assert all(gone(child.pid) for child in parts.children)
 
 
@@ -164,7 +164,7 @@ async def test_nothing_is_started_again_while_stopping(parts: Parts) -> None:
     supervisor, shutdown, kept = await running(parts)
     await stop(supervisor, shutdown, kept)
     assert len(parts.children) == 3
-    assert parts.said == []
+    assert parts.shown == []
 
 
 ORPHANS = """

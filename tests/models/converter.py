@@ -1,9 +1,9 @@
-"""Stands in for the GGUF converter: notes that it ran, then does what its source file says.
+"""Program that stands in for the GGUF converter. It notes that it ran, and does what its source file says.
 
-ok      writes a directory of one file
-fail    writes half of it, and fails with a last line
-hang    writes half of it, and does not end by itself
-once    hangs the first time only
+    ok    writes a directory of one file
+    fail  writes half of it, and fails with a last line
+    hang  writes half of it, and does not end by itself
+    once  hangs the first time only
 
 The word follows the header, which has no fields.
 """

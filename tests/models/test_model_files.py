@@ -1,4 +1,4 @@
-"""Is the model that `--model` names found, converted once however many ask, and described from its files?"""
+"""Tests that the model of `--model` is found, converted once, and described from its files."""
 
 import errno
 import io
@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from baton.models import conversion_cache, model_files
-from baton.models.conversion_cache import ConversionFailed, converted
+from baton.models.conversion_cache import ConversionFailed, convert_once
 from baton.models.model_facts import (
     ContextTooLong,
     ModelNotFound,
@@ -67,7 +67,7 @@ def runs(file: Path) -> int:
 def test_without_a_home_the_error_names_what_to_set(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user whom the system does not know, as platforms give one to a container."""
+    """The user is unknown to the system, as in containers of some platforms."""
 
     def unknown(_: int) -> None:
         raise KeyError
@@ -154,12 +154,12 @@ def test_several_at_once_convert_once(tmp_path: Path, cache: Path) -> None:
     file = gguf(tmp_path, "ok")
     lines: list[str] = []
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: converted(file, "Some-Model", lines.append), range(4)))
+        made = list(pool.map(lambda _: convert_once(file, "Some-Model", lines.append), range(4)))
     assert len(set(made)) == 1
     assert runs(file) == 1
     assert sorted(path.name for path in made[0].iterdir()) == ["config.json", "half"]
     assert lines.count("working on Some-Model") == 1
-    assert converted(file, "Some-Model", pytest.fail) == made[0]
+    assert convert_once(file, "Some-Model", pytest.fail) == made[0]
     assert not list(cache.glob("*.part"))
 
 
@@ -173,23 +173,23 @@ def test_a_failed_conversion_leaves_nothing_and_shows_its_last_line(tmp_path: Pa
     file = gguf(tmp_path, "fail")
     for attempt in (1, 2):
         with pytest.raises(ConversionFailed, match="KeyError: no such tensor"):
-            converted(file, "Some-Model", lambda line: None)
+            convert_once(file, "Some-Model", lambda line: None)
         assert runs(file) == attempt
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_conversion_that_hangs_is_ended(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ConversionFailed, match="failed"):
-        converted(gguf(tmp_path, "hang"), "Some-Model", lambda line: None, deadline_s=1)
+        convert_once(gguf(tmp_path, "hang"), "Some-Model", lambda line: None, deadline_s=1)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
 def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) -> None:
-    """The process that converts dies half-way; the next one takes over."""
+    """The converting process dies half-way, and the next one takes over."""
     file = gguf(tmp_path, "once")
     code = (
         "import sys; from pathlib import Path; from baton.models import conversion_cache as m;"
-        "m.CONVERTER = 'tests.models.converter'; m.converted(Path(sys.argv[1]), 'Some-Model', print)"
+        "m.CONVERTER = 'tests.models.converter'; m.convert_once(Path(sys.argv[1]), 'Some-Model', print)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(file)])
     try:
@@ -201,7 +201,7 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
         process.kill()
         process.wait()
     # The converter ends with its parent, and lets go of the lock.
-    made = converted(file, "Some-Model", lambda line: None, deadline_s=30)
+    made = convert_once(file, "Some-Model", lambda line: None, deadline_s=30)
     assert sorted(path.name for path in made.iterdir()) == ["config.json", "half"]
     assert runs(file) == 2
 
@@ -209,13 +209,13 @@ def test_what_a_killed_process_left_is_done_anew(tmp_path: Path, cache: Path) ->
 def test_a_conversion_that_another_process_is_at_is_waited_for(tmp_path: Path, cache: Path) -> None:
     file = gguf(tmp_path, "hang")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(converted, file, "Some-Model", lambda line: None, 60)
+        first = pool.submit(convert_once, file, "Some-Model", lambda line: None, 60)
         ends = time.monotonic() + 60
         while not list(cache.glob("*.part/half")):
             assert time.monotonic() < ends
             time.sleep(0.05)
         with pytest.raises(ConversionFailed, match="another process"):
-            converted(file, "Some-Model", lambda line: None, deadline_s=0.5)
+            convert_once(file, "Some-Model", lambda line: None, deadline_s=0.5)
         assert runs(file) == 1
         os.kill(int(file.with_suffix(".runs").read_text()), signal.SIGKILL)
         assert isinstance(first.exception(), ConversionFailed)
@@ -224,7 +224,7 @@ def test_a_conversion_that_another_process_is_at_is_waited_for(tmp_path: Path, c
 def test_an_unwritable_cache_is_refused(tmp_path: Path, cache: Path) -> None:
     cache.parent.parent.write_text("in the way")
     with pytest.raises(StartupError, match=r"the model cache .* cannot be used"):
-        converted(gguf(tmp_path, "ok"), "Some-Model", lambda line: None)
+        convert_once(gguf(tmp_path, "ok"), "Some-Model", lambda line: None)
 
 
 # What the files tell.
@@ -248,7 +248,7 @@ def test_every_file_that_names_an_end_counts(model: Path) -> None:
 
 
 def test_where_the_tokenizer_would_warn_is_not_where_the_context_ends(model: Path) -> None:
-    """Published models name less there than their configuration does."""
+    """Published models give a smaller number there than in their configuration."""
     (model / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 32}))
     assert read_model(model).context_length == 64
 
@@ -454,7 +454,7 @@ def test_a_model_that_keeps_a_state_is_refused_for_that_and_not_as_damaged(
 
 
 def test_the_set_length_counts_if_no_file_has_one(model: Path) -> None:
-    """As of BLOOM, whose biases by distance know none."""
+    """BLOOM is such a model, since its biases by distance have no limit."""
     (model / "config.json").write_text(json.dumps({"vocab_size": 100, "model_type": "bloom"}))
     assert read_model(model, context_length=4096).context_length == 4096
     with pytest.raises(ModelUnreadable, match=r"seq_length in it; --context-length sets one$"):
@@ -499,7 +499,7 @@ def test_weights_in_several_files(model: Path) -> None:
 
 
 def test_of_two_sets_of_weights_those_that_the_library_loads_count(model: Path) -> None:
-    """An index that was left behind by earlier weights; a file that the configuration names."""
+    """An index may remain from earlier weights, or the configuration may name another file."""
     write_weights(model / "old-1.safetensors", b"\2" * 64)
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "old-1.safetensors"}}))
@@ -538,7 +538,9 @@ REASONS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, er
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(
     model: Path, monkeypatch: pytest.MonkeyPatch, file: str, reason: int, when: str
 ) -> None:
-    """Of another user's, on a disk that fails, on a server that has gone, with too many files open."""
+    """The file may belong to another user, the disk may fail, the server may be gone, or too many files be
+    open.
+    """
     (model / "generation_config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
     real = io.open

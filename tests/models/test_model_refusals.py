@@ -112,7 +112,7 @@ def test_a_model_that_may_be_served_is_not(model: Path, words: dict[str, Any]) -
 
 
 def other(name: str, text: str = "{}") -> Callable[[Path], None]:
-    """Adds a file."""
+    """Return a change that adds a file."""
 
     def add(directory: Path) -> None:
         (directory / name).write_text(text)
@@ -121,7 +121,7 @@ def other(name: str, text: str = "{}") -> Callable[[Path], None]:
 
 
 def without(*names: str) -> Callable[[Path], None]:
-    """Removes files."""
+    """Return a change that removes files."""
 
     def remove(directory: Path) -> None:
         for name in names:
@@ -263,7 +263,7 @@ def test_a_gguf_file_that_is_cut_in_its_header(tmp_path: Path) -> None:
 
 
 def test_another_name_of_a_type_has_the_same_facts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file leaves sizes out, the library's own for the type count."""
+    """If a file leaves out sizes, the library's defaults of the type count."""
     monkeypatch.setattr("baton.models.model_facts.needs_of", lambda _: [])
     found = []
     for kind in ("kimi_k2", "deepseek_v3"):
@@ -298,7 +298,7 @@ def test_a_library_that_is_laid_out_otherwise_judges_nothing(monkeypatch: pytest
 
 @pytest.mark.sweep
 def test_what_the_library_s_configurations_show_is_seen_in_the_files() -> None:
-    """Of every type as it is released, though a file may leave out whatever is the type's own value."""
+    """This covers every released type, though a file may leave out whatever equals the type's default."""
     from tests.models.recipes import released
     from tests.models.sweep import all_types, refused_as_released
 
@@ -322,9 +322,9 @@ def test_a_stack_is_refused_a_model_without_a_tokenizer(model: Path) -> None:
     with pytest.raises(
         ModelNotFound, match=r"no tokenizer \(tokenizer.json\): copy the tokenizer's files from"
     ):
-        check_models(str(model), "auto", answers=True)
+        check_models(str(model), "auto", needs_tokenizer=True)
     (model / "tokenizer.json").write_text("{}")
-    check_models(str(model), "auto", answers=True)
+    check_models(str(model), "auto", needs_tokenizer=True)
 
 
 @pytest.mark.stack
@@ -345,7 +345,7 @@ def test_a_stack_is_refused_a_model_without_a_tokenizer(model: Path) -> None:
 def test_a_command_refuses_before_it_imports_or_starts_anything(
     model: Path, tmp_path: Path, command: str, draft: bool
 ) -> None:
-    """The tensor library and a converter that notes when it is imported: neither is."""
+    """Neither the tensor library nor a converter, which would note it, is imported."""
     noted = tmp_path / "imported"
     for name in ("torch", "gguf", "transformers"):
         package = tmp_path / "fakes" / name

@@ -66,9 +66,9 @@ def _double(pipe: Connection) -> None:
 
 def test_once_what_is_forked_from_has_ended_one_fork_says_so_and_the_next_has_another() -> None:
     living = fork_call(signal.pause, ())
-    own = forks._own(os.getpid(), WORKERS)
-    assert own._parent is not None
-    own._parent.process.kill()
+    own = forks.own_server(os.getpid(), WORKERS)
+    assert own.parent is not None
+    own.parent.process.kill()
     with pytest.raises(AssertionError, match="nothing can be forked"):
         fork_call(os.getpid, ())
     assert living.poll() is None

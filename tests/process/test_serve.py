@@ -62,7 +62,7 @@ def _assert_closed_to_other_users(processes: Sequence[psutil.Process], log: Path
 
 def _forked(process: psutil.Process, among: Sequence[psutil.Process]) -> bool:
     """Whether it is a fork of the preloaded process: what starts anew has its stack elsewhere."""
-    preloaded = next(each for each in among if "baton.launch.fork_server" in each.cmdline())
+    preloaded = next(each for each in among if "baton.cli.forked_commands" in each.cmdline())
     mapped = [Path(f"/proc/{each.pid}/maps").read_text().splitlines() for each in (preloaded, process)]
     [one, other] = [next(line.split("-")[1] for line in lines if "[stack]" in line) for lines in mapped]
     return one == other

@@ -1,4 +1,4 @@
-"""Children run this package, whatever the working directory and the environment hold."""
+"""Tests that children run this package, whatever the working directory and the environment contain."""
 
 import os
 import re
@@ -11,14 +11,14 @@ import pytest
 from baton.grammars.grammar_check import GrammarChecker
 from baton.launch import child
 from baton.models import conversion_cache
-from baton.models.conversion_cache import converted
+from baton.models.conversion_cache import convert_once
 from baton.rooms.request import Grammar, GrammarKind
 from baton.runtime.child_process import child_environ, module_command
 from tests.api import tiny
 
 SERVICES: Final = Path(__file__).parents[2] / "services"
 NO_CHILD_OF_THIS_PACKAGE: Final = {
-    "launch/serve.py",  # a command that a person is shown
+    "launch/ready_lines.py",  # a command that a person is shown
     "runtime/child_process.py",
 }
 DIGITS: Final = Grammar(GrammarKind.REGEX, "[0-9]{2}")
@@ -26,7 +26,7 @@ DIGITS: Final = Grammar(GrammarKind.REGEX, "[0-9]{2}")
 
 @pytest.fixture
 def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a `services` package, as many web projects have, that may not be imported."""
+    """A working directory with packages that must not be imported, as many web projects have."""
     for name in ("services", "baton"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("print('imported'); raise SystemExit(9)")
@@ -46,7 +46,7 @@ def test_only_one_module_makes_commands_of_this_interpreter() -> None:
 
 
 def test_every_process_of_this_package_is_given_its_environment() -> None:
-    """A module that makes such a command and starts it gives it the environment."""
+    """Each module that makes such a command, and starts it, gives it the environment."""
     starts = re.compile(r"subprocess\.(Popen|run)|create_subprocess_exec")
     lacking = [
         str(path.relative_to(SERVICES))
@@ -70,7 +70,7 @@ def test_a_model_is_converted_by_this_package(other_project: Path, monkeypatch: 
     monkeypatch.setattr(conversion_cache, "CONVERTER", "tests.models.converter")
     file = other_project / "Some-Model.Q4_K_M.gguf"
     file.write_text("GGUF ok")
-    assert (converted(file, "Some-Model", lambda _: None) / "config.json").is_file()
+    assert (convert_once(file, "Some-Model", lambda _: None) / "config.json").is_file()
 
 
 def test_a_part_of_the_stack_imports_this_package(other_project: Path) -> None:

@@ -1,4 +1,4 @@
-"""Does a variable that somebody set for other programs change what this one does?"""
+"""Tests that variables meant for other programs do not change what a process does."""
 
 import socket
 from typing import Final
@@ -7,19 +7,19 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.runtime.environment_check import FAMILIES, VariableVerdict, settle
+from baton.runtime.environment_check import FAMILIES, VariableVerdict, clean_environment
 from baton.telemetry.otlp_tracer import channel_options
 from baton.wire.channel import Server, open_channel
 from baton.wire.service_role import ServiceRole
 
 CALL_S: Final = 20.0
 SOON_S: Final = 2.0
-"""For a call that does not arrive."""
+"""Wait for a call that must not arrive, seconds."""
 
 
 @pytest.fixture
 def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Nobody listens there."""
+    """Address at which no program listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
@@ -62,17 +62,17 @@ def test_what_would_lead_a_part_astray_is_taken_out_and_named() -> None:
     given = {name: "1" for family in FAMILIES for name in family.names}
     dropped = {name for each in FAMILIES if each.verdict is VariableVerdict.DROPPED for name in each.names}
     environ = dict(given)
-    assert set(settle(environ)) == dropped
+    assert set(clean_environment(environ)) == dropped
     assert environ.keys() == given.keys() - dropped
-    assert settle(environ) == []
+    assert clean_environment(environ) == []
 
 
 def test_what_is_decided_here_does_not_overrule_what_an_operator_asks_of_a_librarys_log() -> None:
     empty: dict[str, str] = {}
-    settle(empty)
+    clean_environment(empty)
     assert empty == {"GRPC_VERBOSITY": "NONE", "HF_HUB_OFFLINE": "1"}
     asked: dict[str, str] = {"GRPC_VERBOSITY": "debug", "HF_HUB_OFFLINE": "0"}
-    settle(asked)
+    clean_environment(asked)
     assert asked == {"GRPC_VERBOSITY": "debug", "HF_HUB_OFFLINE": "1"}
 
 

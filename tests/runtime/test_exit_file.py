@@ -1,4 +1,4 @@
-"""The locked file by which a worker's next process proves that the last one has ended."""
+"""Tests of the locked file by which a worker's next process proves that the last one has ended."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> str:
 
 @contextmanager
 def holder(path: str, what: str) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that holds the lock."""
+    """Another process that has the lock."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, path, what], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

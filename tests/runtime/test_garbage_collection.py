@@ -1,4 +1,4 @@
-"""Is what a service loaded left alone by the garbage collector, and what comes later is not?"""
+"""Tests that the garbage collector looks only at what a service made after its start."""
 
 import subprocess
 import sys

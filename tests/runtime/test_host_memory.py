@@ -1,4 +1,4 @@
-"""Does memory that moves keep every byte, and does nothing that arrives at its old address change one?"""
+"""Tests that memory keeps every byte when it moves, and that no write to the old address changes one."""
 
 import gc
 import mmap
@@ -24,7 +24,7 @@ def mapped(address: int) -> bool:
 
 
 def given(address: int) -> int:
-    """Bytes that the system has given of the mapping that begins at `address`."""
+    """Return the bytes that the system has provided of the mapping at `address`."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if line.startswith(f"{address:x}-"):
@@ -108,7 +108,7 @@ def test_moves_have_a_bound_and_a_refused_one_changes_nothing() -> None:
 
 
 def test_where_the_address_space_is_limited_a_move_is_refused_and_changes_nothing() -> None:
-    """In a process of its own: the limit is the process's."""
+    """The limit holds for a whole process, so the test runs in one of its own."""
     code = f"""
 import resource
 from baton.runtime.host_memory import CannotMove, HostMemory

@@ -1,4 +1,4 @@
-"""Who begins without a tensor library, which takes seconds to import?"""
+"""Tests of which modules load without the tensor library, which takes seconds to import."""
 
 import subprocess
 import sys
@@ -7,11 +7,11 @@ import pytest
 
 HEAVY = frozenset({"torch", "transformers", "numpy", "nixl"})
 PURE = ("rooms", "pages", "model", "stories", "sim", "prefill", "decode", "mutants")
-"""Folders of tests: a run of one of them begins soon."""
+"""Folders of tests that have to start quickly."""
 
 
 def loaded(script: str) -> str:
-    """What of it a process has that ran this."""
+    """Return the heavy modules that a process has loaded after running `script`."""
     whole = f"{script}\nimport sys; print(sorted({set(HEAVY)} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""A log line has a constant message and bounded fields, as text or as JSON."""
+"""Tests of log lines: a constant message and bounded fields, as text or as JSON."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Does a stage of large work give back what it has freed, even where the C library would keep it?"""
+"""Tests that a stage of large work returns freed memory, even if the C library would reserve it."""
 
 import subprocess
 import sys
@@ -68,6 +68,6 @@ def test_freed_memory_goes_back_to_the_system(program: str) -> None:
 
 @pytest.mark.parametrize("program", [WITHIN, AT_ITS_END])
 def test_without_a_stage_it_stays(program: str) -> None:
-    """So the programs above can fail."""
+    """This shows that the programs above can fail."""
     ended = run(program.replace("trimming_memory()", "__import__('contextlib').nullcontext()"))
     assert "stay" in ended.stderr

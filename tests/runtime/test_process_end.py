@@ -1,4 +1,4 @@
-"""How does a service's process end: drained, refused to start, killed, or broken?"""
+"""Tests of the end of a service's process: drained, refused to start, killed, or broken."""
 
 import asyncio
 import signal
@@ -65,7 +65,7 @@ sys.exit(run(main))
 
 
 def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
-    """A shell's limit is for what uses select(); each client and each peer is an open file."""
+    """A shell's limit is meant for select(). Each client and each peer is an open file."""
     with Path("/dev/null").open() as nothing:
         process = subprocess.run([sys.executable, "-c", MANY], stdin=nothing, timeout=30, check=False)
     assert process.returncode == 0
@@ -179,8 +179,10 @@ STUCK_BESIDES = "baton: as it ended: a step has not ended\n"
 
 
 def ended(by: str) -> tuple[int, str]:
-    """Exit code and stderr of a process with a thread that does not end, where `by` is followed by a step
-    that is found stuck."""
+    """Return exit code and stderr of a process with a thread that does not end.
+
+    `by`: the error that ends it, followed by one about a stuck step.
+    """
     process = subprocess.run(
         [sys.executable, "-c", ENDS.format(by)], capture_output=True, text=True, timeout=30, check=False
     )

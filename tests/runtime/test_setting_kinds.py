@@ -1,4 +1,4 @@
-"""Does each kind of setting read what it says it allows, and nothing else?"""
+"""Tests that each kind of setting reads what it allows, and nothing else."""
 
 from typing import Any
 

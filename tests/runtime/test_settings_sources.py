@@ -1,4 +1,4 @@
-"""Flags win over variables, variables over defaults, and nothing misspelt passes."""
+"""Tests that flags win over variables, variables over defaults, and nothing misspelt passes."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from baton.runtime.settings import load, settings_of, to_flags, variables_of
 Service = type[BootstrapSettings] | type[PrefillSettings] | type[DecodeSettings]
 SERVICES: tuple[Service, ...] = (BootstrapSettings, PrefillSettings, DecodeSettings)
 NOTHING_IS_A_MISTAKE = {"api_keys", "api_key_file", "admin_api_keys", "admin_api_key_file", "run_token"}
-"""Not to be given but with something in it: nothing would mean that everybody may ask."""
+"""Settings that must not be given empty, since an empty list would mean an open API."""
 
 
 def test_a_flag_wins_over_a_variable_which_wins_over_the_default() -> None:

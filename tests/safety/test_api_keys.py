@@ -35,11 +35,11 @@ def write(path: Path, text: str) -> Path:
 def test_keys_of_the_variable_and_the_file_are_good_and_no_others(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", f"# of the team\n{TWO}\n\n  {THREE}  \r\n")
     keys = ApiKeys([ONE], file)
-    callers = [keys.who(each) for each in (ONE, TWO, THREE)]
+    callers = [keys.caller_of(each) for each in (ONE, TWO, THREE)]
     assert None not in callers
     assert len(set(callers)) == 3, "callers are told apart"
     for wrong in ("", ONE[:-1], ONE + "0", ONE.upper(), "# of the team", "\0", "é" * 20, "\udcff" * 20):
-        assert keys.who(wrong) is None
+        assert keys.caller_of(wrong) is None
 
 
 def test_the_file_is_read_anew_when_it_changes_and_looked_at_once_a_second(tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_the_file_is_read_anew_when_it_changes_and_looked_at_once_a_second(tmp_p
     keys = watch.keys([], file)
     write(file, TWO)
     watch.now_s += LOOK_S / 2
-    assert keys.who(ONE) is not None, "it was not looked at again yet"
+    assert keys.caller_of(ONE) is not None, "it was not looked at again yet"
     watch.now_s += LOOK_S / 2
-    assert keys.who(ONE) is None
-    assert keys.who(TWO) is not None
+    assert keys.caller_of(ONE) is None
+    assert keys.caller_of(TWO) is not None
 
 
 def test_a_line_that_is_no_key_does_not_keep_a_key_that_was_taken_away(
@@ -61,8 +61,8 @@ def test_a_line_that_is_no_key_does_not_keep_a_key_that_was_taken_away(
     write(file, f"{TWO}\nsh ort\n")
     watch.now_s += LOOK_S
     with caplog.at_level(logging.INFO):
-        assert keys.who(ONE) is None
-    assert keys.who(TWO) is not None
+        assert keys.caller_of(ONE) is None
+    assert keys.caller_of(TWO) is not None
     record = next(each for each in caplog.records if each.levelno == logging.ERROR)
     assert record.baton_fields == {"line": 2}  # type: ignore[attr-defined]
     assert not any(key in caplog.text for key in (ONE, TWO, "sh ort"))
@@ -73,10 +73,10 @@ def test_a_file_without_keys_lets_nobody_in_and_one_that_is_gone_changes_nothing
     keys = watch.keys([], file)
     file.unlink()
     watch.now_s += LOOK_S
-    assert keys.who(ONE) is not None
+    assert keys.caller_of(ONE) is not None
     write(file, "# nobody\n")
     watch.now_s += LOOK_S
-    assert keys.who(ONE) is None
+    assert keys.caller_of(ONE) is None
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_there_are_several_keys_once_there_was_a_second_one(tmp_path: Path) -> N
     assert keys.several
     write(file, ONE)
     watch.now_s += LOOK_S
-    assert keys.who(TWO) is None
+    assert keys.caller_of(TWO) is None
     assert keys.several, "what the second one asked for is still there"
     replaced = watch.keys([], file)
     write(file, THREE)

@@ -7,8 +7,9 @@ import pytest
 from baton.bootstrap.settings import BootstrapSettings
 from baton.cli.main import KNOWN
 from baton.decode.settings import DecodeSettings
-from baton.launch.serve import ready_lines
-from baton.launch.serve_settings import Operators, StackCommand, StackPlan, load_serve, make_plan
+from baton.launch.ready_lines import ready_lines
+from baton.launch.serve_settings import load_serve
+from baton.launch.stack_plan import Operators, StackCommand, StackPlan, make_plan
 from baton.prefill.settings import PrefillSettings
 from baton.runtime.errors import SettingsError
 from baton.runtime.settings import load
@@ -98,7 +99,7 @@ def test_the_plan_knows_who_reads_the_pages_for_operators(
 
 
 def test_the_ready_lines_say_where_key_and_authority_go_and_not_what_the_key_is(tmp_path: Path) -> None:
-    text = "\n".join(ready_lines("https://127.0.0.1:8000", "m", str(tmp_path), keyed=True))
+    text = "\n".join(ready_lines("https://127.0.0.1:8000", "m", str(tmp_path), needs_key=True))
     assert f"export SSL_CERT_FILE={tmp_path}/ca.crt" in text
     assert '-H "Authorization: Bearer $OPENAI_API_KEY" --cacert "$SSL_CERT_FILE" https://' in text
     assert "chat --url https://127.0.0.1:8000" in text

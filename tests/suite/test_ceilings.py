@@ -10,16 +10,16 @@ from tests.suite import ceilings
 SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
-    ceilings.fragments: 354,
-    ceilings.forbidden_names: 55,
+    ceilings.fragments: 308,
+    ceilings.forbidden_names: 33,
     ceilings.long_sentences_of_docs: 0,
-    ceilings.long_sentences_of_docstrings: 43,
+    ceilings.long_sentences_of_docstrings: 34,
     ceilings.equal_file_names: 4,
     ceilings.empty_packages: 13,
-    ceilings.long_files: 11,
-    ceilings.long_functions: 12,
-    ceilings.private_reads: 334,
-    ceilings.crowded_folders: 15,
+    ceilings.long_files: 10,
+    ceilings.long_functions: 11,
+    ceilings.private_reads: 319,
+    ceilings.crowded_folders: 2,
 }
 
 

@@ -1,4 +1,4 @@
-"""Tracing is off unless an endpoint is set, and a collector that does not answer holds nobody up."""
+"""Tests that tracing is off without an endpoint, and that a silent collector delays nothing."""
 
 import asyncio
 import subprocess
@@ -162,7 +162,9 @@ async def test_the_caller_decides_whether_a_trace_is_sampled_and_else_chance(col
 
 
 async def test_a_collector_that_never_answers_delays_the_end_by_no_more_than_was_allowed() -> None:
-    """It accepts connections, as a port behind a firewall or a stopped process does, and says nothing."""
+    """The collector accepts connections and never answers, like a port behind a firewall or a stopped
+    process.
+    """
     with bind_port("127.0.0.1", 0, "test") as silent:
         tracer = make_tracer(f"http://127.0.0.1:{port_of(silent)}", 1.0, "s", "i", {})
         for _ in range(10_000):  # more than are kept: the oldest are dropped, and nobody waits

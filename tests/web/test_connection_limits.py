@@ -1,4 +1,4 @@
-"""What connections take together is bounded, and no address shuts another out."""
+"""Tests that connections are bounded together, and that no address shuts another out."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ POST: Final = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type
 KEYED: Final = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
 BODY_BYTES: Final = 60_000
 MUCH: Final = b"x" * 16 * 2**20
-"""More than the system takes for a client that reads nothing."""
+"""Bytes, more than the system takes for a client that reads nothing."""
 STALLS: Final = b"Content-Length: 65000\r\n\r\n" + b" " * BODY_BYTES
 
 
@@ -44,7 +44,7 @@ STALLS: Final = b"Content-Length: 65000\r\n\r\n" + b" " * BODY_BYTES
 
 
 class Clock:
-    """Seconds, one more at each look."""
+    """Clock in seconds that advances by one at each reading."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -60,7 +60,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Port:
-    """Limits of 10 connections and 100 bytes, and which connections were closed."""
+    """Limits of 10 connections and 100 bytes, with the connections that were closed."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -173,7 +173,7 @@ class Served:
         return reader
 
     async def status(self, sent: bytes) -> str:
-        """Of the answer to what is sent on a connection of its own; empty: it was closed."""
+        """Return the status of the answer on a connection of its own, or an empty text if it was closed."""
         reader = await self.connect(sent)
         try:
             return (await reader.readline())[9:12].decode()
@@ -181,21 +181,17 @@ class Served:
             return ""
 
     async def statuses(self, sent: bytes) -> Counter[str]:
-        """Of all answers until the server closes the connection."""
+        """Return the statuses of all answers until the server closes the connection."""
         reader = await self.connect(sent)
         return Counter(status.decode() for status in re.findall(rb"HTTP/1.1 (\d+)", await reader.read()))
 
     @property
     def connections(self) -> list[BoundedHttp]:
-        return [
-            each for each in self.server._server.server_state.connections if isinstance(each, BoundedHttp)
-        ]
+        return self.server.connections
 
     @property
     def limits(self) -> ConnectionLimits:
-        limits: Any = self.server._server
-        found: ConnectionLimits = limits._limits
-        return found
+        return self.server.limits
 
     @property
     def closed(self) -> float:
@@ -306,7 +302,7 @@ async def test_unread_answers_are_bounded_together(monkeypatch: pytest.MonkeyPat
 
 
 async def test_unread_answers_that_fit_the_buffers_are_counted() -> None:
-    """Their number is not bounded, so that each counts, however small it is."""
+    """Their number is not bounded, so each counts, however small it is."""
     async with serving() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port, limit=1)
         served.clients.append(writer)
@@ -349,8 +345,8 @@ async def test_bytes_that_wait_behind_a_request_are_bounded() -> None:
         reader = await served.connect(first + POST + b"Content-Length: 400000\r\n\r\n" + b" " * 400_000)
         await until(lambda: len(served.backend.streams) == 1)
         (connection,) = served.connections
-        await until(lambda: connection._refused)
-        assert connection.flow.read_paused or connection._refused
+        await until(lambda: connection.is_refused)
+        assert connection.flow.read_paused or connection.is_refused
         assert not reader.at_eof(), "the first request is still being answered"
 
 
@@ -369,7 +365,7 @@ async def test_the_body_of_a_client_without_a_key_is_not_read(length: bytes) -> 
 
 
 async def test_a_client_without_a_key_that_sends_a_whole_body_reads_the_reason() -> None:
-    """Also if the answer is there long before the end of the body."""
+    """This holds even if the answer comes long before the end of the body."""
     async with serving(keys=True) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
         served.clients.append(writer)

@@ -1,4 +1,4 @@
-"""Is everything that ends before a route answered in one shape, with a request id, and counted once?"""
+"""Tests that all refusals before a route have one form and a request id, and are counted once."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ ENDS: Final[dict[str, tuple[bytes, int, str]]] = {
     ),
     "a long body": (POST + b"Content-Length: 999999999\r\n\r\n", 413, "request_too_large"),
 }  # fmt: skip
-"""What a client sends, and how it is answered."""
+"""Bytes that a client sends, with the answer's status and code."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Served:
     registry: CollectorRegistry
 
     def counted(self) -> Counter[str]:
-        """Requests by status."""
+        """Return the counts of requests by status."""
         found: Counter[str] = Counter()
         for family in self.registry.collect():
             for sample in family.samples:
@@ -89,7 +89,7 @@ class Served:
     async def told(
         self, sent: bytes, piece: int = 10**9, most: int = 10
     ) -> list[tuple[int, dict[str, str], Any]]:
-        """The answers to what is sent in such pieces, until the server hangs up, or so many."""
+        """Return the answers to these pieces, until the server closes the connection or `most` have come."""
         name = None if self.tls is None else "localhost"
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=self.tls, server_hostname=name
@@ -277,7 +277,7 @@ async def test_connections_without_tls_are_closed_counted_and_logged_at_a_limite
 
 
 def test_when_no_more_files_can_be_open_whoever_connects_is_hung_up_on_and_counted() -> None:
-    """In a process of its own, whose limit is small; the spare file is there again afterwards."""
+    """It runs in a process with a small limit of files. Afterwards the spare file is there again."""
     done = subprocess.run([sys.executable, "-c", OUT_OF_FILES], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     hung_up, lines, served = json.loads(done.stdout.splitlines()[-1])
@@ -310,7 +310,7 @@ async def ask(server):
     status = int((await reader.read()).split()[1])
     writer.close()
     await writer.wait_closed()
-    while server._server.server_state.connections:
+    while server.connections:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     return status

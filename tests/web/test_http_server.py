@@ -1,4 +1,4 @@
-"""Does the HTTP server keep to what its clients expect of connections?"""
+"""Tests that the HTTP server does what its clients expect of connections."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ from baton.web.bounded_http import READ_BYTES_MIN, BoundedHttp
 from baton.web.http_server import KEEP_ALIVE_S, serve_http
 
 CLIENTS_KEEP_S: Final = 5.0
-"""How long httpx, and so the OpenAI client, keeps a connection that rests."""
+"""Time for which httpx, and so the OpenAI client, keeps an idle connection, seconds."""
 REQUEST: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -74,7 +74,7 @@ LOOPS: Final = pytest.mark.parametrize(
 async def unread(
     *, until_hung_up_on: bool, tls: TlsFiles | None = None, believed: ssl.SSLContext | None = None
 ) -> None:
-    """A client asks for much, reads nothing and stays; then the server is stopped, which it has long for."""
+    """Start a client that asks for much and reads nothing, and then stop the server."""
     app = FastAPI()
     answered = asyncio.Event()
 
@@ -85,7 +85,7 @@ async def unread(
 
     async with asyncio.timeout(20):
         server = await serve_http(app, bind_port("127.0.0.1", 0, "--port"), 3600, tls)
-        connections = server._server.server_state.connections
+        connections = server.connections
 
         def ask() -> socket.socket:
             client = socket.create_connection(("127.0.0.1", server.port))
@@ -121,7 +121,7 @@ def test_a_client_that_reads_nothing_does_not_use_up_the_servers_grace(
 
 
 class Pipe:
-    """A transport, and the clock of its loop."""
+    """A transport, with the clock of its loop."""
 
     def __init__(self) -> None:
         self.unread, self.now_s = 0, 0.0

@@ -1,10 +1,10 @@
-"""The C library takes for an address what Python's own module takes for one, and reads the same in it."""
+"""Tests that the C library accepts the same addresses as `ipaddress`, with the same bytes."""
 
 import ipaddress
 
 import pytest
 
-from baton.web.ip_addresses import packed
+from baton.web.ip_addresses import address_bytes
 
 TEXTS = (
     "127.0.0.1",
@@ -44,4 +44,4 @@ def test_an_address_is_what_python_takes_for_one(text: str) -> None:
         wanted = ipaddress.ip_address(text).packed
     except ValueError:
         wanted = None
-    assert packed(text) == wanted
+    assert address_bytes(text) == wanted

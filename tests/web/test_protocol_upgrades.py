@@ -1,4 +1,4 @@
-"""Is a request that offers another protocol answered as one that does not?"""
+"""Tests that a request with an offered upgrade is answered as one without."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ OFFER: Final = (
     b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
 )
-"""As Java's client makes it."""
+"""Header fields of an offer, as Java's client sends them."""
 REFUSED: Final = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
 WEB_SOCKET: Final = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -51,7 +51,7 @@ def post(offer: bytes, body: bytes = BODY, query: bytes = b"") -> bytes:
 
 
 async def answers(port: int, pieces: list[bytes], count: int) -> list[tuple[int, object]]:
-    """Status and JSON of so many answers to what is sent in these pieces over one connection."""
+    """Return status and JSON of `count` answers to these pieces on one connection."""
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for piece in pieces:
@@ -84,7 +84,7 @@ async def test_wherever_the_request_is_cut(port: int) -> None:
 
 
 async def test_requests_behind_it_are_answered_too(port: int) -> None:
-    """Offers or none, with a body or without one, sent at once."""
+    """The requests come at once, with and without offers and bodies."""
     get = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n" + OFFER + b"\r\n"
     sent = [post(OFFER), get, post(b"", b"second"), post(OFFER, b"third")]
     want = [echoed("POST", BODY), echoed("GET", b""), echoed("POST", b"second"), echoed("POST", b"third")]

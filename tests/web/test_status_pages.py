@@ -1,4 +1,4 @@
-"""What do /metrics, /started, /health and /ready answer, and what if their port is taken?"""
+"""Tests of /metrics, /started, /health and /ready, and of their port when it is taken."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Is what every worker counts there from the start, and is each thing counted once?"""
+"""Tests that a worker's metrics exist from its start, and count each event once."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge

@@ -92,7 +92,7 @@ class AccessControl:
     def _find(self, keys: Sequence[str]) -> tuple[Caller | None, bool]:
         """Return the caller with one of these keys, and whether it is an admin key."""
         for these, is_admin in ((self._admin_keys, True), (self._keys, False)):
-            callers = [] if these is None else map(these.who, keys)
+            callers = [] if these is None else map(these.caller_of, keys)
             if found := next((each for each in callers if each is not None), None):
                 return found, is_admin
         return None, False

@@ -24,7 +24,7 @@ from baton.api.requests.json_reader import TooDeep, read_json
 from baton.api.requests.schemas import FIELDS_MAX, Shape, fields_of
 from baton.api.requests.validation_errors import first_fault
 from baton.api.settings import ApiSettings
-from baton.runtime.memory_trimming import give_back
+from baton.runtime.memory_trimming import trim_memory
 from baton.web.http_refusals import refusal_in
 
 POOL_BYTES: Final = 128 * 2**20
@@ -96,7 +96,7 @@ class RequestBodies:
 
     def _give_back(self) -> None:
         self._giving_back = None
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        asyncio.get_running_loop().run_in_executor(None, trim_memory)
 
 
 async def read_body(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from baton.api.backend import Overloaded
-from baton.runtime.memory_trimming import give_back
+from baton.runtime.memory_trimming import trim_memory
 
 THREADS: Final = 2
 """Tokenising releases the interpreter lock. More threads would only take cores from the event loop."""
@@ -138,6 +138,6 @@ def _and_give_back(work: Callable[[], T], size: int) -> Callable[[], T]:
         try:
             return work()
         finally:
-            give_back()
+            trim_memory()
 
     return both

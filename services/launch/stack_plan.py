@@ -1,0 +1,237 @@
+"""Plan of a stack on one machine: the command line of each part, as a pod would run it."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias, TypeVar
+
+from baton.bootstrap.settings import BootstrapSettings
+from baton.both.settings import BothSettings, side_names
+from baton.decode.settings import DecodeSettings
+from baton.launch.core_shares import Cores, cut_cores, share_cores
+from baton.launch.gpus import VISIBLE, Gpus, deal_gpus
+from baton.launch.serve_settings import (
+    LOOPBACK,
+    ServeSettings,
+    grpc_certificate,
+    https_certificate,
+    passed_on,
+)
+from baton.prefill.settings import PrefillSettings
+from baton.runtime.setting_kinds import join_address
+from baton.runtime.settings import PREFIX, Flags, load, settings_of, to_environ, to_flags
+from baton.runtime.tls_files import TlsFiles
+from baton.runtime.worker_settings import WILDCARDS
+from baton.web.api_keys import first_key, has_several_keys
+
+Service = TypeVar("Service", BootstrapSettings, PrefillSettings, DecodeSettings, BothSettings)
+Worker = TypeVar("Worker", PrefillSettings, DecodeSettings, BothSettings)
+AnyWorker: TypeAlias = PrefillSettings | DecodeSettings | BothSettings
+RUN_TOKEN: Final = f"{PREFIX}RUN_TOKEN"
+TOKEN_BYTES: Final = 32
+ON_GPUS: Final = ("auto", "cuda")
+"""Values of `--device` that leave the choice of a GPU to the plan."""
+
+
+class Operators(Enum):
+    """Callers who may read the pages for operators."""
+
+    CALLERS = "whoever may call their port"
+    ADMINS = "admin keys"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class StackCommand:
+    """One command of the stack: a service's process, or a launcher with the ranks of a worker."""
+
+    role: str
+    """Its command: bootstrap, prefill, decode or worker."""
+    name: str
+    flags: tuple[str, ...]
+    """Flags and their values, by turns."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables for what no command line may show, and what has no flag."""
+    computes: bool = False
+    """Whether it loads the model itself. A launcher and the bootstrap do not."""
+
+    @property
+    def registers_as(self) -> tuple[str, ...]:
+        """Names under which its process registers at the bootstrap."""
+        match self.role:
+            case BootstrapSettings.role:
+                return ()
+            case BothSettings.role:
+                return side_names(self.name)
+        return (self.name,)
+
+    def flag(self, name: str) -> str | None:
+        """Return the value of a flag, or None if it is not given."""
+        return dict(zip(self.flags[::2], self.flags[1::2], strict=True)).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Parts to start, the bootstrap before the workers. They stop in the same order."""
+
+    bootstrap: StackCommand
+    workers: tuple[StackCommand, ...]
+    bootstrap_address: str
+    """Address that workers register at, host:port."""
+    url: str
+    """URL by which this machine reaches the HTTP API."""
+    model: str
+    load_format: str
+    drain_timeout_ms: int
+    tls: TlsFiles | None
+    """Certificate that this command shows the bootstrap."""
+    http_tls: TlsFiles | None
+    api_key: str = field(repr=False)
+    """One of the API's keys. Empty if it asks for none."""
+    operators: Operators
+    run_token: str = field(repr=False)
+    """Token that the parts show each other. Empty if they show certificates."""
+
+
+def make_plan(
+    serve: ServeSettings,
+    flags: Flags,
+    environ: Mapping[str, str],
+    cores: Sequence[int],
+    grpc_port: int,
+    gpus: Gpus = (),
+) -> StackPlan:
+    """Return the plan. Raises SettingsError.
+
+    `cores` and `gpus` are dealt out to the workers. `grpc_port`: the real port, never 0.
+    """
+    if not serve.tls_dir:
+        environ = {RUN_TOKEN: secrets.token_urlsafe(TOKEN_BYTES), **environ}
+    reachable = LOOPBACK if serve.host in WILDCARDS else serve.host
+    address = join_address(reachable if serve.tls_dir else LOOPBACK, grpc_port)
+    # Parts log at least what led to a failure. The screen shows the lines that `--log-level` selects.
+    level = {"log_level": "debug" if serve.log_level == "debug" else "info"}
+    bootstrap = _load(
+        BootstrapSettings,
+        flags,
+        environ,
+        level
+        | {"host": serve.host, "http_port": str(serve.port)}
+        | {"grpc_host": serve.grpc_host, "grpc_port": str(grpc_port)}
+        | grpc_certificate(serve, BootstrapSettings.role)
+        | https_certificate(serve, flags, environ),
+    )
+    workers = _plan_workers(serve, flags, environ, cores, level, address)
+    shares = deal_gpus(gpus, [each.topology.ranks for each in workers])
+    return StackPlan(
+        bootstrap=StackCommand(
+            bootstrap.role, bootstrap.role, tuple(to_flags(bootstrap)), to_environ(bootstrap)
+        ),
+        workers=tuple(_part(each, share) for each, share in zip(workers, shares, strict=True)),
+        bootstrap_address=address,
+        url=f"{'http' if bootstrap.http_tls is None else 'https'}://{join_address(reachable, serve.port)}",
+        model=bootstrap.model,
+        load_format=bootstrap.load_format,
+        drain_timeout_ms=bootstrap.drain_timeout_ms,
+        tls=bootstrap.tls,
+        http_tls=bootstrap.http_tls,
+        run_token=bootstrap.run_token,
+        api_key=first_key(bootstrap.api_keys, bootstrap.api_key_file),
+        operators=_operators(bootstrap),
+    )
+
+
+def _plan_workers(
+    serve: ServeSettings,
+    flags: Flags,
+    environ: Mapping[str, str],
+    cores: Sequence[int],
+    level: Mapping[str, str],
+    bootstrap_address: str,
+) -> list[AnyWorker]:
+    """Return the settings of each worker: prefill, then decode, then those of both sides."""
+    prefill_ranks = serve.prefill_tp * serve.prefill_pp
+    one_sided = serve.prefill * prefill_ranks + serve.decode * serve.decode_tp
+    for_both, cores = cut_cores(cores, serve.both, one_sided)
+    for_prefill, for_decode = share_cores(cores, serve.prefill, serve.decode, prefill_ranks, serve.decode_tp)
+
+    def workers(
+        cls: type[Worker], shares: Sequence[Cores], ports: Sequence[int], shape: Mapping[str, int]
+    ) -> list[AnyWorker]:
+        sizes = {name: str(ranks) for name, ranks in shape.items()}
+        given = {**level, **sizes, **grpc_certificate(serve, cls.role)}
+        is_one_process = max(shape.values(), default=1) == 1
+        return [
+            _load(
+                cls,
+                flags,
+                environ,
+                given | _decided(cls.role, index, cpus, port, bootstrap_address, is_one_process),
+            )
+            for index, (cpus, port) in enumerate(zip(shares, ports, strict=True))
+        ]
+
+    ports = serve.metrics_ports
+    prefill_ports, decode_ports = ports[: serve.prefill], ports[serve.prefill :][: serve.decode]
+    both_ports = ports[serve.prefill + serve.decode :]
+    prefill_shape = {"tp": serve.prefill_tp, "pp": serve.prefill_pp}
+    return [
+        *workers(PrefillSettings, for_prefill, prefill_ports, prefill_shape),
+        *workers(DecodeSettings, for_decode, decode_ports, {"tp": serve.decode_tp}),
+        *workers(BothSettings, for_both, both_ports[::2], {}),
+    ]
+
+
+def _operators(bootstrap: BootstrapSettings) -> Operators:
+    """Return who may read the pages for operators. Raises StartupError."""
+    if bootstrap.admin_api_keys or bootstrap.admin_api_key_file:
+        return Operators.ADMINS
+    if bootstrap.admin_port is not None or bootstrap.open_admin:
+        return Operators.CALLERS
+    is_closed = has_several_keys(bootstrap.api_keys, bootstrap.api_key_file)
+    return Operators.NOBODY if is_closed else Operators.CALLERS
+
+
+def _decided(
+    role: str, index: int, cpus: Cores, metrics_port: int, bootstrap_address: str, is_one_process: bool
+) -> dict[str, str]:
+    """Return the settings that the plan decides for a worker.
+
+    `is_one_process`: the worker is one process, rather than several that share its cores.
+    """
+    decided = {
+        "name": f"{role}-{index}",
+        "host": LOOPBACK,
+        "grpc_port": "0",
+        "metrics_port": str(metrics_port),
+        "bootstrap": bootstrap_address,
+        "cpus": ",".join(map(str, cpus)),
+        "threads": str(len(cpus) if is_one_process else 0),
+    }
+    if role == BothSettings.role and metrics_port:
+        decided["prefill_metrics_port"] = str(metrics_port + 1)
+    return decided
+
+
+def _part(settings: AnyWorker, gpus: Gpus) -> StackCommand:
+    """Return a worker's command.
+
+    It sees only `gpus`, and counts them from 0, unless it computes elsewhere or on a named one.
+    """
+    own = {VISIBLE: ",".join(gpus)} if gpus and settings.device in ON_GPUS else {}
+    environ = to_environ(settings) | own
+    return StackCommand(
+        settings.role, settings.name, tuple(to_flags(settings)), environ, not settings.launches
+    )
+
+
+def _load(
+    cls: type[Service], flags: Flags, environ: Mapping[str, str], decided: Mapping[str, str]
+) -> Service:
+    """Return a service's settings: those that were given to `baton serve` for it, and `decided`."""
+    passed = {each.name for group in passed_on().values() for each in group}
+    names = passed & {each.name for each in settings_of(cls)}
+    variables = {PREFIX + name.upper() for name in names}
+    given = {variable: text for variable, text in environ.items() if variable in variables}
+    return load(cls, {**{name: flags.get(name) for name in names}, **decided}, given)
