@@ -1,6 +1,6 @@
-"""What do answers look like? For those who read `/openapi.json`; what is sent is made by the renderings.
+"""Shapes of answers, for `/openapi.json`. The renderings make the answers.
 
-`tests/api/http/test_openapi_document.py` holds real answers to it, field by field.
+`tests/api/http/test_openapi_document.py` checks real answers against these shapes, field by field.
 """
 
 from typing import Any, Literal
@@ -12,7 +12,7 @@ class Error(BaseModel):
     message: str
     type: str
     param: str | None
-    """The path of the field at fault, such as `messages[1].role`."""
+    """Path of the field at fault, such as `messages[1].role`."""
     code: str | None
 
 
@@ -52,7 +52,7 @@ class ChosenLogprob(AlternativeLogprob):
 
 
 PromptLogprobs = list[dict[str, Any] | None]
-"""Of each token of the prompt, by the ids of what might stand there; nothing of the first."""
+"""Alternatives of each token of the prompt, by their ids. None for the first token."""
 
 
 class ChatLogprobs(BaseModel):
@@ -70,7 +70,7 @@ class CompletionLogprobs(BaseModel):
 class MadeFunction(BaseModel):
     name: str
     arguments: str
-    """JSON."""
+    """JSON text."""
 
 
 class MadeCall(BaseModel):
@@ -116,7 +116,7 @@ class ChatAnswer(AnswerHead):
 class GrowingFunction(BaseModel):
     name: str | None = None
     arguments: str
-    """What comes to the arguments: all of a call's join to JSON."""
+    """More of the arguments. All of a call join to JSON text."""
 
 
 class GrowingCall(BaseModel):
@@ -186,9 +186,9 @@ class ModelCard(BaseModel):
     max_model_len: int
     default_sampling_params: dict[str, Any]
     quantize: str | None
-    """As what the workers hold its weights; null while none is known."""
+    """Format in which workers hold the weights. Null while no worker is known."""
     type: Literal["model"]
-    """This and the next: Anthropic's."""
+    """This field and the next ones are Anthropic's."""
     display_name: str
     created_at: str
     max_input_tokens: int
@@ -230,7 +230,7 @@ class MessagesFault(BaseModel):
 
 
 class MessagesError(BaseModel):
-    """Of Anthropic's API."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"]
     error: MessagesFault
@@ -243,7 +243,7 @@ class ThinkingTokens(BaseModel):
 
 class MessagesUsage(BaseModel):
     input_tokens: int
-    """That were computed; those that were found cached are the second next."""
+    """Tokens that were computed. Cached ones are `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
@@ -347,10 +347,10 @@ class MessagesEvent(
         MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessagesError
     ]
 ):
-    """Of Anthropic's API; its name is its `type`."""
+    """An event of Anthropic's API. Its name is its `type`."""
 
 
 class TokenCount(BaseModel):
     object: Literal["response.input_tokens"] | None = None
-    """Of the Responses API alone."""
+    """Only in the Responses API."""
     input_tokens: int

@@ -1,4 +1,4 @@
-"""The HTTP APIs as one application: what is served where?
+"""The HTTP APIs as one application.
 
     POST /v1/chat/completions   /v1/completions   /v1/responses
     POST /v1/messages           /v1/messages/count_tokens
@@ -8,9 +8,9 @@
     GET  /version               /
     POST /invocations           as a chat or a completion, by what the body has
 
-Everything it needs is injected. The process that runs it adds its own routes (`routers`): they get
-request ids, error shapes and counting like the ones here. No middleware that wraps `receive` may be put
-around it (Starlette's BaseHTTPMiddleware does): it would hide clients that hang up.
+Everything it needs is injected. The process that runs it adds its own routes (`routers`), which get request
+ids, error formats and counting like those here. No middleware that wraps `receive`, such as Starlette's
+BaseHTTPMiddleware, may be put around it: it would hide disconnects.
 """
 
 import secrets
@@ -42,7 +42,7 @@ from baton.api.messages.routes import messages_routes
 from baton.api.model_routes import model_routes, root_route
 from baton.api.requests.validation_errors import first_fault
 from baton.api.responses.response_store import ResponseStore
-from baton.api.responses.routes import kept_routes, response_routes
+from baton.api.responses.routes import response_routes, stored_response_routes
 from baton.api.responses.signed_reasoning import KEY_BYTES, ReasoningSigner
 from baton.api.served_model import ServedModel
 from baton.api.settings import ApiSettings
@@ -65,9 +65,9 @@ def create_app(
     tracer: Tracer = OFF,
     check: CheckGrammar | None = None,
 ) -> ApiMiddleware:
-    """The application. `registry` gets its metrics; `routers` are served beside the API's own routes.
-    Everybody comes in where there is no `door`. `check`: checks a client's grammar. By default a process
-    of its own does, which starts with the first grammar."""
+    """Return the application. `registry`: gets its metrics. `routers`: served in addition to the API's own
+    routes. `door`: access control; every caller is admitted without it. `check`: compiles a grammar; by
+    default a process of its own does, which is started on first use."""
     settings = settings or ApiSettings()
     clock = clock or SystemClock()
     metrics = HttpMetrics(registry)
@@ -101,7 +101,7 @@ def create_app(
         *answered,
         model_routes(backend, model, version, created_s=clock.wall_ms() // 1000),
         token_routes(backend, model, prompts, bodies),
-        kept_routes(kept),
+        stored_response_routes(kept),
     ]
     return _application([*own, *routers, root_route(version)], metrics, direct, door, tracer)
 
@@ -109,8 +109,7 @@ def create_app(
 def create_pages(
     api: ApiMiddleware, routers: Sequence[APIRouter], door: AccessControl | None = None
 ) -> ApiMiddleware:
-    """What is served apart from `api`, on another port: with request ids and error shapes like its, and
-    counted with it."""
+    """Return the application for another port, with the request ids, error formats and metrics of `api`."""
     return _application(routers, api.metrics, {}, door)
 
 
@@ -121,7 +120,7 @@ def _application(
     door: AccessControl | None,
     tracer: Tracer = OFF,
 ) -> ApiMiddleware:
-    """The edge is around the framework, not one of its middlewares: what is direct does not enter it."""
+    """Return the framework's application within the middleware. Direct routes do not enter the framework."""
     app = FastAPI(
         title="Baton",
         version=release(),
@@ -149,14 +148,14 @@ def _application(
 
 
 def _documented(app: FastAPI) -> dict[str, Any]:
-    """Made when it is asked for first."""
+    """Return the document of `/openapi.json`, made on first use."""
     if app.openapi_schema is None:
         app.openapi_schema = document(app)
     return app.openapi_schema
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
-    """Handler for routes that let FastAPI parse: its 422 is OpenAI's 400."""
+    """Handler for routes that the framework parses: its 422 becomes OpenAI's 400."""
     if not isinstance(error, RequestValidationError):
         raise error
     given = {**request.query_params, **request.path_params}

@@ -13,7 +13,7 @@ from baton.api.chat.chat_rendering import ChatRendering
 from baton.api.completions.completion_rendering import CompletionRendering
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.http_exchange import exchange_of
+from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.openapi_document import GENERATING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.model_interface import Model
@@ -38,7 +38,7 @@ def generate_routes(
     )
     async def chat_completions(request: Request) -> Response:
         async with bodies.of(request, ChatRequest) as body:
-            return await generating.chat(request, body, partial(chat_rendering, request, body))
+            return await generating.chat(request, body, partial(chat_rendering, body))
 
     @router.post(
         "/v1/completions",
@@ -46,22 +46,20 @@ def generate_routes(
     )
     async def completions(request: Request) -> Response:
         async with bodies.of(request, CompletionRequest) as body:
-            return await generating.completion(request, body, partial(completion_rendering, request, body))
+            return await generating.completion(request, body, partial(completion_rendering, body))
 
     @router.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
         async with bodies.of(request, _invoked) as body:
             if isinstance(body, ChatRequest):
-                return await generating.chat(request, body, partial(chat_rendering, request, body))
+                return await generating.chat(request, body, partial(chat_rendering, body))
             assert isinstance(body, CompletionRequest)
-            return await generating.completion(request, body, partial(completion_rendering, request, body))
+            return await generating.completion(request, body, partial(completion_rendering, body))
 
-    def chat_rendering(request: Request, body: ChatRequest, meaning: Meaning) -> Rendering:
-        return ChatRendering(body, meaning, model, exchange_of(request).request_id, clock.wall_ms() // 1000)
+    def chat_rendering(body: ChatRequest, exchange: HttpExchange, meaning: Meaning) -> Rendering:
+        return ChatRendering(body, meaning, model, exchange.request_id, clock.wall_ms() // 1000)
 
-    def completion_rendering(request: Request, body: CompletionRequest, meaning: Meaning) -> Rendering:
-        return CompletionRendering(
-            body, meaning, model, exchange_of(request).request_id, clock.wall_ms() // 1000
-        )
+    def completion_rendering(body: CompletionRequest, exchange: HttpExchange, meaning: Meaning) -> Rendering:
+        return CompletionRendering(body, meaning, model, exchange.request_id, clock.wall_ms() // 1000)
 
     return router

@@ -1,4 +1,4 @@
-"""Which model is served, under which name, and what does intake have to know of it?"""
+"""The served model, as clients and requests see it, and its loading."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ LENGTH_UNBOUNDED: Final = (
     "texts too long for the context are refused by their tokens: their length bounds none"
 )
 AMONG_OTHERS: Final = ("tokenizer_config.json", PROCESSOR_TEMPLATE)
-"""Files in which a chat template may be beside other words."""
+"""Files that may hold a chat template among other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,18 @@ class ServedModel:
     """One model as clients see it."""
 
     name: str
-    """What clients write into `model`, and answers name where a request names none."""
+    """Name that clients write into `model`, and that answers have if a request names none."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     """Ids that end a sequence unless `ignore_eos`."""
     vocabulary: int
-    """Token ids are below this: the rows of the model's embedding."""
+    """Number of token ids: the rows of the model's embedding."""
     drawing: RecommendedSampling = field(default_factory=RecommendedSampling)
-    """Of what a request does not say."""
+    """Sampling parameters for requests that do not set them."""
     forms: ModelFormats = field(default_factory=ModelFormats)
-    """In which it writes calls and thoughts."""
+    """Formats in which the model writes tool calls and reasoning."""
     aliases: tuple[str, ...] = ()
-    """Its other names."""
+    """Other names of the model."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,12 +63,13 @@ def load_served_model(
     describes_tools: bool = True,
     aliases: tuple[str, ...] = (),
 ) -> ServedModel:
-    """The model in a safetensors directory, whose facts were read, with its tokenizer. `generation_config`:
-    whose sampling counts where a request has none; `calls` and `thoughts`: by which names of `dialects` they
-    are read.
+    """Load the tokenizer of a safetensors directory, whose facts were read, and return the served model.
 
-    Says which tokens of it the model lacks: a text with one of them is refused; how tokens are drawn, if the
-    model recommends it; how it is told of tools, and how its calls and thoughts are read. Raises
+    `generation_config`: source of the default sampling parameters. `calls` and `thoughts`: names of the
+    output formats, or AUTO.
+
+    Logs the tokens that the model lacks, since a text with one of them is refused. Logs the default
+    sampling, how tools are written into prompts, and how calls and reasoning are parsed. Raises
     TokenizerUnusable, also for a chat template that does not compile, and ModelUnreadable.
     """
     drawing = recommended(model_dir) if generation_config is GenerationConfig.AUTO else RecommendedSampling()
@@ -118,7 +119,7 @@ def log_floor(floor: TokenBound) -> None:
 
 
 def _template_file(model_dir: Path) -> Path:
-    """Where the chat template is."""
+    """Return the file with the chat template."""
     if (model_dir / TEMPLATE).is_file():
         return model_dir / TEMPLATE
     files = map(model_dir.joinpath, AMONG_OTHERS)

@@ -1,31 +1,31 @@
-"""Which bounds does the HTTP API keep?"""
+"""Settings of the HTTP API."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Sizes are bytes, times seconds."""
+    """Settings of the HTTP API. Sizes are bytes, times seconds."""
 
     body_bytes_max: int = 4 * 2**20
     body_timeout_s: float = 60.0
-    """A request's body has to be there within this time."""
+    """Time within which a request's body has to arrive."""
     stream_silence_s: float = 8.0
-    """Longest time without a byte in a stream of events, once its request was read. 10 s are promised."""
+    """Longest time without a byte in a stream of events, after its request was read. 10 s are promised."""
     max_logprobs: int = 20
-    """Most alternatives told of a token; -1: any number."""
+    """Most alternatives shown with a token; -1: any number."""
     clip_max_tokens: bool = False
-    """More output tokens than fit are as many as fit."""
+    """Whether `max_tokens` is lowered to what fits."""
     trust_request_chat_template: bool = False
-    """A chat may bring a template, which is a program."""
+    """Whether a chat may bring a template, which is a program."""
     min_priority: int = 0
-    """The lowest class that a request may ask for, which is served first."""
+    """Lowest priority class that a request may name. The lowest is served first."""
     tenant_header: str = ""
-    """In lower case; what it says tells tenants of one caller apart. Empty: no header does."""
+    """Header that distinguishes the tenants of one caller, in lower case. Empty: none."""
     log_prompts: bool = False
-    """Write the beginnings of prompts and answers to the log."""
+    """Whether the beginnings of prompts and answers are logged."""
     responses_kept: int = 1024
-    """Answers of the Responses API that later requests may name; 0: none."""
+    """Responses that the Responses API stores for later requests; 0: none."""
     responses_kept_bytes: int = 64 * 2**20
     thoughts_key: bytes = field(default=b"", repr=False)
-    """Signs the thoughts that clients carry. Empty: one that is drawn."""
+    """Key that signs reasoning which clients carry. Empty: a random one."""

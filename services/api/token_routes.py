@@ -16,8 +16,8 @@ from baton.api.http.openapi_document import TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.model_interface import Model
 from baton.api.requests.meaning_reader import check_model, check_tools, offered_tools
-from baton.api.requests.schemas import DetokenizeRequest, TokenizeRequest
 from baton.api.requests.token_ids import check_ids
+from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
 
 
 def token_routes(backend: Backend, model: Model, prompts: PromptEncoder, bodies: RequestBodies) -> APIRouter:

@@ -1,4 +1,4 @@
-"""What the HTTP API's tests share."""
+"""Fixtures of the HTTP API's tests."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -67,7 +67,7 @@ def app(backend: ScriptedBackend, registry: CollectorRegistry) -> ApiMiddleware:
 
 @pytest.fixture
 async def http(app: ApiMiddleware) -> AsyncIterator[httpx.AsyncClient]:
-    """Straight into the application, no socket."""
+    """A client of the application, without a socket."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

@@ -17,22 +17,22 @@ import httpx
 PATIENCE_S: Final = 300.0
 SETTLE_S: Final = 3.0
 CONTEXT: Final = 10**9
-"""So that no text is refused by its length alone."""
+"""Context in which no text is refused by its length alone."""
 
 
 @dataclass
 class Flooded:
     statuses: dict[str, int]
-    """Of the long texts, how many."""
+    """Number of long texts by status."""
     others: dict[str, int]
-    """Of the short ones that were sent meanwhile."""
+    """Number of short texts, sent meanwhile, by status."""
     before_kib: int
     most_kib: int
     after_kib: int
 
 
 def memory(pid: int, field: str) -> int:
-    """KiB."""
+    """Return a field of a process's memory, KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1])
 
@@ -103,7 +103,7 @@ async def _serve() -> None:
 
 
 class Forgetful(list):  # type: ignore[type-arg]
-    """Of what a backend was asked for, which tests look at, and which is memory."""
+    """A list that stores nothing: requests that a backend got would count as memory."""
 
     def append(self, _: object) -> None:
         pass

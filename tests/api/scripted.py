@@ -1,4 +1,4 @@
-"""A backend that plays a script: what the HTTP API is tested against."""
+"""A backend that plays a script, for tests of the HTTP API."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ LIMITS = Limits(context_tokens=512, prompt_tokens=400, sequence_tokens=450)
 
 
 def batch(ids: Sequence[int], finish: FinishReason | None = None, top: int | None = None) -> TokenBatch:
-    """Tokens with made-up log-probabilities; `top` alternatives each, if asked for."""
+    """Return a batch of tokens with invented log-probabilities, with `top` alternatives each."""
     if top is None:
         return TokenBatch(tuple(Token(id_) for id_ in ids), finish)
     others = tuple((10 + place, -2.0 - place) for place in range(top))
@@ -25,7 +25,7 @@ def batch(ids: Sequence[int], finish: FinishReason | None = None, top: int | Non
 
 
 def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) -> list[Step]:
-    """A token a batch; a STOP is the end-of-sequence token."""
+    """Return the steps of a text, one token a batch. A STOP is the end-of-sequence token."""
     output = tiny.ids(text)
     if finish is STOP:
         output.append(tiny.END_ID)
@@ -34,7 +34,7 @@ def saying(text: str, *, finish: FinishReason = STOP, top: int | None = None) ->
 
 
 def in_turn(*scripts: Sequence[Step]) -> list[Step]:
-    """Several choices: a step of each, from the first on, until all are over."""
+    """Return the steps of several choices, one step of each in turn."""
     told = [
         [each._replace(choice=place) if isinstance(each, TokenBatch) else each for each in script]
         for place, script in enumerate(scripts)
@@ -43,8 +43,8 @@ def in_turn(*scripts: Sequence[Step]) -> list[Step]:
 
 
 def scores_of(request: Request) -> tuple[Score, ...]:
-    """Of its prompt, where it is scored: token t is t % 7 / 8 unlikely, and every third the likeliest in its
-    place."""
+    """Return scores of the prompt: token t has log-probability -(t % 7) / 8 - 1/8, and every third token is
+    the likeliest at its position."""
     if request.prompt_logprobs is None:
         return ()
     told = []
@@ -63,7 +63,7 @@ class Stream:
     cached_tokens: int = 0
     hangups: list[Hangup] = field(default_factory=list)
     ended: bool = False
-    """Read to its finish, or failed by itself."""
+    """Whether it was read to its finish, or failed by itself."""
     over: set[int] = field(default_factory=set)
     """Choices that finished."""
     enough: list[int] = field(default_factory=list)

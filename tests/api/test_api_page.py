@@ -1,4 +1,4 @@
-"""Does docs/api.md name every field and route that is served, taken without effect or refused?"""
+"""Tests that docs/api.md names every field and route that is served, ignored or refused."""
 
 import re
 from pathlib import Path

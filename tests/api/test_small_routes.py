@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 
 
 async def test_what_can_be_read_can_be_asked_for_without_its_body(url: str) -> None:
-    """Load balancers do, some unless they are told otherwise."""
+    """Load balancers send HEAD unless they are configured otherwise."""
     async with httpx.AsyncClient(base_url=url) as client:
         for path in ("/version", "/v1/models", f"/v1/models/{tiny.MODEL}", "/openapi.json"):
             head, whole = await client.head(path), await client.get(path)

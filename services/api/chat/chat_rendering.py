@@ -6,7 +6,13 @@ from typing import Any
 
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
-from baton.api.generation.choice_assembler import Begun, Called, ChoiceAssembler, Delta, Grown
+from baton.api.generation.choice_assembler import (
+    AnsweredCall,
+    AnsweredCallDelta,
+    AnsweredCallStart,
+    ChoiceAssembler,
+    Delta,
+)
 from baton.api.generation.logprobs import chat_logprobs, shown_scores, token_text
 from baton.api.generation.rendering import Collected, usage_of_chunk
 from baton.api.http.event_stream import PLAIN
@@ -128,11 +134,11 @@ def _shown(delta: Delta) -> list[dict[str, Any]]:
                 shown.append({"content": text})
             case ReasoningDelta(text):
                 shown.append(_reasoning(text))
-            case Called(place, id_, name, arguments):
+            case AnsweredCall(place, id_, name, arguments):
                 shown += [_begun(place, id_, name), _grown(place, arguments)]
-            case Begun(place, id_, name):
+            case AnsweredCallStart(place, id_, name):
                 shown.append(_begun(place, id_, name))
-            case Grown(place, arguments):
+            case AnsweredCallDelta(place, arguments):
                 shown.append(_grown(place, arguments))
     return shown
 

@@ -7,6 +7,7 @@ ends its own choice alone.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,7 +15,8 @@ from itertools import groupby
 from baton.api.backend import Backend, Hangup, TokenStream
 from baton.api.generation.choice_assembler import ChoiceAssembler, Delta
 from baton.api.http.disconnect import ClientGone
-from baton.api.http.metrics import HttpMetrics, TokenPace
+from baton.api.http.metrics import HttpMetrics
+from baton.telemetry.histogram import LoopHistogram
 
 Emit = Callable[[ChoiceAssembler, Delta], Awaitable[None]]
 
@@ -54,6 +56,31 @@ def counted(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
     }
 
 
+class TokenPace:
+    """Latencies of one sequence's tokens."""
+
+    __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
+
+    def __init__(self, first_token: LoopHistogram, inter_token: LoopHistogram, received_s: float) -> None:
+        self._first_token = first_token
+        self._inter_token = inter_token
+        self._last_s = received_s
+        self._first = True
+
+    def note(self, tokens: int) -> None:
+        """Record `tokens` that came together now. They share the time since the tokens before."""
+        if tokens == 0:
+            return
+        now_s = time.perf_counter()
+        gap_s = now_s - self._last_s
+        self._last_s = now_s
+        if self._first:
+            self._first = False
+            self._first_token.observe(gap_s)
+            return
+        self._inter_token.observe(gap_s / tokens, tokens)
+
+
 async def answer(
     backend: Backend, choices: Sequence[ChoiceAssembler], metrics: HttpMetrics, received_s: float, emit: Emit
 ) -> Usage:
@@ -73,8 +100,14 @@ async def answer(
         nonlocal why
         stream: TokenStream | None = None
         try:
+            paces = [TokenPace(metrics.first_token, metrics.inter_token, received_s) for _ in own]
             stream = await backend.generate(own[0].request, lambda: why)
-            await _read(stream, own, [metrics.pace(received_s) for _ in own], pass_on)
+            await _read(
+                stream,
+                own,
+                paces,
+                pass_on,
+            )
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClientGone):
                 why = Hangup.REQUEST_FAILED

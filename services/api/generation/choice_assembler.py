@@ -28,7 +28,7 @@ TOOL_CALLS: Final = "tool_calls"
 """Finish reason of an answer that calls tools."""
 
 
-class Called(NamedTuple):
+class AnsweredCall(NamedTuple):
     """A whole tool call of the answer."""
 
     place: int
@@ -38,7 +38,7 @@ class Called(NamedTuple):
     arguments: str
 
 
-class Begun(NamedTuple):
+class AnsweredCallStart(NamedTuple):
     """The start of a tool call, whose arguments follow."""
 
     place: int
@@ -46,7 +46,7 @@ class Begun(NamedTuple):
     name: str
 
 
-class Grown(NamedTuple):
+class AnsweredCallDelta(NamedTuple):
     """More arguments of the call that was begun last."""
 
     place: int
@@ -54,18 +54,18 @@ class Grown(NamedTuple):
     """The new text. All of a call joins to JSON, unless the answer is cut off."""
 
 
-Told = ContentDelta | ReasoningDelta | Called | Begun | Grown
+AnswerPart = ContentDelta | ReasoningDelta | AnsweredCall | AnsweredCallStart | AnsweredCallDelta
 
 
-def whole_calls(parts: Sequence[Told]) -> list[Told]:
+def whole_calls(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
     """Return the parts, with each call in one piece."""
-    whole: list[Told] = []
+    whole: list[AnswerPart] = []
     for part in parts:
         match part, whole[-1] if whole else None:
-            case Begun(place, id_, name), _:
-                whole.append(Called(place, id_, name, ""))
-            case Grown(place, more), Called(open_, id_, name, arguments) if place == open_:
-                whole[-1] = Called(place, id_, name, arguments + more)
+            case AnsweredCallStart(place, id_, name), _:
+                whole.append(AnsweredCall(place, id_, name, ""))
+            case AnsweredCallDelta(place, more), AnsweredCall(open_, id_, name, arguments) if place == open_:
+                whole[-1] = AnsweredCall(place, id_, name, arguments + more)
             case _:
                 whole.append(part)
     return whole
@@ -100,7 +100,7 @@ class Delta:
     offsets: list[int] = field(default_factory=list)
     """Characters of output before each token."""
     finish: FinishReason | None = None
-    parts: Sequence[Told] | None = None
+    parts: Sequence[AnswerPart] | None = None
     """Parts of the text. None: all of it is content."""
     echo: PromptEcho | None = None
     """The prompt whose text the text begins with. Only a choice's first delta has it."""
@@ -286,14 +286,14 @@ class ChoiceAssembler:
             if not isinstance(part, ContentDelta):
                 self._parts.append(part)
 
-    def _ended(self) -> Sequence[Told] | None:
+    def _ended(self) -> Sequence[AnswerPart] | None:
         if self._parsing is not None:
             self._add(self._parsing.parser.flush())
             if text := self._stops.flush():
                 self._parts.append(ContentDelta(text))
         return self._certain(ended=True)
 
-    def _certain(self, *, ended: bool = False) -> Sequence[Told] | None:
+    def _certain(self, *, ended: bool = False) -> Sequence[AnswerPart] | None:
         """Return the parts that were not returned yet."""
         parsing = self._parsing
         if parsing is None:
@@ -306,7 +306,7 @@ class ChoiceAssembler:
         ):
             return ()
         parts, self._parts = merge_parts(self._parts), []
-        told: list[Told] = []
+        told: list[AnswerPart] = []
         for part in parts:
             match part:
                 case ContentDelta() | ReasoningDelta():
@@ -314,16 +314,16 @@ class ChoiceAssembler:
                         told.append(part)
                 case ToolCallDelta(arguments):
                     if self._growing is not None:
-                        told.append(Grown(self._growing, arguments))
+                        told.append(AnsweredCallDelta(self._growing, arguments))
                 case _ if parsing.calls_max is not None and self.calls >= parsing.calls_max:
                     self._growing = None
                 case ToolCallStart(name) | CompleteToolCall(name):
                     place, id_ = self.calls, parsing.name_call(name, self.calls)
                     if isinstance(part, CompleteToolCall):
-                        told.append(Called(place, id_, *part))
+                        told.append(AnsweredCall(place, id_, *part))
                         self._growing = None
                     else:
-                        told.append(Begun(place, id_, name))
+                        told.append(AnsweredCallStart(place, id_, name))
                         self._growing = place
                     self.calls += 1
         return told

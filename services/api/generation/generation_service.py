@@ -12,11 +12,12 @@ from starlette.responses import Response
 
 from baton.api.backend import Backend
 from baton.api.generation.choice_assembler import AnswerParsing, ChoiceAssembler
+from baton.api.generation.prompt_echo import PromptEcho
 from baton.api.generation.prompt_encoder import PromptEncoder
 from baton.api.generation.rendering import Rendering
 from baton.api.generation.reply import PendingAnswer, StreamedReply, WholeReply
 from baton.api.generation.transcript import Transcript
-from baton.api.http.authentication import prefix_owner_in
+from baton.api.http.authentication import caller_in, prefix_owner_in
 from baton.api.http.http_exchange import HttpExchange, exchange_of
 from baton.api.http.metrics import HttpMetrics
 from baton.api.http.tenants import tenant_of
@@ -38,7 +39,7 @@ from baton.rooms.request import Grammar, GrammarKind
 from baton.rooms.request import Request as WorkerRequest
 from baton.telemetry.tracing import Attribute
 
-Render = Callable[[Meaning], Rendering]
+Render = Callable[[HttpExchange, Meaning], Rendering]
 """Makes the rendering of one reply. Called once the request's own fields are found valid."""
 MakeParsing = Callable[[], AnswerParsing | None]
 """Makes the parsing of one choice. None: its text is not parsed."""
@@ -83,14 +84,14 @@ class GenerationService:
         fits, whatever the settings say. Raises ApiError, Overloaded, ClientGone."""
         exchange = self._begin(request, body)
         meaning = chat_meaning(body, clips=clips)
-        rendering = self._open(exchange, body, render(meaning))
+        rendering = self._open(exchange, body, render(exchange, meaning))
         whole = body.truncate_prompt_tokens is None
         prompt = await self._prompts.of_messages(request, body, meaning.tools.offered, fit=whole)
         if not whole:
             prompt = truncated(prompt, body, meaning, self._backend.limits())
         await self._prompts.check_messages(request, body, meaning.tools.offered, prompt)
         grammar, parsing = await self._constraints.constrain_chat(request, body, meaning, prompt)
-        return await self._reply(request, body, meaning, [prompt], rendering, grammar, parsing)
+        return await self._reply(request, exchange, body, meaning, [prompt], rendering, grammar, parsing)
 
     async def count(self, request: Request, body: ChatRequest) -> int:
         """Return the tokens of the prompt that `chat` would compute, which may be too many to fit. Raises
@@ -103,7 +104,7 @@ class GenerationService:
         """Return the reply to a completion. Raises as `chat`."""
         exchange = self._begin(request, body)
         meaning = completion_meaning(body)
-        rendering = self._open(exchange, body, render(meaning))
+        rendering = self._open(exchange, body, render(exchange, meaning))
         grammar = await self._constraints.grammar(request, body)
         whole = body.truncate_prompt_tokens is None
         tokens = await self._prompts.of_texts(
@@ -117,11 +118,12 @@ class GenerationService:
             tokens = [truncated(each, body, meaning, self._backend.limits()) for each in tokens]
         self._prompts.check_texts(body.prompt, tokens, meaning.prompt_param)
         given = body.prompt if whole else [None] * len(tokens)
-        return await self._reply(request, body, meaning, tokens, rendering, grammar, given=given)
+        return await self._reply(request, exchange, body, meaning, tokens, rendering, grammar, given=given)
 
     def _begin(self, request: Request, body: GenerationRequest) -> HttpExchange:
         exchange = exchange_of(request)
-        check_model(body.model, self._model.names)
+        if body.model is not None:
+            check_model(body.model, self._model.names)
         exchange.name(request_id_of(body))
         return exchange
 
@@ -134,6 +136,7 @@ class GenerationService:
     async def _reply(
         self,
         request: Request,
+        exchange: HttpExchange,
         body: GenerationRequest,
         meaning: Meaning,
         tokens: list[list[int]],
@@ -144,8 +147,9 @@ class GenerationService:
     ) -> Response:
         """`parsing`: makes the parsing of each choice. `given`: the prompts as they were sent, if not
         shortened."""
-        model, exchange, settings = self._model, exchange_of(request), self._settings
-        owner = prefix_owner_in(request.scope)
+        model, settings = self._model, self._settings
+        owner, caller = prefix_owner_in(request.scope), caller_in(request.scope)
+        tenant = exchange.headers.get(settings.tenant_header)
         admitted = admit(
             body,
             meaning,
@@ -157,10 +161,12 @@ class GenerationService:
             grammar,
             bounds=self._bounds,
             salt=salt_of(body.cache_salt, owner) if body.cache_salt or owner else 0,
-            tenant=tenant_of(request.scope, exchange.headers.get(settings.tenant_header)),
+            tenant=tenant_of(caller, tenant) if tenant else caller,
         )
         exchange.describe(lambda: _span_attributes(body, meaning, model, admitted))
-        echoes = await self._prompts.echoes(request, body, [each.prompt for each in admitted], given)
+        echoes: Sequence[PromptEcho | None] = [None] * len(admitted)
+        if meaning.shows_prompt:
+            echoes = await self._prompts.echoes(request, body, [each.prompt for each in admitted], given)
         choices: list[ChoiceAssembler] = []
         for each, echo in zip(admitted, echoes, strict=True):
             for _ in range(each.choices):

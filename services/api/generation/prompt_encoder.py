@@ -229,10 +229,6 @@ class PromptEncoder:
     ) -> list[PromptEcho | None]:
         """Return what the answers to each prompt show of it. `given`: the prompts as they were sent, if not
         shortened."""
-        if body.prompt_logprobs is None and not (
-            isinstance(body, ChatRequest | CompletionRequest) and body.echo
-        ):
-            return [None] * len(prompts)
         has_text = isinstance(body, CompletionRequest) and body.echo
         return await self._run(
             request,

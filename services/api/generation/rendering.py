@@ -6,7 +6,13 @@ from typing import Any, Protocol
 
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage, counted
-from baton.api.generation.choice_assembler import Called, ChoiceAssembler, Delta, Told, whole_calls
+from baton.api.generation.choice_assembler import (
+    AnsweredCall,
+    AnswerPart,
+    ChoiceAssembler,
+    Delta,
+    whole_calls,
+)
 from baton.api.http.event_stream import Framing
 from baton.api.requests.meaning import Meaning
 from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
@@ -18,48 +24,59 @@ class Collected:
     """A whole choice, for a reply that is not streamed."""
 
     choice: ChoiceAssembler
-    texts: list[str] = field(default_factory=list)
-    parts: list[Told] | None = None
-    """Parts of the text, if it is parsed."""
-    tokens: list[Token] = field(default_factory=list)
-    logprobs: dict[str, Any] | None = None
-    """Log-probabilities of all tokens, as the API shows them."""
-    finish: FinishReason | None = None
+    deltas: list[Delta] = field(default_factory=list)
+    shown_logprobs: list[dict[str, Any] | None] = field(default_factory=list)
+    """Log-probabilities of each delta, as the API shows them."""
 
-    def add(self, delta: Delta, logprobs: dict[str, Any] | None) -> None:
-        """Add a delta. `logprobs`: the delta's, whose lists continue those of the deltas before it."""
-        self.texts.append(delta.text)
-        self.tokens += delta.tokens
-        if delta.parts is not None:
-            self.parts = [*(self.parts or ()), *delta.parts]
-        self.finish = delta.finish
-        if self.logprobs is None or logprobs is None:
-            self.logprobs = logprobs
-            return
-        for name, shown in logprobs.items():
-            if shown is not None:
-                self.logprobs[name] += shown
+    @property
+    def parts(self) -> list[AnswerPart] | None:
+        """Parts of the text. None: it is not parsed."""
+        parsed = [delta.parts for delta in self.deltas if delta.parts is not None]
+        return [part for parts in parsed for part in parts] if parsed else None
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        """Log-probabilities of all tokens: each of their lists continues the one of the delta before."""
+        known = [each for each in self.shown_logprobs if each is not None]
+        if not known:
+            return None
+        whole = dict(known[0])
+        for each in known[1:]:
+            for name, shown in each.items():
+                if shown is not None:
+                    whole[name] = [*whole[name], *shown]
+        return whole
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return "".join(delta.text for delta in self.deltas)
 
     @property
     def content(self) -> str:
         """The text without reasoning and calls."""
-        if self.parts is None:
+        parts = self.parts
+        if parts is None:
             return self.text
-        return "".join(part.text for part in self.parts if isinstance(part, ContentDelta))
+        return "".join(part.text for part in parts if isinstance(part, ContentDelta))
 
     @property
     def reasoning(self) -> str:
         return "".join(part.text for part in self.parts or () if isinstance(part, ReasoningDelta))
 
     @property
-    def calls(self) -> list[Called]:
-        if self.parts is None:
-            return []
-        return [part for part in whole_calls(self.parts) if isinstance(part, Called)]
+    def calls(self) -> list[AnsweredCall]:
+        parts = self.parts
+        return (
+            [] if parts is None else [part for part in whole_calls(parts) if isinstance(part, AnsweredCall)]
+        )
 
 
 def usage_of_chunk(meaning: Meaning, choice: ChoiceAssembler, tokens: int) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class WholeReply(Response):
             logprobs = None
             if rendering.shows_logprobs:
                 logprobs = await render(lambda: rendering.logprobs(delta), delta.entries)
-            parts[choice.index].add(delta, logprobs)
+            parts[choice.index].deltas.append(delta)
+            parts[choice.index].shown_logprobs.append(logprobs)
 
         usage = await answering.answer(collect)
         entries = sum(choice.echo.entries for choice in answering.choices if choice.echo is not None)

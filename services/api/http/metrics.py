@@ -1,6 +1,5 @@
 """Metrics of HTTP requests, of tool calls, choices and grammars, and of the time to tokens."""
 
-import time
 from collections.abc import Iterable
 from enum import Enum
 from functools import cache
@@ -91,13 +90,13 @@ class HttpMetrics:
         self._choices = {outcome: choices.labels(outcome) for outcome in (GIVEN, LEFT_OUT, UNFINISHED)}
         self._answered = cache(self._requests.labels)
         """Series by route and status, cached: the library's look-up is slow."""
-        self._first_token = LoopHistogram(
+        self.first_token = LoopHistogram(
             "baton_time_to_first_token_seconds",
             "From an HTTP request's arrival to its first token.",
             TTFT_BUCKETS_S,
             registry,
         )
-        self._inter_token = LoopHistogram(
+        self.inter_token = LoopHistogram(
             "baton_inter_token_latency_seconds", "Between two tokens of a sequence.", ITL_BUCKETS_S, registry
         )
         self.expect([NO_ROUTE])
@@ -132,32 +131,3 @@ class HttpMetrics:
             self._calls.labels(READ).inc(read)
         if unread:
             self._calls.labels(UNREAD).inc(unread)
-
-    def pace(self, received_s: float) -> "TokenPace":
-        """Return the pace of one sequence. `received_s`: arrival of its request, by `time.perf_counter`."""
-        return TokenPace(self._first_token, self._inter_token, received_s)
-
-
-class TokenPace:
-    """Latencies of one sequence's tokens."""
-
-    __slots__ = ("_first", "_first_token", "_inter_token", "_last_s")
-
-    def __init__(self, first_token: LoopHistogram, inter_token: LoopHistogram, received_s: float) -> None:
-        self._first_token = first_token
-        self._inter_token = inter_token
-        self._last_s = received_s
-        self._first = True
-
-    def note(self, tokens: int) -> None:
-        """Record `tokens` that came together now. They share the time since the tokens before."""
-        if tokens == 0:
-            return
-        now_s = time.perf_counter()
-        gap_s = now_s - self._last_s
-        self._last_s = now_s
-        if self._first:
-            self._first = False
-            self._first_token.observe(gap_s)
-            return
-        self._inter_token.observe(gap_s / tokens, tokens)

@@ -8,16 +8,9 @@ header's value, so that no log has it.
 from hashlib import blake2b
 from typing import Final
 
-from starlette.types import Scope
-
-from baton.api.http.authentication import caller_in
-
 TENANT_BYTES: Final = 16
 
 
-def tenant_of(scope: Scope, value: str | None) -> bytes:
-    """Return the tenant of a request. `value`: the tenant header's, if the deployment has one."""
-    caller = caller_in(scope)
-    if not value:
-        return caller
+def tenant_of(caller: bytes, value: str) -> bytes:
+    """Return the tenant that a caller's request names. `value`: the tenant header's."""
     return blake2b(value.encode(), digest_size=TENANT_BYTES, key=caller[:64], person=b"tenant").digest()

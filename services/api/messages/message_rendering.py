@@ -1,8 +1,8 @@
-"""What does an answer look like in Anthropic's API?
+"""Answers of Anthropic's Messages API, whole and as events.
 
-A message of blocks, one after the other: thoughts, texts and calls, in the order in which they came. A stream
-opens a block, adds to it, and closes it before the next one. Of the tokens of a prompt those that were found
-cached are counted apart, as there.
+An answer is a message of blocks: reasoning, texts and calls, in the order in which they came. A stream
+opens a block, adds to it, and closes it before the next one. Cached tokens of a prompt are counted
+separately, as Anthropic does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from typing import Any, Final
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
 from baton.api.generation.choice_assembler import (
-    Begun,
-    Called,
+    AnsweredCall,
+    AnsweredCallDelta,
+    AnsweredCallStart,
+    AnswerPart,
     ChoiceAssembler,
     Delta,
-    Grown,
-    Told,
     whole_calls,
 )
 from baton.api.generation.rendering import Collected
@@ -28,16 +28,16 @@ from baton.api.tools.parsing.output_parts import ContentDelta, ReasoningDelta
 from baton.rooms.request import FinishReason
 
 FRAMING: Final = Framing(named=True, end=b"", keep_alive=b'event: ping\ndata: {"type":"ping"}\n\n')
-"""Anthropic's own keep-alive is an event, which its clients skip wherever it stands."""
+"""Anthropic's keep-alive is an event, which its clients skip everywhere."""
 UNSIGNED: Final = "unsigned"
-"""The signature of each thought. Anthropic's tells that a thought was not tampered with; here whoever sends a
-conversation may write into it what it likes. Clients drop thoughts without any."""
+"""Signature of all reasoning. Anthropic's shows that reasoning was not changed. Here callers may write any
+history. Clients drop reasoning without a signature."""
 
 Chunks = list[dict[str, Any]]
 
 
 class MessagesRendering:
-    """`message` objects, and the events that make one."""
+    """`message` objects, and the events that build one."""
 
     framing = FRAMING
     shows_logprobs = False
@@ -48,9 +48,9 @@ class MessagesRendering:
         self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": body.model}
         self._hides = body.thinking is not None and body.thinking.display == "omitted"
         self._place = -1
-        """Of the last block, among all."""
-        self._open: type[ContentDelta] | type[ReasoningDelta] | type[Begun] | None = None
-        """What the last block is, if it goes on."""
+        """Index of the last block."""
+        self._open: type[ContentDelta] | type[ReasoningDelta] | type[AnsweredCallStart] | None = None
+        """Type of the last block, if it is open."""
         self._ended: tuple[ChoiceAssembler, FinishReason | None] | None = None
 
     @property
@@ -69,19 +69,19 @@ class MessagesRendering:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        """There are none."""
+        """Return None: this API has no log-probabilities."""
 
     def chunks(self, choice: ChoiceAssembler, delta: Delta) -> Chunks:
         chunks: Chunks = []
         for part in _parts(delta.text, delta.parts):
             match part:
-                case Called(_, id_, name, arguments):
+                case AnsweredCall(_, id_, name, arguments):
                     chunks += [*self._closed(), self._call(id_, name), self._argued(arguments)]
-                    self._open = Begun
-                case Begun(_, id_, name):
+                    self._open = AnsweredCallStart
+                case AnsweredCallStart(_, id_, name):
                     chunks += [*self._closed(), self._call(id_, name)]
-                    self._open = Begun
-                case Grown(_, arguments):
+                    self._open = AnsweredCallStart
+                case AnsweredCallDelta(_, arguments):
                     chunks.append(self._argued(arguments))
                 case ContentDelta(text):
                     if self._open is not ContentDelta and self._place >= 0:
@@ -123,7 +123,7 @@ class MessagesRendering:
         return {"type": "content_block_delta", "index": self._place, "delta": delta}
 
     def _closed(self) -> Chunks:
-        """The block that is open ends."""
+        """Return the events that close the open block."""
         was, self._open = self._open, None
         if was is None:
             return []
@@ -136,7 +136,7 @@ class MessagesRendering:
         return {"type": "content_block_stop", "index": self._place}
 
     def _ready(self, kind: type[ContentDelta] | type[ReasoningDelta]) -> Chunks:
-        """A block of that kind is open."""
+        """Return the events that open a block of this type, if none is open."""
         if self._open is kind:
             return []
         chunks = [*self._closed(), self._opened(_EMPTY[kind])]
@@ -154,7 +154,7 @@ class MessagesRendering:
         for each in whole_calls(_parts(part.text, part.parts)):
             last: dict[str, Any] = blocks[-1] if blocks else {"type": ""}
             match each:
-                case Called(_, id_, name, arguments):
+                case AnsweredCall(_, id_, name, arguments):
                     given = complete_part(arguments)
                     blocks.append({"type": "tool_use", "id": id_, "name": name, "input": given})
                 case ContentDelta(text) if last["type"] == "text":
@@ -170,7 +170,7 @@ class MessagesRendering:
         return blocks
 
     def _why(self, choice: ChoiceAssembler, finish: FinishReason | None) -> dict[str, Any]:
-        """It ended."""
+        """Return why the answer ended."""
         stopped = choice.stop_reason if choice.stopped else None
         if finish is FinishReason.LENGTH:
             clipped = choice.request.max_tokens < self._body.max_tokens
@@ -188,7 +188,7 @@ _EMPTY: Final[Mapping[type, Mapping[str, Any]]] = {
 }
 
 
-def _parts(text: str, parts: Sequence[Told] | None) -> Sequence[Told]:
+def _parts(text: str, parts: Sequence[AnswerPart] | None) -> Sequence[AnswerPart]:
     if parts is not None:
         return parts
     return [ContentDelta(text)] if text else []

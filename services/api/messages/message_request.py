@@ -1,7 +1,7 @@
-"""Which fields does Anthropic's API have, and which values may they take on their own?
+"""Schemas of Anthropic's API: fields, and the values that each may take by itself.
 
-What a block is depends on its `type`: so a list of blocks is read here, block by block, and what is wrong
-with one is told by its own path.
+The schema of a block depends on its `type`. A list of blocks is therefore validated block by block, so that
+errors have the path of the block.
 """
 
 from collections.abc import Mapping
@@ -23,39 +23,34 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from baton.api.requests.call_arguments import arguments_object
-from baton.api.requests.message_history import TEXT_PARTS, is_foreign, text_part, without_envelope
-from baton.api.requests.schemas import (
+from baton.api.requests.field_types import (
     CALL_ID_CHARS_MAX,
     MESSAGES_MAX,
     STOP_STRINGS_MAX,
     TOOLS_MAX,
     Effort,
-    JsonSchema,
-    Message,
     Nothing,
-    Sampled,
-    Shape,
     StopString,
     Whole,
     Words,
     call_arguments,
     function_name,
-    read_message,
-    reasoning_of,
 )
+from baton.api.requests.message_history import TEXT_PARTS, is_foreign, text_part, without_envelope
+from baton.api.requests.schemas import JsonSchema, Message, Sampled, Shape, read_message, reasoning_of
 from baton.api.requests.unsupported_fields import UnsupportedFields
 
 BUDGET_TOKENS_LEAST: Final = 1024
-"""Anthropic's."""
+"""Least budget that Anthropic allows."""
 BLOCKS_MAX: Final = 4096
-"""Of one message."""
+"""Most blocks of one message."""
 ELSEWHERE: Final = frozenset(
     {"image", "document", "search_result", "container_upload", "server_tool_use", "tool_reference"}
     | {"mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
     | {"code_execution_tool_result", "bash_code_execution_tool_result", "tool_search_tool_result"}
     | {"text_editor_code_execution_tool_result", "compaction"}
 )
-"""Kinds of blocks that are Anthropic's, and not served."""
+"""Types of Anthropic's blocks that are not served."""
 MESSAGES_UNSUPPORTED: Final = UnsupportedFields(
     ignored=frozenset(
         {"anthropic_beta", "anthropic_version", "betas", "cache_control", "context_management"}
@@ -83,11 +78,11 @@ MESSAGES_UNSUPPORTED: Final = UnsupportedFields(
         "response_format": "output_config.format",
     },
 )
-"""Ignored is what concerns the platform around a model: where a prompt is cached, who pays, and what a server
-may take out of a conversation that is too long for it."""
+"""Fields that are ignored or refused. Ignored ones concern the platform: where a prompt is cached, who
+pays, and what a server may cut from a long conversation."""
 
 CacheControl = Annotated[dict[str, Any] | None, Field()]
-"""Prompts are cached by what they begin with, whatever it says."""
+"""Ignored: prompts are cached by their beginnings anyway."""
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
 
 
@@ -96,11 +91,11 @@ class TextBlockParam(Shape):
     text: str
     cache_control: CacheControl = None
     citations: list[Any] | None = None
-    """Of an earlier answer: its text says the same."""
+    """Citations of an earlier answer, which are ignored: its text says the same."""
 
 
 class ThinkingBlockParam(Shape):
-    """Of the assistant's."""
+    """A block of an assistant's reasoning."""
 
     type: Literal["thinking"]
     thinking: str
@@ -108,7 +103,7 @@ class ThinkingBlockParam(Shape):
 
 
 class RedactedThinking(Shape):
-    """That only Anthropic can read."""
+    """Reasoning that only Anthropic can read. It is left out."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
@@ -119,21 +114,21 @@ def _input(value: Any) -> Any:
 
 
 class ToolUse(Shape):
-    """A call."""
+    """A block with a tool call."""
 
     type: Literal["tool_use"]
     id: CallId
     name: Annotated[str, StringConstraints(min_length=1, max_length=CALL_ID_CHARS_MAX)]
     input: Annotated[dict[str, Any], BeforeValidator(_input, json_schema_input_type=dict[str, Any])]
-    """An object, or the text of one that was cut off, as a stream gives it."""
+    """Arguments: an object, or the text of one that was cut off, as a stream returns it."""
     cache_control: CacheControl = None
     caller: dict[str, Any] | None = None
-    """That it was the model's own."""
+    """The caller of the tool, which is always the model."""
     toolset_name: Nothing = None
 
 
 def _kind(value: Any, kinds: Mapping[str, type[Shape]]) -> Any:
-    """A block, by its type."""
+    """Return a block, validated by the schema of its type."""
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise PydanticCustomError("content_type", "it has to be a block, which is an object with a type")
     kind = value["type"]
@@ -155,7 +150,7 @@ def _content(value: Any, blocks: TypeAdapter[Any]) -> Any:
 
 
 def _blocks(**kinds: type[Shape]) -> PlainValidator:
-    """A text, or blocks of these kinds."""
+    """Return the validator of a text or of blocks of these types."""
     each = Annotated[Any, PlainValidator(partial(_kind, kinds=kinds))]
     listed = TypeAdapter(Annotated[list[each], FailFast(), Field(max_length=BLOCKS_MAX)])
     told: Any = GenericAlias(list, (reduce(or_, kinds.values()),))
@@ -183,12 +178,12 @@ OTHER_ROLES: Final[Mapping[str, str]] = {"ctx": "system", "developer": "system",
 
 
 class MessageParam(Shape):
-    """One turn, or a part of one: those of a role that follow each other are one."""
+    """One message. Consecutive messages of one role are one turn."""
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Any) -> Any:
-        """An answer of any API, as Anthropic's writes it."""
+        """Return an answer of any API in Anthropic's form."""
         if not isinstance(value, dict):
             return value
         role = value.get("role")
@@ -215,7 +210,7 @@ PARAM_FIELDS: Final = frozenset(MessageParam.model_fields)
 
 
 def _blocks_of(message: Message) -> dict[str, Any]:
-    """A chat message as Anthropic's API has it."""
+    """Return a chat message in Anthropic's form."""
     texts = [message.content] if isinstance(message.content, str) else message.content or []
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
     if message.role == "tool":
@@ -236,7 +231,7 @@ def _few(value: Any, most: int, what: str) -> Any:
 
 
 def _own(value: Any) -> Any:
-    """A tool, unless it is one of Anthropic's, of which nothing else is said."""
+    """Refuse one of Anthropic's own tools before its fields are validated."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
         raise PydanticCustomError(
@@ -258,7 +253,7 @@ def _no(value: bool) -> bool:
 
 
 class ToolParam(Shape):
-    """That a model may call."""
+    """A tool that the model may call."""
 
     name: Annotated[str, AfterValidator(function_name)]
     input_schema: JsonSchema
@@ -267,7 +262,7 @@ class ToolParam(Shape):
     type: Literal["custom"] = "custom"
     cache_control: CacheControl = None
     eager_input_streaming: bool | None = None
-    """Arguments come as they are there, whatever it says."""
+    """Ignored: arguments are always streamed as they come."""
     defer_loading: Annotated[bool, AfterValidator(_no)] = False
     allowed_callers: Annotated[list[str], AfterValidator(_direct)] = Field(default_factory=list)
     input_examples: Nothing = None
@@ -276,12 +271,12 @@ class ToolParam(Shape):
 class ToolChoice(Shape):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Of a `tool`."""
+    """Name of the tool, if the type is `tool`."""
     disable_parallel_tool_use: bool = False
 
 
 class Thinking(Shape):
-    """Whether it thinks before it answers. How long, is the model's."""
+    """Whether the model reasons before it answers. It decides by itself how long."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[Whole, Field(ge=BUDGET_TOKENS_LEAST)] | None = None
@@ -299,7 +294,7 @@ class OutputConfig(Shape):
 
 
 class CountRequest(Shape):
-    """POST /v1/messages/count_tokens: what becomes a prompt."""
+    """Body of POST /v1/messages/count_tokens: everything that becomes a prompt."""
 
     unserved: ClassVar[UnsupportedFields] = MESSAGES_UNSUPPORTED
 
@@ -322,17 +317,17 @@ class CountRequest(Shape):
     output_format: OutputFormat | None = None
     """The same as `output_config.format`, by its older name."""
     chat_template_kwargs: Words = Field(default_factory=dict)
-    """Beside what `thinking` says, as in a chat."""
+    """Variables for the chat template, in addition to `thinking`."""
     thread: dict[str, Any] | None = None
-    """Of a conversation that a server keeps; none is kept here."""
+    """A conversation that a server stores. None is stored here."""
 
 
 class MessagesRequest(Sampled, CountRequest):
-    """POST /v1/messages. What all APIs share has its own names here, too, beside Anthropic's."""
+    """Body of POST /v1/messages. The fields that all APIs share are accepted, too."""
 
     max_tokens: Annotated[Whole, Field(ge=1)]
     stop_sequences: Annotated[list[StopString], FailFast(), Field(max_length=STOP_STRINGS_MAX)] = Field(
         default_factory=list
     )
-    """`stop`, by Anthropic's name."""
+    """Anthropic's name for `stop`."""
     stream: bool = False

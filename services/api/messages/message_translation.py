@@ -1,15 +1,15 @@
-"""Which chat request says what a body of Anthropic's says?
+"""Translates a body of Anthropic's API into a chat request.
 
     system                      a system message
-    text                        a part of what a message says
-    thinking                    the message's thoughts; what only Anthropic can read is left out
-    tool_use                    a call
-    tool_result                 a message of the role tool, before what the user says beside it
-    system among the messages   told by the user, where the conversation has begun: behind what the user says,
-                                or else behind the last result, since a user's word ends what a model thinks
+    text                        a part of a message's content
+    thinking                    the message's reasoning; what only Anthropic can read is left out
+    tool_use                    a tool call
+    tool_result                 a message of the role tool, before the user's text beside it
+    system among the messages   written as the user's, once the conversation has begun: after the user's text,
+                                or after the last result, since a user's message ends the model's reasoning
 
-Messages of one role that follow each other are one turn, as there. Which path of the body each part of the
-chat request came from is kept in `FieldPaths`.
+Consecutive messages of one role are one turn. `FieldPaths` records which path of the body each part came
+from.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ from baton.api.requests.field_paths import FieldPaths, made
 from baton.api.requests.schemas import ChatRequest, Sampled
 
 BETWEEN: Final = "\n\n"
-"""Two messages that are one turn."""
+"""Separator of two messages that are one turn."""
 BILLING: Final = "x-anthropic-billing-header:"
-"""How Claude Code begins a text that tells Anthropic who pays. It is another in each request, and would come
-first, so that no prompt began as another did."""
+"""Beginning of a text by which Claude Code tells Anthropic who pays. It differs in each request and comes
+first, so that no prompt would share a prefix with another."""
 WRONG: Final = "Error: "
-"""Before what a tool said that failed."""
+"""Prefix of a failed tool's result."""
 UNTHREADED: Final = (
     "'thread' is not supported: no conversation is kept; send the whole of it without 'thread'."
 )
-"""Its code tells the client library to go on like that by itself."""
+"""Error message. Its code makes the client library continue without `thread`."""
 SHARED: Final = frozenset(Sampled.model_fields)
 OF_THE_ASSISTANT: Final = (ToolUse, ThinkingBlockParam, RedactedThinking)
 
@@ -52,28 +52,28 @@ class _ChatTurn:
 
     role: str
     here: str
-    """Where its first message stands."""
+    """Path of the turn's first message."""
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """This and the others: with the path of each, which of a text is that of what it says."""
+    """Texts with their paths. The next fields have paths likewise."""
     thoughts: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[ToolUse, str]] = field(default_factory=list)
     results: list[tuple[ToolResult, str]] = field(default_factory=list)
     said: bool = False
-    """Whether one of its texts is its own, and not the system's."""
+    """Whether one of the texts is the turn's own, not the system's."""
 
 
 def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
-    """Raises ApiError, in the terms of `body`."""
+    """Return the chat request and the caller's paths. Raises ApiError with these paths."""
     if body.thread is not None:
         raise ApiError(400, UNTHREADED, param="thread", code="thread_unsupported_request")
     terms = FieldPaths({"tool_calls": "tool_use"})
-    messages = [each for turn in _turns(body) for each in _told(turn)]
+    messages = [each for turn in _turns(body) for each in _messages_of(turn)]
     for place, message in enumerate(messages):
         for name, path in message.pop("paths").items():
             terms.paths[f"messages[{place}]{name}"] = path
     asked: dict[str, Any] = {"model": body.model, "messages": messages, **_thinking(body)}
     asked |= _tools(body, terms)
-    asked |= _held(body, terms)
+    asked |= _answer_constraint(body, terms)
     if messages[-1]["role"] == "assistant":
         _check_continued(messages[-1], terms.own(f"messages[{len(messages) - 1}]"))
         asked["continue_final_message"] = True
@@ -89,7 +89,7 @@ def translated(body: CountRequest) -> tuple[ChatRequest, FieldPaths]:
 
 
 def thinks(body: CountRequest) -> bool:
-    """Whether it asks for thoughts: who does not ask gets none to read, as there."""
+    """Whether the body asks for reasoning. Without it none is returned, as Anthropic does."""
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
@@ -123,10 +123,10 @@ def _misplaced(path: str, why: str) -> ApiError:
 
 
 def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bool = True) -> None:
-    """`said`: by whoever's turn it is."""
+    """Add a message to the turn. `said`: whether it is of the turn's own role."""
     first = len(turn.texts)
     if isinstance(content, str):
-        _say(turn, content, here)
+        _add_text(turn, content, here)
     else:
         for place, block in enumerate(content):
             _add_block(turn, block, f"{here}[{place}]")
@@ -140,7 +140,7 @@ def _add(turn: _ChatTurn, content: str | Sequence[Block], here: str, *, said: bo
 def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
     match block:
         case TextBlockParam(text=text):
-            _say(turn, text, f"{path}.text")
+            _add_text(turn, text, f"{path}.text")
         case ThinkingBlockParam(thinking=text):
             turn.thoughts.append((text, path))
         case ToolUse():
@@ -151,13 +151,13 @@ def _add_block(turn: _ChatTurn, block: Block, path: str) -> None:
             pass
 
 
-def _say(turn: _ChatTurn, text: str, path: str) -> None:
+def _add_text(turn: _ChatTurn, text: str, path: str) -> None:
     if text and not (turn.role == "system" and text.startswith(BILLING)):
         turn.texts.append((text, path))
 
 
-def _told(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
-    """The messages of a turn, each with its `paths`."""
+def _messages_of(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a turn, each with its `paths`."""
     if turn.results:
         *results, (last, path) = turn.results
         yield from (_result(result, path) for result, path in results)
@@ -183,7 +183,7 @@ def _told(turn: _ChatTurn) -> Iterator[dict[str, Any]]:
 
 
 def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """`behind`: texts that follow it, with their paths."""
+    """Return the message of a result. `behind`: texts that follow it, with their paths."""
     content = result.content
     texts = [content] if isinstance(content, str) else [block.text for block in content]
     if result.is_error:
@@ -198,7 +198,7 @@ def _result(result: ToolResult, path: str, behind: Sequence[tuple[str, str]] = (
 
 
 def _paths(texts: Sequence[tuple[str, str]], first: int = 0) -> dict[str, str]:
-    """Of the parts of a message."""
+    """Return the paths of a message's parts."""
     return {f".content[{place}].text": path for place, (_, path) in enumerate(texts, first)}
 
 
@@ -216,7 +216,7 @@ def _check_continued(message: Mapping[str, Any], path: str) -> None:
 
 
 def _thinking(body: CountRequest) -> dict[str, Any]:
-    """As templates know it, under its two names."""
+    """Return the variables of the chat template for reasoning, under both names that templates know."""
     on = thinks(body)
     words = {"enable_thinking": on, "thinking": on} | body.chat_template_kwargs
     return {"chat_template_kwargs": words, "include_reasoning": on}
@@ -250,8 +250,8 @@ def _tools(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
     return {**asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
-def _held(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
-    """What the answer is held to, and with how much effort it is made."""
+def _answer_constraint(body: CountRequest, terms: FieldPaths) -> dict[str, Any]:
+    """Return the constraint of the answer and the reasoning effort."""
     config = body.output_config or OutputConfig()
     asked: dict[str, Any] = {} if config.effort is None else {"reasoning_effort": config.effort}
     if config.format is not None and body.output_format is not None:

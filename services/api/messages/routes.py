@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from baton.api.answers import MessagesAnswer, MessagesError, MessagesEvent, TokenCount
 from baton.api.generation.generation_service import GenerationService
 from baton.api.generation.rendering import Rendering
-from baton.api.http.http_exchange import exchange_of
+from baton.api.http.http_exchange import HttpExchange
 from baton.api.http.openapi_document import GENERATING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.messages.anthropic_errors import ROUTE
@@ -32,8 +32,8 @@ def messages_routes(generating: GenerationService, bodies: RequestBodies) -> API
     async def messages(request: Request) -> Response:
         async with bodies.of(request, MessagesRequest) as body:
             chat, terms = translated(body)
-            with terms.spoken():
-                return await generating.chat(request, chat, partial(rendering, request, body), clips=True)
+            with terms.translating():
+                return await generating.chat(request, chat, partial(rendering, body), clips=True)
 
     @router.post(
         f"{ROUTE}/count_tokens", **describe(CountRequest, TokenCount, statuses=TAKING, errors=MessagesError)
@@ -41,10 +41,10 @@ def messages_routes(generating: GenerationService, bodies: RequestBodies) -> API
     async def count_tokens(request: Request) -> Response:
         async with bodies.of(request, CountRequest) as body:
             chat, terms = translated(body)
-            with terms.spoken():
+            with terms.translating():
                 return JSONResponse({"input_tokens": await generating.count(request, chat)})
 
-    def rendering(request: Request, body: MessagesRequest, _: Meaning) -> Rendering:
-        return MessagesRendering(body, exchange_of(request).request_id)
+    def rendering(body: MessagesRequest, exchange: HttpExchange, _: Meaning) -> Rendering:
+        return MessagesRendering(body, exchange.request_id)
 
     return router

@@ -1,9 +1,9 @@
-"""With whose prompts does a request share what is computed of them?
+"""Salts of prompts: only requests with the same salt share cached KV.
 
-With those of its own salt: a number that stands for `cache_salt` and, where there are several keys, for the
-key. It is a digest, so that neither is told to a worker or a log. That of a key is under this process's
-secret, so that nobody can try keys against it. A `cache_salt` divides a key's prompts further: no text of it
-makes the salt of another key.
+A salt is a number for `cache_salt` and, with several API keys, for the key. It is a digest, so that no
+worker and no log sees either. The digest of a key is under a secret of this process, so that nobody can try
+keys against it. A `cache_salt` divides one key's prompts further: no text of it gives the salt of another
+key.
 """
 
 from hashlib import blake2b
@@ -13,7 +13,8 @@ from baton.web.api_keys import Caller
 
 
 def salt_of(cache_salt: str | None, caller: Caller = b"") -> int:
-    """0 where nothing is said. `caller`: whose prompts share nothing with anybody else's."""
+    """Return the salt of a request; 0 if it has none. `caller`: the key whose prompts share nothing with
+    others."""
     if not cache_salt and not caller:
         return 0
     said = (cache_salt or "").encode()

@@ -1,7 +1,7 @@
 """Arguments of a tool call as a JSON object, also those of a call that was cut off.
 
-A stream that `max_tokens` ended in the middle of a call has given the beginning of its arguments. A client
-sends that back as it got it. So what is taken as arguments is a JSON object, or the beginning of one.
+A stream that `max_tokens` ended within a call has returned the beginning of its arguments. A client sends
+that back unchanged. A JSON object or the beginning of one is therefore accepted.
 
 Pure.
 """
@@ -21,7 +21,7 @@ EMPTY: Final = "{}"
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """The object, with what came of a text that was cut off. Half a surrogate pair becomes U+FFFD.
+    """Return the object, or what a cut-off text has of it. Half a surrogate pair becomes U+FFFD.
 
     Raises ValueError for a text that begins no JSON object.
     """
@@ -39,7 +39,8 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 
 def complete_part(arguments: str) -> dict[str, Any]:
-    """The object without a text that was cut off, as Anthropic's client libraries read a stream so far."""
+    """Return the object without a string that was cut off, as Anthropic's client libraries read an
+    unfinished stream."""
     try:
         value = from_json(arguments or EMPTY, allow_partial=True)
     except ValueError:
@@ -48,7 +49,7 @@ def complete_part(arguments: str) -> dict[str, Any]:
 
 
 def arguments_text(value: str | Mapping[str, Any]) -> str:
-    """As a text, which is the caller's own where it is one. Raises ValueError as `arguments_object`."""
+    """Return arguments as text, unchanged if they are text. Raises ValueError as `arguments_object`."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     arguments_object(value)
@@ -56,7 +57,7 @@ def arguments_text(value: str | Mapping[str, Any]) -> str:
 
 
 def _is_followed(text: str) -> bool:
-    """Whether a whole JSON value is there, and something else behind it."""
+    """Whether a complete JSON value is followed by something else."""
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""By what path did a caller write what the chat request that was made of its body calls otherwise?
+"""Paths by which a caller wrote what the chat request made of its body names otherwise.
 
-Other APIs are served by translating their bodies into chat requests. Whatever is found wrong with such a
-request later is told in the terms of the body that it came from.
+Other APIs are served by translating their bodies into chat requests. Errors of such a request name the
+fields of the original body.
 """
 
 import re
@@ -17,21 +17,21 @@ from baton.api.requests.schemas import Shape, fields_of
 from baton.api.requests.validation_errors import first_fault
 
 QUOTED: Final = re.compile(r"'([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)'")
-"""A path as messages name it; what a caller called something is in double quotes."""
+"""A path in an error message. Names that a caller chose are in double quotes."""
 
 M = TypeVar("M", bound=Shape)
 
 
 @dataclass(slots=True)
 class FieldPaths:
-    """Of one request. Filled as it is translated."""
+    """The caller's paths of one request. Filled while it is translated."""
 
     paths: dict[str, str] = field(default_factory=dict)
-    """The caller's, by the chat request's. What stands under a path keeps its own steps, unless they have an
-    entry, too."""
+    """The caller's paths, by the chat request's. A path below one of them keeps its own steps, unless it
+    has an entry, too."""
 
     def own(self, path: str) -> str:
-        """The caller's path."""
+        """Return the caller's path."""
         known = path
         while known not in self.paths:
             cut = max(known.rfind("."), known.rfind("["))
@@ -41,14 +41,14 @@ class FieldPaths:
         return self.paths[known] + path[len(known) :]
 
     @contextmanager
-    def spoken(self) -> Iterator[None]:
-        """What is raised within is told in the caller's terms."""
+    def translating(self) -> Iterator[None]:
+        """Translate errors that are raised within the block."""
         try:
             yield
         except ApiError as error:
-            raise self.told(error) from None
+            raise self.translate(error) from None
 
-    def told(self, error: ApiError) -> ApiError:
+    def translate(self, error: ApiError) -> ApiError:
         message = QUOTED.sub(lambda found: f"'{self.own(found[1])}'", str(error))
         param = None if error.param is None else self.own(error.param)
         return ApiError(
@@ -57,9 +57,9 @@ class FieldPaths:
 
 
 def made(shape: type[M], fields: dict[str, Any], terms: FieldPaths) -> M:
-    """`shape` of what a body was translated into. Raises ApiError in the body's terms."""
+    """Return `shape` of a translated body. Raises ApiError with the caller's paths."""
     try:
         return shape.model_validate(fields)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-        raise terms.told(first_fault(faults, fields, fields_of(shape), shape.unserved)) from None
+        raise terms.translate(first_fault(faults, fields, fields_of(shape), shape.unserved)) from None

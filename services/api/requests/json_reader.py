@@ -1,4 +1,4 @@
-"""JSON of callers, to a bounded depth."""
+"""Reads callers' JSON, to a bounded depth."""
 
 import json
 from typing import Any, Final
@@ -6,19 +6,19 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 LEVELS_MAX: Final = 240
-"""Lists and objects within each other: room for a schema of 100 objects in each other. Answers that repeat
-parts of a request are written by a library that takes 255."""
+"""Most nested lists and objects: enough for a schema of 100 nested objects. Answers that repeat parts of a
+request are written by a library that allows 255."""
 
 
 class TooDeep(ValueError):
-    """Lists and objects within each other beyond the bound."""
+    """Lists and objects are nested beyond the bound."""
 
     def __init__(self) -> None:
         super().__init__(f"it is nested more than {LEVELS_MAX} levels deep")
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError, and TooDeep among them."""
+    """Return the value of a JSON text. Raises ValueError, and its subclass TooDeep."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -93,6 +93,8 @@ class Meaning:
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     continued: str | None = None
     """Text of the last message, if the answer continues it."""
+    shows_prompt: bool = False
+    """Whether answers show the prompt: its text, or the log-probabilities of its tokens."""
     stop: Sequence[str] = ()
     """Strings that end the answer."""
     includes_stop: bool = False

@@ -3,16 +3,9 @@
 from collections.abc import Sequence
 
 from baton.api.errors import ApiError, invalid, shown, unknown_model
+from baton.api.requests.field_types import COMPLETION_TOKENS_DEFAULT, AllowedTools, ForcedTool
 from baton.api.requests.meaning import Meaning, OfferedTool, ReasoningOptions, ToolOptions
-from baton.api.requests.schemas import (
-    COMPLETION_TOKENS_DEFAULT,
-    AllowedTools,
-    ChatRequest,
-    CompletionRequest,
-    ForcedTool,
-    GenerationRequest,
-    Tool,
-)
+from baton.api.requests.schemas import ChatRequest, CompletionRequest, GenerationRequest, Tool
 
 
 def check_model(name: str | None, names: Sequence[str]) -> None:
@@ -57,6 +50,7 @@ def chat_meaning(body: ChatRequest, *, clips: bool = False) -> Meaning:
             body.stream_reasoning,
         ),
         continued=_continued(body) if body.continue_final_message else None,
+        shows_prompt=body.echo or body.prompt_logprobs is not None,
         stop=body.stop,
         includes_stop=body.include_stop_str_in_output,
         has_stop_ids=bool(body.stop_token_ids),
@@ -84,6 +78,7 @@ def completion_meaning(body: CompletionRequest) -> Meaning:
         top_logprobs_param="logprobs",
         choices=body.n,
         drawn=body.n if body.best_of is None else body.best_of,
+        shows_prompt=body.echo or body.prompt_logprobs is not None,
         stop=body.stop,
         includes_stop=body.include_stop_str_in_output,
         has_stop_ids=bool(body.stop_token_ids),

@@ -1,10 +1,11 @@
-"""Chat messages for what any API answers, so that each API takes it back as history (`given-is-taken`).
+"""Converts what any API answered into chat messages, so that every API accepts it as history
+(`given-is-taken`).
 
     Responses   items: message, reasoning, function_call, function_call_output
     Anthropic   a message of blocks: text, thinking, redacted_thinking, tool_use
     chats       a message, also as other servers and client libraries write it
 
-Each element of a conversation becomes one chat message, so that its place in the caller's list is the same.
+Each element of a conversation becomes one chat message, so that it has the same index in the caller's list.
 
 Pure.
 """
@@ -20,7 +21,7 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
     "output_text": "text",
     "refusal": "refusal",
 }
-"""Content parts that are texts, by the field that has the text."""
+"""Field with the text, by the type of a text part."""
 REASONING_PARTS: Final[Mapping[str, str]] = {
     "thinking": "thinking",
     "reasoning_text": "text",
@@ -29,34 +30,36 @@ REASONING_PARTS: Final[Mapping[str, str]] = {
     "reasoning.summary": "summary",
     "reasoning": "text",
 }
-"""Parts that are reasoning; of several servers."""
+"""Field with the text, by the type of a reasoning part, of several servers."""
 HIDDEN_PARTS: Final = frozenset({"redacted_thinking", "reasoning.encrypted"})
-"""Reasoning that nobody but its author can read. It is left out."""
+"""Types of reasoning parts that only their author can read. They are left out."""
 CALL_PART: Final = "tool_use"
 OTHER_PARTS: Final = REASONING_PARTS.keys() | HIDDEN_PARTS | {CALL_PART}
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning"})
-"""Items of the Responses API without a role."""
+"""Types of items of the Responses API that have no role."""
 ENVELOPE: Final = frozenset(
     {"id", "type", "status", "phase", "object", "created", "model", "usage", "index", "logprobs"}
     | {"finish_reason", "stop_reason", "stop_sequence", "stop_details", "container", "context_management"}
 )
-"""What an answer says of itself, and not to its reader."""
+"""Fields of an answer that describe the answer itself."""
 PASSED_OVER: Final = frozenset(
     {"annotations", "citations", "extra_content", "provider_specific_fields", "cache_control"}
     | {"additional_kwargs", "response_metadata", "token_ids", "stop_reason"}
 )
-"""What clients copy from answers beside what was said: sources, signatures, and data of other platforms."""
+"""Fields that clients copy from answers in addition to the content: sources, signatures, data of other
+platforms."""
 REASONING_LISTS: Final = ("reasoning_details", "thinking_blocks")
-"""Reasoning in parts, as OpenRouter and LiteLLM have it."""
+"""Fields with reasoning in parts, as OpenRouter and LiteLLM have it."""
 REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 CALL_EXTRAS: Final = frozenset({"extra_content", "provider_specific_fields", "thought_signature", "caller"})
 ASSISTANT: Final = "assistant"
 
 
 def chat_message(value: Any, known: frozenset[str]) -> Any:
-    """One element of a conversation as a chat message. What is no answer of any API stays as it is.
+    """Return one element of a conversation as a chat message. An element that is no API's answer stays as
+    it is.
 
-    known: the fields of a chat message. An empty field of another name is left out.
+    `known`: the fields of a chat message. Empty fields with other names are left out.
     """
     if not isinstance(value, dict):
         return value
@@ -86,9 +89,9 @@ def chat_message(value: Any, known: frozenset[str]) -> Any:
 
 
 def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
-    """Whether an element of Anthropic's API or of the Responses API is written as another API has it.
+    """Whether an element of Anthropic's or of the Responses API is written as another API has it.
 
-    kinds: the content parts that the API itself takes.
+    `kinds`: types of the content parts that the API itself accepts.
     """
     if value.get("role") is None:
         return _kind(value) in ITEMS
@@ -107,7 +110,7 @@ def is_foreign(value: Mapping[str, Any], kinds: frozenset[str]) -> bool:
 
 
 def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """An assistant's message of an API without what an answer says of itself."""
+    """Return an assistant's message of an API without the fields that describe the answer itself."""
     return {
         name: each
         for name, each in value.items()
@@ -117,13 +120,14 @@ def without_envelope(value: Mapping[str, Any], known: frozenset[str]) -> dict[st
 
 
 def text_part(part: Mapping[str, Any]) -> Any:
-    """The text of a content part; None if it is none."""
+    """Return the text of a content part, or None if it is no text part."""
     kind = _kind(part)
     return None if kind not in TEXT_PARTS else part.get(TEXT_PARTS[kind])
 
 
 def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """A message that is no answer: an item's envelope is left out, and what clients add and is empty."""
+    """Return a message that is no answer, without an item's own fields and without empty fields that
+    clients add."""
     item = value.get("type") == "message"
     empty = ENVELOPE | PASSED_OVER | set(REASONING_LISTS) | set(REASONING)
     return {
@@ -139,7 +143,7 @@ def _own_fields(value: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
 
 
 def _take_parts(message: dict[str, Any]) -> None:
-    """Reasoning and calls among the parts of a content become the message's own."""
+    """Move reasoning and calls from the parts of a content to the message's own fields."""
     content = message.get("content")
     if not isinstance(content, list):
         return
@@ -157,7 +161,7 @@ def _take_parts(message: dict[str, Any]) -> None:
 
 
 def _take_reasoning(message: dict[str, Any]) -> None:
-    """Reasoning by any of its names and in any of its lists becomes `reasoning_content`."""
+    """Move reasoning, by any of its names and from any of its lists, to `reasoning_content`."""
     lists = [message.pop(name, None) for name in REASONING_LISTS]
     other = message.pop("thinking", None)
     if message.get("reasoning_content") or message.get("reasoning"):
@@ -170,7 +174,7 @@ def _take_reasoning(message: dict[str, Any]) -> None:
 
 
 def _used(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A block of Anthropic's as a call."""
+    """Return an Anthropic block as a call."""
     function = {"name": part.get("name"), "arguments": part.get("input")}
     return {"id": part.get("id"), "type": "function", "function": function}
 
@@ -185,7 +189,7 @@ def _call_item(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
-    """The texts of those parts that are of these kinds."""
+    """Return the joined texts of the parts that have one of these types."""
     texts = (
         part.get(kinds[part["type"]])
         for part in (parts if isinstance(parts, Sequence) and not isinstance(parts, str) else ())
@@ -195,7 +199,7 @@ def _joined(parts: Any, kinds: Mapping[str, str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """The type of an item, a block or a part; "" where it has none."""
+    """Return the type of an item, a block or a part; "" if it has none."""
     kind = value.get("type") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else ""
 

@@ -11,13 +11,10 @@ from typing import Final, Protocol
 
 from baton.api.backend import Limits
 from baton.api.errors import ApiError, invalid, too_long
+from baton.api.requests.field_types import ANSWERS_MAX
 from baton.api.requests.meaning import Meaning
 from baton.api.requests.sampling_defaults import sampling_fields_of
-from baton.api.requests.schemas import (
-    ANSWERS_MAX,
-    GenerationRequest,
-    RecommendedSampling,
-)
+from baton.api.requests.schemas import GenerationRequest, RecommendedSampling
 from baton.api.requests.scored_prompts import ALL, alternatives, check_scores, scored
 from baton.api.requests.token_ids import check_ids, not_a_token
 from baton.rooms.choice_pages import longest_of, positions_of
@@ -86,7 +83,7 @@ def admit(
     Raises ApiError.
     """
     _check_fields(body, meaning, model, bounds)
-    top, param = scored(body)
+    top, param = scored(body) if meaning.shows_prompt else (None, "")
     if top is not None:
         top = alternatives(top, param, model.vocabulary, bounds.logprobs_max)
         check_scores(prompts, meaning.drawn, top, param)
@@ -98,7 +95,8 @@ def admit(
     requests = []
     for index, prompt in enumerate(prompts):
         param = meaning.prompt_param if len(prompts) == 1 else f"{meaning.prompt_param}[{index}]"
-        check_ids(prompt, param, model.vocabulary)
+        if max(prompt, default=0) >= model.vocabulary:
+            check_ids(prompt, param, model.vocabulary)
         own_limits = limits if top is None else replace(limits, alone_tokens=0)
         max_tokens = _max_tokens(meaning, param, len(prompt), choices, own_limits, clips=clips)
         if body.min_tokens > max_tokens:
@@ -138,9 +136,9 @@ def _check_fields(body: GenerationRequest, meaning: Meaning, model: Defaults, bo
     if body.priority < bounds.priority_min:
         why = f"'priority' is {body.priority}; the lowest that is taken here is {bounds.priority_min}."
         raise invalid("priority", why)
-    check_ids(body.stop_token_ids, "stop_token_ids", model.vocabulary)
-    check_ids(body.allowed_token_ids, "allowed_token_ids", model.vocabulary)
-    check_ids(body.logprob_token_ids, "logprob_token_ids", model.vocabulary)
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        if ids := getattr(body, name):
+            check_ids(ids, name, model.vocabulary)
     if body.logprob_token_ids and meaning.top_logprobs is None:
         raise invalid("logprob_token_ids", "'logprob_token_ids' needs 'logprobs'.")
 

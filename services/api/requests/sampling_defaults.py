@@ -1,7 +1,7 @@
-"""How are tokens drawn where a request does not say it?
+"""Sampling parameters for requests that do not set them.
 
-As the makers of the model recommend, in its `generation_config.json`, if `--generation-config` lets them;
-else as the model computes them. A field that a request gives is its own, whatever the others are.
+They come from the model's `generation_config.json`, unless `--generation-config` rules that out. A field
+that a request sets has the request's value, whatever the others are.
 """
 
 from pathlib import Path
@@ -16,9 +16,10 @@ FIELDS: Final = frozenset(RecommendedSampling.model_fields)
 
 
 def recommended(model_dir: Path) -> RecommendedSampling:
-    """What the model in `model_dir` comes with. Raises ModelUnreadable for a value that no request may have.
+    """Return what the model in `model_dir` recommends. Raises ModelUnreadable for a value that no request
+    may have.
 
-    As in vLLM and SGLang: `do_sample` is passed over, since their users and ours say greedy by a temperature.
+    As in vLLM and SGLang, `do_sample` is ignored: users ask for greedy sampling by a temperature.
     """
     told = json_object(model_dir / GENERATION_FILE)
     try:
@@ -32,11 +33,11 @@ def recommended(model_dir: Path) -> RecommendedSampling:
 
 
 def sampling_fields_of(body: RecommendedSampling, defaults: RecommendedSampling) -> RecommendedSampling:
-    """What `body` asks for, and of the rest the `defaults`."""
+    """Return the sampling parameters of `body`, with `defaults` for those that it does not set."""
     given = {name: getattr(body, name) for name in FIELDS & body.model_fields_set}
     return defaults.model_copy(update=given) if given else defaults
 
 
 def differing(drawing: RecommendedSampling) -> dict[str, Any]:
-    """Of it what is not as where nobody recommends anything."""
+    """Return the parameters that differ from those of a model without recommendations."""
     return drawing.model_dump(exclude_defaults=True)

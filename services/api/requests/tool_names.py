@@ -1,4 +1,4 @@
-"""Names of functions that stand in a namespace of the Responses API.
+"""Names of functions in a namespace of the Responses API.
 
 Pure.
 """
@@ -6,9 +6,9 @@ Pure.
 from typing import Final
 
 BETWEEN: Final = "__"
-"""Between a namespace and the name of its function, as the model reads it."""
+"""Separator of a namespace and a function's name, in the model's view."""
 
 
 def namespaced_name(name: str, namespace: str | None) -> str:
-    """The name of a function as the model reads it."""
+    """Return the name of a function as the model sees it."""
     return name if namespace is None else f"{namespace}{BETWEEN}{name}"

@@ -1,7 +1,7 @@
-"""Which parameters are taken and change nothing, and which are known and refused for now?
+"""Fields that are ignored, and known fields that are refused.
 
-Nothing is ignored that the caller would miss in the answer. A parameter that would change it and is not
-served yet is refused by name, unless its value asks for what happens anyway.
+Nothing is ignored that the caller would miss in the answer. A field that would change the answer and is not
+served yet is refused by name, unless its value asks for the default.
 """
 
 import json
@@ -23,8 +23,7 @@ IGNORED: Final = frozenset(
         "user",
     )
 )
-"""They concern the platform around a model, or by which library an answer is held to its form, and not the
-answer."""
+"""Ignored fields: they concern the platform around a model, or the library that compiles constraints."""
 
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -58,7 +57,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "watermark": (False,),
     "web_search_options": (),
 }
-"""Not served yet; the values that ask for nothing else than what is served."""
+"""Fields that are not served yet, with the values that ask for nothing else than the default."""
 
 
 _OF_A_BODY: Final = """
@@ -89,8 +88,9 @@ NOT_SERVED: Final[Mapping[str, frozenset[str]]] = {
     "response_format": frozenset({"structural_tag", "structures", "triggers"}),
     "structured_outputs": frozenset(_OF_STRUCTURED_OUTPUTS.split()),
 }
-"""What OpenAI's other routes and other servers take and nobody misspelt (vLLM, SGLang, llama.cpp,
-Ollama, TGI and hosted ones), by the object that it stands in (as in `field_faults`)."""
+"""Fields of OpenAI's other routes and of other servers (vLLM, SGLang, llama.cpp, Ollama, TGI and hosted
+ones), by the path of their object, as in `validation_errors`. They are refused as known, not as
+misspelt."""
 INSTEAD: Final[Mapping[str, str]] = {
     "extra_key": "cache_salt",
     "max_new_tokens": "max_tokens",
@@ -107,12 +107,12 @@ INSTEAD: Final[Mapping[str, str]] = {
     "sampling_seed": "seed",
     "stop_sequences": "stop",
 }
-"""The field that means the same here."""
+"""Field that means the same here."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFields:
-    """Of the bodies of one API: what the four above say of OpenAI's."""
+    """Ignored and refused fields of one API's bodies, as the four tables above are of OpenAI's."""
 
     ignored: frozenset[str] = frozenset()
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -120,7 +120,8 @@ class UnsupportedFields:
     instead: Mapping[str, str] = field(default_factory=dict)
 
     def without_ignored(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """`body` without nulls and without what changes nothing. Raises ApiError for what is not served."""
+        """Return `body` without nulls and without ignored fields. Raises ApiError for a field that is not
+        served."""
         kept: dict[str, Any] = {}
         for name, value in body.items():
             if value is None or name in self.ignored:
@@ -132,7 +133,7 @@ class UnsupportedFields:
         return kept
 
     def not_supported(self, param: str) -> ApiError:
-        """The field is known, and not served."""
+        """Return the error for a known field that is not served."""
         instead = f"; use '{self.instead[param]}'" if param in self.instead else ""
         return invalid(param, f"'{param}' is not supported{instead}.", "unsupported_parameter")
 

@@ -1,6 +1,6 @@
-"""What is wrong with a field, and which one is it, in words and by a path that its sender would write?
+"""Errors of invalid fields, with a message and a path that the sender of the body would write.
 
-The library that validates speaks of its own types and steps. None of its words leaves this module.
+The validating library has its own names for types and steps. None of them leaves this module.
 """
 
 import difflib
@@ -28,7 +28,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_type": "an object",
     "string_type": "a text",
 }
-"""What it has to be, by what the library says of a value of another type."""
+"""Expected type, by the library's code for a value of another type."""
 VALUES: Final[Mapping[str, Words]] = {
     "finite_number": lambda _: "it has to be a finite number",
     "greater_than": lambda told: f"it has to be above {_number(told['gt'])}",
@@ -43,7 +43,7 @@ VALUES: Final[Mapping[str, Words]] = {
     "too_short": lambda _: "it is empty",
 }
 OWN_TYPES: Final = frozenset({"arguments_type", "choice_type", "content_type", "prompt_type", "schema_type"})
-"""Of the faults that our own schemas find: those of a value of another type."""
+"""Codes of our own schemas for a value of another type."""
 QUOTE: Final = "'"
 NEIGHBOUR_CUTOFF: Final = 0.75
 
@@ -54,9 +54,10 @@ def first_fault(
     known: Mapping[str, Sequence[str]],
     unserved: UnsupportedFields = OPENAI_UNSUPPORTED,
 ) -> ApiError:
-    """The error to tell of all that is wrong with `body`: what is not served first, what nobody knows last.
+    """Return the error to report of all faults of `body`: fields that are not served come first, unknown
+    ones last.
 
-    `known` names the fields of each shape, by the path of the object ("" is the body; an index reads `[]`).
+    `known`: names of the fields of each object, by its path. "" is the body, and an index reads `[]`.
     """
     error = min(details, key=_rank)
     kind = error["type"]
@@ -108,7 +109,7 @@ def _unknown(
 
 
 def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
-    """`("messages", 0, "role")` → `messages[0].role`."""
+    """Return a path as text: `("messages", 0, "role")` becomes `messages[0].role`."""
     text = ""
     for step in own_steps(loc, body, missing=missing):
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -116,8 +117,8 @@ def path(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> str:
 
 
 def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list[Any]:
-    """Of a path those that the body has: the others are the library's own, except for the last of what is
-    `missing`."""
+    """Return the steps of a path that the body has. The others are the library's own, except for the last
+    step of a `missing` field."""
     steps, value, last = [], body, len(loc) - 1
     for place, step in enumerate(loc):
         named = isinstance(value, dict) and step in value
@@ -130,5 +131,5 @@ def own_steps(loc: tuple[Any, ...], body: Any, *, missing: bool = False) -> list
 
 
 def _number(bound: float) -> str:
-    """A whole one with all its digits."""
+    """Return a bound as text, whole numbers with all their digits."""
     return str(int(bound)) if bound == int(bound) else f"{bound:g}"

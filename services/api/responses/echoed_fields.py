@@ -1,9 +1,10 @@
-"""What of a request does its answer say again?"""
+"""Fields of a request that its response repeats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.api.requests.schemas import AllowedTools, ForcedTool, RecommendedSampling
+from baton.api.requests.field_types import AllowedTools, ForcedTool
+from baton.api.requests.schemas import RecommendedSampling
 from baton.api.responses.response_request import (
     FunctionTool,
     NamespaceTool,
@@ -16,8 +17,8 @@ from baton.api.responses.response_request import (
 def head_of(
     body: ResponsesRequest, id_: str, model: str, drawing: RecommendedSampling, created_s: int, *, kept: bool
 ) -> dict[str, Any]:
-    """Of a `response` object what is known before its answer. `drawing`: as it is drawn. `kept`: whether the
-    answer will be."""
+    """Return the fields of a `response` object that are known before its answer. `drawing`: sampling
+    parameters in use. `kept`: whether the response will be stored."""
     reasoning = body.reasoning
     return {
         "id": id_,
@@ -69,7 +70,7 @@ def _choice(choice: str | ForcedTool | AllowedTools) -> Any:
 
 
 def _tools(tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> list[dict[str, Any]]:
-    """The tools that are served."""
+    """Return the tools that are served."""
     return [_tool(tool) for tool in tools if not isinstance(tool, OtherTool)]
 
 

@@ -1,4 +1,4 @@
-"""What may a conversation hold in the Responses API, item by item?"""
+"""Items of a conversation in the Responses API."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -6,26 +6,18 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StringCon
 from pydantic_core import PydanticCustomError
 
 from baton.api.errors import shown
+from baton.api.requests.field_types import CALL_ID_CHARS_MAX, CALLS_MAX, MESSAGES_MAX, call_arguments
 from baton.api.requests.message_history import TEXT_PARTS, is_foreign, text_part, without_envelope
-from baton.api.requests.schemas import (
-    CALL_ID_CHARS_MAX,
-    CALLS_MAX,
-    MESSAGES_MAX,
-    Message,
-    Shape,
-    call_arguments,
-    read_message,
-    reasoning_of,
-)
+from baton.api.requests.schemas import Message, Shape, read_message, reasoning_of
 
 ROLES: Final = ("user", "assistant", "system", "developer")
 PARTS_MAX: Final = 8192
 NO_CALL: Final = "none"
-"""Which call is answered by a result that does not say it."""
+"""Id of the call that a result without one answers."""
 
 
 def texts_of(value: Any) -> Any:
-    """A text, or a list of parts → the text, or the parts' texts."""
+    """Return the text of a text, or the texts of a list of parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -61,7 +53,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class MessageItem(Shape):
-    """Somebody says something."""
+    """A message of any role."""
 
     type: Literal["message"]
     role: Annotated[str, AfterValidator(_role)]
@@ -69,11 +61,11 @@ class MessageItem(Shape):
     id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-    """Of the assistant's; not told to the model."""
+    """Phase of an assistant's message, which the model does not see."""
 
 
 class CallItem(Shape):
-    """The assistant calls a tool."""
+    """A tool call of the assistant."""
 
     type: Literal["function_call"]
     call_id: Id
@@ -87,7 +79,7 @@ class CallItem(Shape):
 
 
 class ResultItem(Shape):
-    """A tool answers."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: Id
@@ -109,7 +101,7 @@ class ReasoningText(Shape):
 
 
 class ReasoningItem(Shape):
-    """The assistant thinks."""
+    """Reasoning of the assistant."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], FailFast(), Field(max_length=CALLS_MAX)] = Field(
@@ -124,33 +116,40 @@ class ReasoningItem(Shape):
 
 
 class ReferenceItem(Shape):
-    """An item of an answer that is kept."""
+    """A reference to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: Id
 
 
 class ChatItem(Shape):
-    """A message as another API has it."""
+    """A message in another API's form."""
 
     message: Message
 
 
-Told = MessageItem | CallItem | ResultItem | ReasoningItem
-"""What an item says by itself."""
-Item = Told | ReferenceItem
+CompleteItem = MessageItem | CallItem | ResultItem | ReasoningItem
+"""Items that are complete by themselves."""
+Item = CompleteItem | ReferenceItem
 PART_KINDS: Final = frozenset(TEXT_PARTS)
 MESSAGE_FIELDS: Final = frozenset(MessageItem.model_fields)
 
 
 def with_type(value: Any) -> Any:
-    """With its type, which a message and a reference may leave out."""
+    """Return an item with its type, which a message and a reference may omit. A custom tool's call becomes
+    a function's."""
     if not isinstance(value, dict):
         return value
     if value.get("role") is not None and is_foreign(value, PART_KINDS):
         return ChatItem(message=Message.model_validate(read_message(value)))
     if value.get("type") in (None, "message") and value.get("role") == "assistant":
         value = without_envelope(value, MESSAGE_FIELDS)
+    if value.get("type") == "custom_tool_call":
+        arguments = {"input": value.get("input")}
+        call = {name: each for name, each in value.items() if name != "input"}
+        return {**call, "type": "function_call", "arguments": arguments}
+    if value.get("type") == "custom_tool_call_output":
+        return {**value, "type": "function_call_output"}
     if value.get("type") is None:
         if "role" in value:
             return {**value, "type": "message"}
@@ -160,7 +159,7 @@ def with_type(value: Any) -> Any:
 
 
 def few_items(value: Any) -> Any:
-    """Before any of them is looked at."""
+    """Check the number of items before any of them is validated."""
     if not isinstance(value, list):
         raise PydanticCustomError("prompt_type", "it has to be a text or a list of items")
     if len(value) > MESSAGES_MAX:
@@ -172,14 +171,14 @@ def kind_of_input(value: Any) -> str:
     return "text" if isinstance(value, str) else "items"
 
 
-def items_of(message: Message) -> list[tuple[Told, str]]:
-    """The items of an answer that another API gave, each with the field that it stands in."""
+def items_of(message: Message) -> list[tuple[CompleteItem, str]]:
+    """Return the items of an answer that another API gave, each with the path of its field."""
     texts = message.content or ""
     content: Any = texts if isinstance(texts, str) else _parts(texts, "input_text")
     if message.role == "tool":
         call_id = message.tool_call_id or NO_CALL
         return [(ResultItem(type="function_call_output", call_id=call_id, output=content), "")]
-    items: list[tuple[Told, str]] = []
+    items: list[tuple[CompleteItem, str]] = []
     if thought := reasoning_of(message):
         text = ReasoningText(type="reasoning_text", text=thought)
         items.append((ReasoningItem(type="reasoning", content=[text]), ".reasoning_content"))
@@ -192,8 +191,8 @@ def items_of(message: Message) -> list[tuple[Told, str]]:
     return items
 
 
-def plain(item: Told, id_: str) -> dict[str, Any]:
-    """As it is sent. `id_`: where it has none."""
+def plain(item: CompleteItem, id_: str) -> dict[str, Any]:
+    """Return an item in the form in which it is sent. `id_`: its id if it has none."""
     told: dict[str, Any] = {"id": id_, **item.model_dump(exclude_none=True)}
     match item:
         case MessageItem(role="assistant"):

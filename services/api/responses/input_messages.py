@@ -1,7 +1,7 @@
-"""Which messages of a chat are the items of a conversation?
+"""Messages of a chat for the items of a conversation.
 
-Thoughts, a text and calls that follow each other are one turn of the assistant's, in this order: what a chat
-template can show. Where they come in another one, or somebody else is between, another turn begins.
+Consecutive reasoning, text and calls are one turn of the assistant's, in this order, which chat templates
+can show. In another order, or after another role's item, a new turn begins.
 
 Pure.
 """
@@ -13,29 +13,29 @@ from typing import Any, Final, NamedTuple, assert_never
 from baton.api.errors import ApiError, invalid
 from baton.api.requests.field_paths import FieldPaths
 from baton.api.requests.tool_names import namespaced_name
-from baton.api.responses.input_items import CallItem, MessageItem, ReasoningItem, ResultItem, Told
+from baton.api.responses.input_items import CallItem, CompleteItem, MessageItem, ReasoningItem, ResultItem
 from baton.api.responses.signed_reasoning import NotOurs, ReasoningSigner
 
 ABOVE: Final = ("system", "developer")
 BETWEEN: Final = "\n\n"
-"""Two texts of whoever is above the user, as one."""
+"""Separator of two texts of the system or the developer that become one."""
 
 
 class Placed(NamedTuple):
-    """An item, and by which path its caller wrote it."""
+    """An item with the path by which its caller wrote it."""
 
-    item: Told
+    item: CompleteItem
     path: str
     content: str = ""
-    """The path of what a message says, where that is not a field of it."""
+    """Path of a message's content, if that is no field of the item."""
 
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """Of the assistant's, which is not over."""
+    """A turn of the assistant's that is not finished."""
 
     place: int
-    """Of its message."""
+    """Index of its message."""
     thoughts: list[str] = field(default_factory=list)
     said: list[str] | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -53,18 +53,18 @@ class _AssistantTurn:
 
 
 class MessageBuilder:
-    """Of one conversation."""
+    """Builds the messages of one conversation."""
 
     def __init__(self, carrier: ReasoningSigner, terms: FieldPaths) -> None:
-        """`terms`: told by which paths the messages were written."""
+        """`terms`: gets the paths by which the messages were written."""
         self._carrier = carrier
         self._paths = terms.paths
         self._messages: list[dict[str, Any]] = []
         self._open: _AssistantTurn | None = None
 
     def of(self, instructions: str | None, items: Sequence[Placed]) -> list[dict[str, Any]]:
-        """The messages. What comes above all is one message, because many chat templates take no second one.
-        Raises ApiError."""
+        """Return the messages. Leading texts of the system and the developer become one message, because
+        many chat templates accept only one. Raises ApiError."""
         rest: Iterable[Placed] = items
         if instructions is not None:
             texts, above = [instructions], 0
@@ -73,7 +73,7 @@ class MessageBuilder:
                     break
                 texts.append(joined(item.content))
                 above += 1
-            self._say("system", BETWEEN.join(texts), "instructions", "instructions")
+            self._add_message("system", BETWEEN.join(texts), "instructions", "instructions")
             rest = items[above:]
         for placed in rest:
             self._take(placed)
@@ -84,13 +84,13 @@ class MessageBuilder:
         item, path, content = placed
         match item:
             case MessageItem(role="assistant"):
-                self._said(joined(item.content), path)
+                self._add_text(joined(item.content), path)
             case MessageItem():
-                self._say(item.role, item.content, path, content or f"{path}.content")
+                self._add_message(item.role, item.content, path, content or f"{path}.content")
             case ReasoningItem():
-                self._thought(item, path)
+                self._add_reasoning(item, path)
             case CallItem():
-                self._called(item, path)
+                self._add_call(item, path)
             case ResultItem():
                 self._close()
                 here = f"messages[{len(self._messages)}]"
@@ -102,13 +102,13 @@ class MessageBuilder:
             case _:
                 assert_never(item)
 
-    def _say(self, role: str, content: str | list[str], path: str, texts: str) -> None:
+    def _add_message(self, role: str, content: str | list[str], path: str, texts: str) -> None:
         self._close()
         here = f"messages[{len(self._messages)}]"
         self._paths[here], self._paths[f"{here}.content"] = path, texts
         self._messages.append({"role": role, "content": _parts(content)})
 
-    def _said(self, text: str, path: str) -> None:
+    def _add_text(self, text: str, path: str) -> None:
         turn = self._turn(path)
         if turn.calls:
             turn = self._next(path)
@@ -117,8 +117,8 @@ class MessageBuilder:
             self._paths[f"messages[{turn.place}].content"] = f"{path}.content"
         turn.said.append(text)
 
-    def _thought(self, item: ReasoningItem, path: str) -> None:
-        thoughts = self._thoughts_of(item, path)
+    def _add_reasoning(self, item: ReasoningItem, path: str) -> None:
+        thoughts = self._reasoning_of(item, path)
         if not thoughts:
             return
         turn = self._turn(path)
@@ -127,8 +127,8 @@ class MessageBuilder:
         self._paths.setdefault(f"messages[{turn.place}].reasoning_content", path)
         turn.thoughts.append(thoughts)
 
-    def _thoughts_of(self, item: ReasoningItem, path: str) -> str:
-        """What is signed, else what is told whole, else its summary. Raises ApiError."""
+    def _reasoning_of(self, item: ReasoningItem, path: str) -> str:
+        """Return signed reasoning, else reasoning as text, else its summary. Raises ApiError."""
         if item.encrypted_content is not None:
             try:
                 return self._carrier.unwrap(item.encrypted_content)
@@ -136,7 +136,7 @@ class MessageBuilder:
                 raise _not_ours(f"{path}.encrypted_content") from None
         return "".join(each.text for each in item.content or item.summary)
 
-    def _called(self, item: CallItem, path: str) -> None:
+    def _add_call(self, item: CallItem, path: str) -> None:
         turn = self._turn(path)
         self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}]"] = path
         self._paths[f"messages[{turn.place}].tool_calls[{len(turn.calls)}].id"] = f"{path}.call_id"
@@ -165,7 +165,7 @@ def joined(texts: str | Sequence[str]) -> str:
 
 
 def _parts(content: str | list[str]) -> str | list[dict[str, str]]:
-    """As a chat has them."""
+    """Return content in the form of a chat."""
     return content if isinstance(content, str) else [{"type": "text", "text": each} for each in content]
 
 

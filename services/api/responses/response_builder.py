@@ -1,7 +1,7 @@
-"""What has been answered so far, item by item, and which events tell of it?
+"""Builds a response item by item, with the events of each step.
 
-An answer is a list of items: thoughts, messages and calls. Each is begun, grows and is done, and every step
-is an event. A reply that is not streamed is made in the same way, and its events are dropped.
+An answer is a list of items: reasoning, messages and calls. Each begins, grows and ends, and every step is
+an event. A reply that is not streamed is built in the same way, and its events are dropped.
 
 Pure.
 """
@@ -9,7 +9,7 @@ Pure.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from baton.api.responses.response_ids import Names
+from baton.api.responses.response_ids import ResponseIds
 from baton.api.responses.signed_reasoning import ReasoningSigner
 
 Event = dict[str, Any]
@@ -20,18 +20,19 @@ IN_PROGRESS: Final = "in_progress"
 
 
 class ResponseBuilder:
-    """Of one answer."""
+    """Builder of one response."""
 
     def __init__(
         self,
-        names: Names,
+        names: ResponseIds,
         functions: Mapping[str, tuple[str, str | None]],
         carrier: ReasoningSigner | None,
         *,
         summarised: bool,
     ) -> None:
-        """`functions`: the name and the namespace of each, by the name that the model knows. `carrier`: signs
-        thoughts, if that is asked for. `summarised`: thoughts are shown where summaries are."""
+        """`functions`: name and namespace of each function, by the name that the model knows. `carrier`:
+        signs reasoning, if the request asks for it. `summarised`: show reasoning in the place of
+        summaries."""
         self._names = names
         self._functions = functions
         self._carrier = carrier
@@ -40,11 +41,11 @@ class ResponseBuilder:
         self._open: _Growing | None = None
 
     @property
-    def speaks(self) -> bool:
+    def has_open_message(self) -> bool:
         """Whether a message is open."""
         return isinstance(self._open, _Message)
 
-    def say(self, text: str, logprobs: Sequence[Any] = ()) -> list[Event]:
+    def add_text(self, text: str, logprobs: Sequence[Any] = ()) -> list[Event]:
         events: list[Event] = []
         now = self._open
         if not isinstance(now, _Message):
@@ -54,30 +55,30 @@ class ResponseBuilder:
             events += self._begun(now)
         return events + now.grow(text, logprobs)
 
-    def think(self, text: str) -> list[Event]:
+    def add_reasoning(self, text: str) -> list[Event]:
         events: list[Event] = []
         now = self._open
-        if not isinstance(now, _Thoughts):
+        if not isinstance(now, _Reasoning):
             events += self.close()
             place = len(self.items)
-            now = _Thoughts(self._next("rs"), place, self._carrier, summarised=self._summarised)
+            now = _Reasoning(self._next("rs"), place, self._carrier, summarised=self._summarised)
             self._open = now
             events += self._begun(now)
         return events + now.grow(text)
 
-    def call(self, id_: str, name: str) -> list[Event]:
-        """One begins; `name`: as the model knows it."""
+    def begin_call(self, id_: str, name: str) -> list[Event]:
+        """Begin a call. `name`: as the model knows it."""
         own, namespace = self._functions.get(name, (name, None))
         events = self.close()
         now = self._open = _Call(self._next("fc"), len(self.items), id_, own, namespace)
         return [*events, *self._begun(now)]
 
-    def argue(self, arguments: str) -> list[Event]:
-        """What comes to the arguments of the call that is open."""
+    def add_arguments(self, arguments: str) -> list[Event]:
+        """Add to the arguments of the open call."""
         return self._open.grow(arguments) if isinstance(self._open, _Call) else []
 
     def close(self, status: str = COMPLETED) -> list[Event]:
-        """What is open is done; `status`: as what."""
+        """End the open item with this status."""
         now, self._open = self._open, None
         if now is None:
             return []
@@ -97,10 +98,10 @@ class ResponseBuilder:
 
 
 class _Growing(Protocol):
-    """An item that is not done."""
+    """An item that is not finished."""
 
     place: int
-    """Among the items."""
+    """Index of the item."""
 
     def item(self, status: str) -> dict[str, Any]: ...
 
@@ -110,7 +111,7 @@ class _Growing(Protocol):
 
 
 class _Message:
-    """That is being said."""
+    """A message that is being written."""
 
     def __init__(self, id_: str, place: int) -> None:
         self.place = place
@@ -151,8 +152,8 @@ class _Message:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
 
 
-class _Thoughts:
-    """That are being thought."""
+class _Reasoning:
+    """Reasoning that is being written."""
 
     def __init__(self, id_: str, place: int, carrier: ReasoningSigner | None, *, summarised: bool) -> None:
         self.place = place
@@ -201,7 +202,7 @@ class _Thoughts:
 
 
 class _Call:
-    """That is being made."""
+    """A call that is being written."""
 
     def __init__(self, id_: str, place: int, call_id: str, name: str, namespace: str | None) -> None:
         self.place = place

@@ -1,6 +1,6 @@
-"""By which ids are an answer and its items known?
+"""Ids of responses and of their items.
 
-An item's id has its answer's in it, so that an item is found by what is kept of answers.
+The id of an item contains its response's, so that the store finds it.
 
 Pure.
 """
@@ -14,8 +14,8 @@ ANSWER: Final = "resp_"
 OF_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_\d{1,4}")
 
 
-class Names:
-    """Of one answer."""
+class ResponseIds:
+    """The ids of one response."""
 
     def __init__(self, number: str) -> None:
         """`number`: 32 hexadecimal digits that nobody can guess."""
@@ -23,12 +23,12 @@ class Names:
         self.answer = ANSWER + number
 
     def of_item(self, kind: str, place: int) -> str:
-        """`kind`: msg, rs or fc. `place`: among the answer's items."""
+        """Return the id of an item. `kind`: msg, rs or fc. `place`: index among the response's items."""
         return f"{kind}_{self._number}_{place}"
 
 
 def item_of(kept: ResponseStore, id_: str, owner: bytes) -> Item | None:
-    """The item of this id, if its answer is kept."""
+    """Return the item with this id, if its response is stored."""
     if (known := OF_ITEM.fullmatch(id_)) is None:
         return None
     if (found := kept.find(ANSWER + known[1], owner)) is None:

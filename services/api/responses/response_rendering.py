@@ -1,4 +1,4 @@
-"""What does an answer look like in the Responses API?"""
+"""Answers of the Responses API, whole and as events."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from baton.api.errors import ApiError
 from baton.api.generation.answer_stream import Usage
-from baton.api.generation.choice_assembler import Begun, Called, ChoiceAssembler, Delta, Grown, Told
+from baton.api.generation.choice_assembler import (
+    AnsweredCall,
+    AnsweredCallDelta,
+    AnsweredCallStart,
+    AnswerPart,
+    ChoiceAssembler,
+    Delta,
+)
 from baton.api.generation.logprobs import chat_logprobs, token_text
 from baton.api.generation.rendering import Collected
 from baton.api.http.event_stream import NAMED
@@ -20,15 +27,15 @@ CUT_OFF: Final[Mapping[str, str]] = {"reason": "max_output_tokens"}
 RATE_STATUS: Final = 429
 
 Keep = Callable[[Mapping[str, Any]], bool]
-"""An answer that has ended by itself; whether it is kept."""
+"""Stores a response that ended by itself. Returns whether it was stored."""
 
 
 class ResponsesRendering:
-    """One `response` object, or the events that make it."""
+    """One `response` object, or the events that build it."""
 
     framing = NAMED
     text_alone = False
-    """Each event has a number of its own."""
+    """False, because each event has its own number."""
 
     def __init__(
         self,
@@ -40,7 +47,8 @@ class ResponsesRendering:
         *,
         logprobs: bool,
     ) -> None:
-        """`head`: of the object what is known before its answer. `now_s`: by the wall clock."""
+        """`head`: fields of the response that are known before its answer. `now_s`: the wall clock,
+        seconds."""
         self._head = head
         self._making = making
         self._keep = keep
@@ -49,9 +57,9 @@ class ResponsesRendering:
         self._token_text = partial(token_text, tokenizer=model.tokenizer)
         self.shows_logprobs = logprobs
         self._waiting: list[Any] = []
-        """Log-probabilities of tokens whose text is not certain."""
+        """Log-probabilities of tokens whose text is not certain yet."""
         self._apart = False
-        """The last that came was a thought or a call."""
+        """Whether the last part was reasoning or a call."""
         self._finish: FinishReason | None = None
         self._events = 0
 
@@ -65,7 +73,7 @@ class ResponsesRendering:
         )
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        """Of what is said: those of thoughts and of calls, and of the marks between, are nobody's."""
+        """Return log-probabilities of the content. Those of reasoning, calls and marks are not shown."""
         if not self.shows_logprobs:
             return None
         told = chat_logprobs(delta.tokens, self._tokenizer, self._token_text)["content"]
@@ -95,8 +103,11 @@ class ResponsesRendering:
         return self._numbered([{"type": f"response.{response['status']}", "response": response}])
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
-        """What is not whole is told as it was. The error is told twice: some clients wait for the one and
-        some for the other. Before them comes what opens every stream: clients refuse one without it."""
+        """Return the chunks after a failure. Unfinished items are shown as they are.
+
+        The error is sent in two events, because some clients wait for the one and some for the other. The
+        opening events come first if they were not sent: clients refuse a stream without them.
+        """
         opened = [] if self._events else self._opened()
         self._making.close(INCOMPLETE)
         told = {"code": error.code, "message": str(error), "param": error.param}
@@ -115,34 +126,39 @@ class ResponsesRendering:
 
     def _made(
         self,
-        parts: Iterable[Told],
+        parts: Iterable[AnswerPart],
         logprobs: Sequence[Any],
         finish: FinishReason | None,
     ) -> list[Event]:
-        """`logprobs`: of the first part that is said, or at the end of what was."""
+        """Return the events of the parts. `logprobs`: of the first text among them, or of the end of the
+        last one."""
         making, events = self._making, []
         for part in parts:
             match part:
                 case ContentDelta(""):
                     pass
                 case ContentDelta(text):
-                    events += making.say(text, logprobs)
+                    events += making.add_text(text, logprobs)
                     logprobs = ()
                 case ReasoningDelta(text):
-                    events += making.think(text)
-                case Called(_, id_, name, arguments):
-                    events += [*making.call(id_, name), *making.argue(arguments), *making.close()]
-                case Begun(_, id_, name):
-                    events += making.call(id_, name)
-                case Grown(_, arguments):
-                    events += making.argue(arguments)
+                    events += making.add_reasoning(text)
+                case AnsweredCall(_, id_, name, arguments):
+                    events += [
+                        *making.begin_call(id_, name),
+                        *making.add_arguments(arguments),
+                        *making.close(),
+                    ]
+                case AnsweredCallStart(_, id_, name):
+                    events += making.begin_call(id_, name)
+                case AnsweredCallDelta(_, arguments):
+                    events += making.add_arguments(arguments)
         if finish is not None:
             self._finish = finish
-            if logprobs and making.speaks:
-                events += making.say("", logprobs)
+            if logprobs and making.has_open_message:
+                events += making.add_text("", logprobs)
             events += making.close(COMPLETED if finish is FinishReason.STOP else INCOMPLETE)
             if not making.items:
-                events += [*making.say("", logprobs), *making.close()]
+                events += [*making.add_text("", logprobs), *making.close()]
         return events
 
     def _ended(self, usage: Usage) -> dict[str, Any]:

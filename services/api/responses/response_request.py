@@ -1,6 +1,6 @@
-"""Which fields does a request of the Responses API have?
+"""Schema of a request of the Responses API.
 
-Those that OpenAI's has for texts and functions, and beside them the sampling fields of the other routes.
+It has OpenAI's fields for texts and functions, and the sampling fields of the other routes.
 """
 
 import re
@@ -20,20 +20,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from baton.api.errors import shown
-from baton.api.requests.schemas import (
+from baton.api.requests.field_types import (
     TOOLS_MAX,
     AllowedTools,
     ForcedTool,
-    Function,
-    JsonSchema,
     Logprobs,
     Nothing,
-    Sampled,
-    Shape,
     Whole,
     Words,
     read_tool_choice,
 )
+from baton.api.requests.schemas import Function, JsonSchema, Sampled, Shape
 from baton.api.requests.unsupported_fields import UnsupportedFields
 from baton.api.responses.input_items import ChatItem, Id, Item, few_items, kind_of_input, with_type
 from baton.api.responses.response_unsupported import RESPONSES_UNSUPPORTED
@@ -43,7 +40,7 @@ THOUGHTS: Final = "reasoning.encrypted_content"
 METADATA_MAX: Final = 16
 METADATA_NAME_CHARS_MAX: Final = 64
 METADATA_CHARS_MAX: Final = 512
-"""OpenAI's three."""
+"""OpenAI's bounds of metadata."""
 
 
 def _included(value: str) -> str:
@@ -71,19 +68,19 @@ def _few_tools(value: Any) -> Any:
 
 
 def _tool_kind(value: Any) -> str:
-    """The shape of a tool, by its type."""
+    """Return the tag of a tool's schema, by its type."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if kind in ("function", "namespace") else "other" if isinstance(kind, str) else "function"
 
 
 def _inner_kind(value: Any) -> str:
-    """The shape of a tool within a namespace."""
+    """Return the tag of the schema of a tool in a namespace."""
     kind = _tool_kind(value)
     return "other" if kind == "namespace" else kind
 
 
 class FunctionTool(Function):
-    """That a model may call."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     allowed_callers: list[Literal["direct"]] | None = None
@@ -92,9 +89,9 @@ class FunctionTool(Function):
 
 
 class OtherTool(BaseModel):
-    """A tool of a kind that is not served: one that a server runs, or one without a schema.
+    """A tool of a type that is not served: one that a server runs, or one without a schema.
 
-    It is left out where its caller marks it optional, or where an agent sends it unasked; else it is refused.
+    It is left out if its caller marks it optional, or if an agent always sends it. Else it is refused.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -104,7 +101,7 @@ class OtherTool(BaseModel):
 
     @property
     def title(self) -> str:
-        """Its kind and name, for a note in a header."""
+        """Type and name of the tool, for a header."""
         text = self.type if self.name is None else f"{self.type} {self.name}"
         return re.sub(r"[^!-+\--~ ]", "?", text)
 
@@ -139,7 +136,7 @@ Tools = Annotated[list[AnyTool], FailFast(), BeforeValidator(_few_tools)]
 
 
 class AdditionalTools(Shape):
-    """An item that brings tools, as Codex sends them."""
+    """An item with tools, as Codex sends it."""
 
     type: Literal["additional_tools"]
     role: str = "developer"
@@ -165,7 +162,7 @@ Input = Annotated[
 
 
 class TextFormat(Shape):
-    """`text`, `json_object`, or `json_schema` with a schema."""
+    """Format of the answer: `text`, `json_object`, or `json_schema` with a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -183,33 +180,32 @@ class ReasoningConfig(Shape):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The same, by its old name."""
+    """The same as `summary`, by its older name."""
     context: Literal["auto", "all_turns"] | None = None
-    """Which thoughts of earlier turns the model is told: all that are sent, as far as its chat template shows
-    them."""
+    """Reasoning of earlier turns for the model: all that is sent, as far as its chat template shows it."""
     mode: Literal["standard"] | None = None
 
 
 class ResponseStreamOptions(Shape):
     include_usage: bool = False
-    """The last event has it, whether it is asked for or not."""
+    """Ignored: the last event always has the usage."""
     include_obfuscation: bool = False
-    """Padding against traffic analysis; never added here."""
+    """Padding against traffic analysis, which is never added here."""
 
 
 class ResponsesRequest(Sampled):
-    """POST /v1/responses"""
+    """Body of POST /v1/responses."""
 
     unserved: ClassVar[UnsupportedFields] = RESPONSES_UNSUPPORTED
 
     input: Input
     instructions: str | None = None
-    """Of this answer alone: an answer that goes on from it does not have them."""
+    """Instructions of this response alone. One that continues it does not inherit them."""
     previous_response_id: Id | None = None
     model: str | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
-    """Of tools that a server runs. None are run here, so it is kept to."""
+    """Most calls of tools that a server runs. None are run here."""
     top_logprobs: Logprobs | None = None
     include: Annotated[list[Annotated[str, AfterValidator(_included)]], FailFast(), Field(max_length=64)] = (
         Field(default_factory=list)
@@ -224,31 +220,31 @@ class ResponsesRequest(Sampled):
     reasoning: ReasoningConfig = Field(default_factory=ReasoningConfig)
     metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
-    """Nothing is dropped to make a conversation fit. With `auto` the refusal says so."""
+    """Nothing is cut to make a conversation fit. With `auto` the error says so."""
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     chat_template_kwargs: Words = Field(default_factory=dict)
     user: str | None = None
-    """This and the next three: of the platform, and said again in the answer."""
+    """This field and the next three concern the platform. The response repeats them."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
 
     @property
     def summary(self) -> str | None:
-        """As what thoughts are shown."""
+        """Form in which reasoning is summarised, by either name."""
         return self.reasoning.summary or self.reasoning.generate_summary
 
     def tool_lists(self) -> Iterator[tuple[str, Sequence["FunctionTool | NamespaceTool | OtherTool"]]]:
-        """All lists of tools, each with its path."""
+        """Yield all lists of tools, each with its path."""
         yield "tools", self.tools
         for place, item in enumerate(() if isinstance(self.input, str) else self.input):
             if isinstance(item, AdditionalTools):
                 yield f"input[{place}].tools", item.tools
 
     def functions(self) -> Iterator[tuple[FunctionTool, NamespaceTool | None, str]]:
-        """Each with the namespace that it is in, and the path by which it was sent."""
+        """Yield each function with its namespace and its path."""
         seen: list[tuple[FunctionTool, str | None]] = []
         for path, tools in self.tool_lists():
             for function, namespace, where in _functions(tools, path):
@@ -259,7 +255,7 @@ class ResponsesRequest(Sampled):
                 yield function, namespace, where
 
     def other_tools(self) -> Iterator[tuple[OtherTool, str]]:
-        """The tools that are not served, each with its path."""
+        """Yield the tools that are not served, each with its path."""
         for path, tools in self.tool_lists():
             for place, tool in enumerate(tools):
                 if isinstance(tool, OtherTool):

@@ -1,8 +1,8 @@
-"""Which answers may a later request name, and whose are they?
+"""Store of responses that later requests may name.
 
-A client may leave what was said before to the server: it names the answer that it goes on from, or one of its
-items. So the newest are kept in memory, within two bounds. Whoever asks with an API key finds its own alone.
-Where there is no space, the key that has most of it loses the answer that it used longest ago: none takes the
+A client may leave its history to the server: it names the response that it continues, or one of its items.
+The newest responses are stored in memory, within two bounds. Callers with API keys find only their own. If
+there is no space, the key with most of it loses its least recently used response, so that no key takes the
 space of one that has less.
 """
 
@@ -14,14 +14,14 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 FRAME_BYTES: Final = 512
-"""Of one that is kept, beside its texts, about."""
+"""Approximate bytes of a stored response in addition to its texts."""
 
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One answer, and all that its model read. As bytes, of which it is known how many they are."""
+    """One response and the items that its model read, as bytes, whose size is known."""
 
     answer: bytes
     items: bytes
@@ -31,30 +31,30 @@ class StoredResponse:
         return len(self.answer) + len(self.items) + FRAME_BYTES
 
     def whole(self) -> dict[str, Any]:
-        """As it was answered."""
+        """Return the response as it was sent."""
         answer: dict[str, Any] = from_json(self.answer)
         return answer
 
     def read(self) -> list[dict[str, Any]]:
-        """The items that it answered."""
+        """Return the items that it answered."""
         items: list[dict[str, Any]] = from_json(self.items)
         return items
 
 
 @dataclass(slots=True)
 class _Owned:
-    """Answers of one owner, the one used longest ago first."""
+    """Responses of one owner, the least recently used first."""
 
     answers: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
-    """Bytes."""
+    """Size in bytes."""
 
 
 class ResponseStore:
-    """Of one process. Used from one event loop."""
+    """The stored responses of one process. Used from one event loop."""
 
     def __init__(self, most: int, bytes_max: int) -> None:
-        """`most` 0: none."""
+        """`most`: number of responses; 0 stores none. `bytes_max`: their size."""
         self._most = most
         self._bytes_max = bytes_max
         self._owners: dict[bytes, _Owned] = {}
@@ -66,17 +66,17 @@ class ResponseStore:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of all responses in bytes."""
         return self._bytes
 
     @property
     def takes(self) -> bool:
-        """Whether any is kept at all."""
+        """Whether any response is stored at all."""
         return self._most > 0
 
     def keep(self, answer: Mapping[str, Any], items: Sequence[Item], owner: bytes) -> bool:
-        """Whether there is space for `answer`, which is kept under its id then; `items` are what it
-        answered."""
+        """Store a response under its id, if there is space, and return whether it was stored. `items`: what
+        it answered."""
         kept = StoredResponse(to_json(answer), to_json(items))
         if kept.size > self._bytes_max or not self._most:
             return False
@@ -91,7 +91,7 @@ class ResponseStore:
         return owner in self._owners and answer["id"] in self._owners[owner].answers
 
     def find(self, id_: str, owner: bytes) -> StoredResponse | None:
-        """The owner's answer of this id, if it is still kept. It is used by that."""
+        """Return the owner's response with this id, or None. It counts as used."""
         owned = self._owners.get(owner)
         if owned is None or id_ not in owned.answers:
             return None
@@ -99,14 +99,14 @@ class ResponseStore:
         return owned.answers[id_]
 
     def forget(self, id_: str, owner: bytes) -> bool:
-        """Whether there was one."""
+        """Delete a response. Returns whether it was there."""
         if self.find(id_, owner) is None:
             return False
         self._remove(id_, owner)
         return True
 
     def _share(self, owned: "_Owned") -> float:
-        """Part of the space that an owner has: of the number or of the bytes, whichever is more."""
+        """Return the part of the space that an owner has: the larger one of number and bytes."""
         return max(len(owned.answers) / self._most, owned.size / self._bytes_max)
 
     def _remove(self, id_: str, owner: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Which chat request is a request of the Responses API?
+"""Translates a request of the Responses API into a chat request.
 
-Whatever else is to be said of it is said of that request, in the caller's own terms.
+Later errors of the chat request name the fields of the original body.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +11,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from baton.api.errors import ApiError, invalid, shown
 from baton.api.requests.field_paths import FieldPaths
-from baton.api.requests.schemas import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ChatRequest, ForcedTool, Sampled
+from baton.api.requests.field_types import MESSAGES_MAX, TOOLS_MAX, AllowedTools, ForcedTool
+from baton.api.requests.schemas import ChatRequest, Sampled
 from baton.api.requests.tool_names import namespaced_name
 from baton.api.requests.validation_errors import first_fault
-from baton.api.responses.input_items import ChatItem, MessageItem, ReferenceItem, Told, items_of
+from baton.api.responses.input_items import ChatItem, CompleteItem, MessageItem, ReferenceItem, items_of
 from baton.api.responses.input_messages import MessageBuilder, Placed
 from baton.api.responses.response_ids import item_of
 from baton.api.responses.response_request import (
@@ -28,7 +29,7 @@ from baton.api.responses.response_request import (
 from baton.api.responses.response_store import ResponseStore
 from baton.api.responses.signed_reasoning import ReasoningSigner
 
-TOLD: Final[TypeAdapter[Told]] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
+TOLD: Final[TypeAdapter[CompleteItem]] = TypeAdapter(Annotated[CompleteItem, Field(discriminator="type")])
 TOO_LONG: Final = "context_length_exceeded"
 PREVIOUS: Final = "previous_response_id"
 SAME: Final[Mapping[str, str]] = {
@@ -39,11 +40,11 @@ SAME: Final[Mapping[str, str]] = {
     "response_format.json_schema": "text.format",
     "tool_calls": "function_call",
 }
-"""The caller's names, by a chat request's."""
+"""Fields of the Responses API, by a chat request's."""
 
 
 def looked_up(body: ResponsesRequest, kept: ResponseStore, owner: bytes) -> list[Placed]:
-    """All items of the conversation, those that are kept among them. Raises ApiError."""
+    """Return all items of the conversation, stored ones included. Raises ApiError."""
     items = [*_before(body, kept, owner), *_own(body, kept, owner)]
     if not items:
         raise invalid("input", "'input' is empty, and there is nothing before it.")
@@ -89,8 +90,8 @@ def _why_not(kept: ResponseStore) -> str:
     return " or not yours" if kept.takes else " (--responses-kept is 0)"
 
 
-def _read(item: Mapping[str, Any]) -> Told:
-    """As it was sent or answered. Raises ApiError."""
+def _read(item: Mapping[str, Any]) -> CompleteItem:
+    """Return an item that was sent or answered before. Raises ApiError."""
     try:
         return TOLD.validate_python(item)
     except ValidationError as error:
@@ -99,7 +100,7 @@ def _read(item: Mapping[str, Any]) -> Told:
 
 
 def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
-    """The name and the namespace of each function, by the name that the model is told."""
+    """Return name and namespace of each function, by the name that the model knows."""
     told = {}
     for function, namespace, _ in body.functions():
         space = None if namespace is None else namespace.name
@@ -110,8 +111,8 @@ def functions_of(body: ResponsesRequest) -> dict[str, tuple[str, str | None]]:
 def chat_of(
     body: ResponsesRequest, items: Sequence[Placed], carrier: ReasoningSigner, terms: FieldPaths
 ) -> ChatRequest:
-    """The request, without what only its answer's shape depends on. Raises ApiError; to be told, as what is
-    raised of the request later, in the caller's `terms`."""
+    """Return the chat request, without fields that only the form of the response depends on. Raises
+    ApiError, to be translated by `terms`."""
     terms.paths |= SAME
     logprobs = LOGPROBS in body.include
     if body.top_logprobs and not logprobs:
@@ -150,9 +151,9 @@ def _tools(body: ResponsesRequest, terms: FieldPaths) -> Iterator[dict[str, Any]
 
 
 def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
-    """The tools that are left out, for a note. Raises ApiError for one that may not be.
+    """Return the tools that are left out, for a header. Raises ApiError for one that may not be.
 
-    is_codex: the caller is Codex, which sends tools of OpenAI's servers whatever server it asks.
+    `is_codex`: whether the caller is Codex, which sends tools of OpenAI's servers to every server.
     """
     dropped = []
     for tool, path in body.other_tools():
@@ -166,7 +167,7 @@ def dropped_tools(body: ResponsesRequest, *, is_codex: bool) -> list[str]:
 
 @contextmanager
 def nothing_dropped(body: ResponsesRequest) -> Iterator[None]:
-    """A refusal of a conversation that is too long says that `truncation` shortens nothing."""
+    """Let the error of a conversation that is too long say that `truncation` cuts nothing."""
     try:
         yield
     except ApiError as error:
@@ -189,8 +190,8 @@ def _function(function: FunctionTool, namespace: NamespaceTool | None) -> dict[s
 
 
 def _choice(body: ResponsesRequest) -> str | ForcedTool | AllowedTools:
-    """By the names that the model is told: a function of a namespace may be named without it, where there is
-    no other."""
+    """Return the tool choice by the names that the model knows. A function of a namespace may be named
+    without it, if the name is unique."""
     choice = body.tool_choice
     match choice:
         case ForcedTool(name):
@@ -209,7 +210,7 @@ def _named(body: ResponsesRequest, name: str) -> str:
 
 
 def _format(asked: TextFormat | None) -> dict[str, Any] | None:
-    """Raises ApiError."""
+    """Return the constraint of the answer. Raises ApiError."""
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":
@@ -222,6 +223,6 @@ def _format(asked: TextFormat | None) -> dict[str, Any] | None:
 
 
 def _words(body: ResponsesRequest) -> dict[str, Any]:
-    """For the chat template; what is said of an answer's length is one of them."""
+    """Return variables for the chat template. Verbosity is one of them."""
     verbosity = body.text.verbosity
     return ({} if verbosity is None else {"verbosity": verbosity}) | body.chat_template_kwargs

@@ -1,4 +1,4 @@
-"""Which fields of the Responses API are taken and change nothing, and which are refused by name?"""
+"""Fields of the Responses API that are ignored or refused by name."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from baton.api.requests.unsupported_fields import OPENAI_UNSUPPORTED, Unsupporte
 IGNORED: Final = frozenset(
     ("client_metadata", "guided_decoding_backend", "prompt_cache_options", "prompt_cache_retention")
 )
-"""They concern the platform around a model, and not the answer."""
+"""Ignored fields, which concern the platform around a model."""
 HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "context_management": ([],),
@@ -19,7 +19,7 @@ HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (1,),
     "prompt": (),
 }
-"""The values that ask for nothing else than what is served."""
+"""Fields that are not served, with the values that ask for nothing else than the default."""
 _OF_A_BODY: Final = {
     *("access_programs", "background_options", "enable_response_messages", "image"),
     *("previous_input_messages", *ChatRequest.model_fields, *OPENAI_UNSUPPORTED.harmless),
@@ -30,7 +30,7 @@ KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "tools.[]": frozenset({"async", "function", "cache_control", "format"}),
     "tools.[].tools.[]": frozenset({"async", "function", "format"}),
 }
-"""What this and other APIs have, and nobody misspelt, by the object that it stands in."""
+"""Fields of this and other APIs that are refused as known, by the path of their object."""
 INSTEAD: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
     "max_new_tokens": "max_output_tokens",
@@ -46,5 +46,5 @@ INSTEAD: Final[Mapping[str, str]] = {
     "system": "instructions",
     "verbosity": "text.verbosity",
 }
-"""The field that means the same here."""
+"""Field that means the same here."""
 RESPONSES_UNSUPPORTED: Final = UnsupportedFields(IGNORED, HARMLESS, KNOWN, INSTEAD)

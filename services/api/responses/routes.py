@@ -1,7 +1,7 @@
-"""Where is OpenAI's Responses API served?
+"""Routes of OpenAI's Responses API.
 
-POST   /v1/responses
-GET    /v1/responses/{id}   /v1/responses/{id}/input_items   of an answer that is kept
+POST   /v1/responses        /v1/responses/input_tokens
+GET    /v1/responses/{id}   /v1/responses/{id}/input_items   of a stored response
 DELETE /v1/responses/{id}
 """
 
@@ -18,7 +18,7 @@ from baton.api.answers import TokenCount
 from baton.api.errors import ApiError, invalid, shown
 from baton.api.generation.generation_service import GenerationService
 from baton.api.http.authentication import owner_in
-from baton.api.http.http_exchange import exchange_of
+from baton.api.http.http_exchange import HttpExchange, exchange_of
 from baton.api.http.openapi_document import GENERATING, NAMING, TAKING, describe
 from baton.api.http.request_bodies import RequestBodies
 from baton.api.http.request_headers import is_codex
@@ -30,7 +30,7 @@ from baton.api.responses.echoed_fields import head_of
 from baton.api.responses.input_items import plain
 from baton.api.responses.input_messages import Placed
 from baton.api.responses.response_builder import ResponseBuilder
-from baton.api.responses.response_ids import Names
+from baton.api.responses.response_ids import ResponseIds
 from baton.api.responses.response_rendering import ResponsesRendering
 from baton.api.responses.response_request import LOGPROBS, THOUGHTS, ResponsesRequest
 from baton.api.responses.response_store import ResponseStore, StoredResponse
@@ -47,7 +47,7 @@ from baton.runtime.clock import Clock
 NUMBER_BYTES: Final = 16
 LIST_DEFAULT: Final = 20
 LIST_MAX: Final = 100
-"""OpenAI's two."""
+"""OpenAI's bounds of a page."""
 
 
 def response_routes(
@@ -58,14 +58,14 @@ def response_routes(
     kept: ResponseStore,
     carrier: ReasoningSigner,
 ) -> APIRouter:
-    """What is computed. `carrier`: of the thoughts that clients carry."""
+    """Return the routes that compute. `carrier`: signs reasoning that clients carry."""
     router = APIRouter()
 
     @router.post("/v1/responses", **describe(ResponsesRequest, statuses=GENERATING))
     async def responses(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
-            with nothing_dropped(body), terms.spoken():
+            with nothing_dropped(body), terms.translating():
                 note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 chat = chat_of(body, items, carrier, terms)
@@ -75,7 +75,7 @@ def response_routes(
     async def input_tokens(request: Request) -> Response:
         terms = FieldPaths()
         async with bodies.of(request, ResponsesRequest) as body:
-            with terms.spoken():
+            with terms.translating():
                 note_dropped(request, body)
                 items = looked_up(body, kept, owner_in(request.scope))
                 count = await generating.count(request, chat_of(body, items, carrier, terms))
@@ -85,11 +85,15 @@ def response_routes(
         exchange_of(request).drop_tools(dropped_tools(body, is_codex=is_codex(exchange_of(request).headers)))
 
     def rendering(
-        request: Request, body: ResponsesRequest, items: Sequence[Placed], _: Meaning
+        request: Request,
+        body: ResponsesRequest,
+        items: Sequence[Placed],
+        exchange: HttpExchange,
+        _: Meaning,
     ) -> ResponsesRendering:
-        exchange, owner = exchange_of(request), owner_in(request.scope)
+        owner = owner_in(request.scope)
         number = secrets.token_hex(NUMBER_BYTES) if exchange.has_own_id else exchange.request_id
-        names, keeps = Names(number), body.store and kept.takes
+        names, keeps = ResponseIds(number), body.store and kept.takes
         read = (
             [plain(item, f"in_{number}_{place}") for place, (item, *_) in enumerate(items)] if keeps else []
         )
@@ -118,8 +122,8 @@ def response_routes(
     return router
 
 
-def kept_routes(kept: ResponseStore) -> APIRouter:
-    """What is kept."""
+def stored_response_routes(kept: ResponseStore) -> APIRouter:
+    """Return the routes of stored responses."""
     router = APIRouter()
 
     @router.get("/v1/responses/{id}", **describe(statuses=NAMING))
@@ -131,7 +135,7 @@ def kept_routes(kept: ResponseStore) -> APIRouter:
     @router.delete("/v1/responses/{id}", **describe(statuses=NAMING))
     async def forget(request: Request, id: str) -> Response:  # noqa: A002
         if not kept.forget(id, owner_in(request.scope)):
-            raise not_kept(id)
+            raise not_stored(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{id}/input_items", **describe(statuses=NAMING))
@@ -162,10 +166,10 @@ def kept_routes(kept: ResponseStore) -> APIRouter:
 
     def found(request: Request, id_: str) -> StoredResponse:
         if (one := kept.find(id_, owner_in(request.scope))) is None:
-            raise not_kept(id_)
+            raise not_stored(id_)
         return one
 
-    def not_kept(id_: str) -> ApiError:
+    def not_stored(id_: str) -> ApiError:
         return ApiError(404, f"The answer '{shown(id_)}' is not kept.", param="id", code="response_not_found")
 
     return router

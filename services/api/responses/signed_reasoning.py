@@ -1,7 +1,7 @@
-"""Are the thoughts that a client sends back the ones that it was given?
+"""Signatures of reasoning that clients send back.
 
-A client that keeps its own history carries a model's thoughts in `encrypted_content`. They are signed, so
-that nobody makes up what the model is told to have thought. They are not encrypted: the answer shows them.
+A client that stores its own history carries a model's reasoning in `encrypted_content`. It is signed, so
+that nobody can invent reasoning of the model. It is not encrypted: the answer shows it.
 
 Pure.
 """
@@ -12,7 +12,7 @@ import hmac
 from typing import Final
 
 MARK: Final = "baton1."
-"""With which all of them begin: the form and its version."""
+"""Prefix of all of them: the format and its version."""
 DIGEST: Final = "sha256"
 DIGEST_BYTES: Final = 32
 KEY_BYTES: Final = 32
@@ -23,7 +23,7 @@ class NotOurs(ValueError):
 
 
 class ReasoningSigner:
-    """Of one key. Several processes that have the same one take each other's."""
+    """Signs with one key. Processes with the same key accept each other's signatures."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -33,7 +33,7 @@ class ReasoningSigner:
         return MARK + base64.urlsafe_b64encode(self._sign(text) + text).decode()
 
     def unwrap(self, carried: str) -> str:
-        """The thoughts. Raises NotOurs."""
+        """Return the reasoning. Raises NotOurs."""
         if not carried.startswith(MARK):
             raise NotOurs
         try:

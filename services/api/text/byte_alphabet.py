@@ -1,4 +1,4 @@
-"""Which byte does each letter of a byte-level vocabulary spell?
+"""The alphabet of byte-level vocabularies: which byte each letter stands for.
 
 Printable Latin-1 characters stand for themselves, the other bytes for U+0100 onward, in order.
 """

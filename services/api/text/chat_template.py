@@ -27,9 +27,6 @@ from baton.api.text.template_limits import (
 from baton.api.tools.tool_prompt import with_calls_as_text, with_results_as_text, with_tool_prompt
 from baton.runtime.errors import describe_error
 
-Content = str | list[str]
-"""Content of a message: a text, or the texts of its parts."""
-
 FIRST: Final = "the-first"
 SECOND: Final = "the-second"
 OTHER: Final = "another"

@@ -1,7 +1,7 @@
-"""How much of a growing text may be sent before a stop string could still claim it?
+"""Stop strings in a growing text.
 
-Text is held back only as far as its end is the beginning of a stop string. The string that is completed
-first ends the text (of two completed by the same character, the longer one), so the result does not
+Text is held back only while its end may begin a stop string. The stop string that is completed first ends
+the text, or the longer of two that are completed by the same character. The result therefore does not
 depend on how the text was cut into pieces.
 """
 
@@ -14,7 +14,7 @@ class StopStrings:
     __slots__ = ("_held", "_include", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """`include`: the stop string itself stays in the text."""
+        """`include`: whether the text includes the stop string."""
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
@@ -22,7 +22,8 @@ class StopStrings:
         """The stop string that ended the text. Nothing may be pushed after it."""
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """The text that may be sent now. With `armed` off, stop strings that end in `text` do not count."""
+        """Return the text that may be sent now. With `armed` off, stop strings that end in `text` do not
+        count."""
         if not self._stops:
             return text
         held, self._held = len(self._held), self._held + text
@@ -36,12 +37,13 @@ class StopStrings:
         return sent
 
     def flush(self) -> str:
-        """The text held back, now that nothing follows."""
+        """Return the text held back. Nothing may follow."""
         sent, self._held = self._held, ""
         return sent
 
     def _first(self, old: int) -> tuple[int, str] | None:
-        """Start and string of the match that ends first, among those that end past `old` characters."""
+        """Return start and string of the match that ends first, among those that end after `old`
+        characters."""
         found: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = self._held.find(stop, max(0, old - len(stop) + 1))
@@ -50,7 +52,7 @@ class StopStrings:
         return None if found is None else found[1:]
 
     def _claimed_from(self, end: int) -> int:
-        """Where the longest end of the held text begins that some stop string begins with."""
+        """Return the start of the longest end of the held text that begins a stop string."""
         claimed = end
         for stop in self._stops:
             at = max(0, end - len(stop) + 1)

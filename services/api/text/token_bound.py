@@ -2,8 +2,8 @@
 
 A token covers a bounded number of bytes: the longest entry of the vocabulary. The bound counts every byte
 that must end in some token. It does not count what the tokenizer may drop: characters that the vocabulary
-lacks, or whitespace beside an added token. There is no bound if a step before the model may shorten a text by
-any amount, or if the model makes one token of any unknown word.
+lacks, or whitespace beside an added token. There is no bound if a step before the model may shorten a text
+by any amount, or if the model makes one token of any unknown word.
 """
 
 import json
@@ -77,7 +77,7 @@ class TokenBound:
     """Lower bound of the number of tokens, for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:
-        """`backend` is a `tokenizers.Tokenizer`."""
+        """`backend`: a `tokenizers.Tokenizer`."""
         self._bound: _Bound | None = None
         self.unknown_because = ""
         """Why there is no bound; empty if there is one."""
@@ -99,7 +99,7 @@ class TokenBound:
 
 
 def _bound_of(backend: Any) -> _Bound:
-    """Raises NoBound."""
+    """Return the bound of a tokenizer. Raises NoBound."""
     kind = type(backend.model).__name__
     if kind not in COVERS_CHARACTERS:
         raise NoBound(f"the model of the tokenizer is {kind}, where one token may stand for any word")
@@ -124,7 +124,7 @@ def _bound_of(backend: Any) -> _Bound:
 
 
 def _long_tokens(backend: Any, added: Sequence[Any], longest: int) -> tuple[str, ...]:
-    """Added tokens that are longer than any piece, and occur in a text as they are spelled."""
+    """Return the added tokens that are longer than any piece, and occur in a text as they are spelled."""
     spelled = [each.content for each in added if backend.normalizer is None or not each.normalized]
     longer = sorted((each for each in spelled if _size(each) > longest), key=_size, reverse=True)
     return tuple(longer[:LONG_TOKENS_MAX])
@@ -135,13 +135,13 @@ def _size(text: str) -> int:
 
 
 def _size_added(backend: Any, content: str) -> int:
-    """Some are looked for in the normalised text."""
+    """Return the size of an added token, which may be searched in the normalised text."""
     normalised = content if backend.normalizer is None else backend.normalizer.normalize_str(content)
     return max(_size(content), _size(normalised))
 
 
 def _shrinks(normalizer: Sequence[Mapping[str, Any]]) -> int:
-    """The factor by which all steps together shorten a text at most. Raises NoBound."""
+    """Return the factor by which all steps together shorten a text at most. Raises NoBound."""
     factor = 1
     for step in normalizer:
         if step["type"] == "Replace":
@@ -172,7 +172,7 @@ def _drops_whitespace(
 
 
 def _steps(part: Any, several: str) -> Iterator[Mapping[str, Any]]:
-    """Steps of a normalizer or a pre-tokenizer."""
+    """Yield the steps of a normalizer or a pre-tokenizer."""
     if part is None:
         return
     waiting = [json.loads(part.__getstate__())]
@@ -185,7 +185,7 @@ def _steps(part: Any, several: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _uncovered_bytes(backend: Any, normalizer: Sequence[Mapping[str, Any]], *, byte_level: bool) -> bytes:
-    """Bytes of a text that may get no token: they are dropped, or many of them become one. Raises NoBound."""
+    """Return the bytes that may get no token: dropped ones, or many that become one. Raises NoBound."""
     vocabulary = backend.get_vocab(with_added_tokens=False)
     if byte_level:
         covered = {byte for letter, byte in byte_letters().items() if _has(backend, vocabulary, letter)}
@@ -200,7 +200,7 @@ def _uncovered_bytes(backend: Any, normalizer: Sequence[Mapping[str, Any]], *, b
 
 
 def _has(backend: Any, vocabulary: Collection[str], letter: str) -> bool:
-    """Whether there is a token for `letter` wherever it stands in a word."""
+    """Whether there is a token for `letter` at every position of a word."""
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or ""
     suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
     return all(
@@ -209,8 +209,8 @@ def _has(backend: Any, vocabulary: Collection[str], letter: str) -> bool:
 
 
 def _covered_by_characters(backend: Any, vocabulary: Collection[str]) -> set[int]:
-    """Bytes that get a token where words are made of characters. A space may be replaced before: it does not
-    count unless every byte does."""
+    """Return the bytes that get a token, if words are made of characters. A space may be replaced before,
+    so it does not count unless every byte does."""
     by_fallback = set()
     if _falls_back(backend.model):
         by_fallback = {byte for byte in UTF8_BYTES if f"<0x{byte:02X}>" in vocabulary}

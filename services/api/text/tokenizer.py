@@ -61,8 +61,11 @@ class Tokenizer:
 
     def __init__(self, reference: Any) -> None:
         """`reference` is a transformers tokenizer with a `tokenizers` backend."""
-        self._chat = ChatTemplate(reference)
+        self.chat: Final = ChatTemplate(reference)
+        """The chat template, which makes a prompt of a conversation."""
         self._backend = reference.backend_tokenizer
+        self.codec: Final[Codec] = self._backend
+        """The `tokenizers` tokenizer, for incremental decoding."""
         self._backend.no_truncation()
         self._backend.no_padding()
         self._floor = TokenBound(self._backend)
@@ -82,12 +85,6 @@ class Tokenizer:
         """Whether a text is just its tokens' bytes, one after the other."""
         self.whole_texts: Mapping[int, str | None] = _WholeTexts(self._whole_text)
         """Text of each token that is whole characters which no other token can change, else None."""
-
-    @property
-    def codec(self) -> Codec:
-        """The `tokenizers` tokenizer, for incremental decoding."""
-        codec: Codec = self._backend
-        return codec
 
     def least_tokens(self, text: str) -> int:
         """Return a lower bound of the tokens of a text, from its length, which costs nearly nothing."""
@@ -137,11 +134,6 @@ class Tokenizer:
         return self.codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
     @property
-    def chat(self) -> ChatTemplate:
-        """The chat template, which makes a prompt of a conversation."""
-        return self._chat
-
-    @property
     def response_template(self) -> Any:
         """Template by which answers are parsed, if the model's makers provide one."""
         return self._response_template
@@ -163,7 +155,7 @@ class Tokenizer:
 
     def check_chat(self) -> None:
         """Raise ChatTemplateFailed if the chat template does not compile."""
-        self._chat.check()
+        self.chat.check()
 
     def beyond(self, vocabulary: int) -> list[str]:
         """Return the tokens, by id, that a model with `vocabulary` ids lacks."""

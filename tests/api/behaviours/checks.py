@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from baton.api.requests.schemas import COMPLETION_TOKENS_DEFAULT
+from baton.api.requests.field_types import COMPLETION_TOKENS_DEFAULT
 from tests.api import tiny
 from tests.api.behaviours.sending import CHAT, Answer
 

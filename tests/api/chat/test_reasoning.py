@@ -1,4 +1,4 @@
-"""A model's thoughts come to its client apart from its answer, and back to it with the conversation."""
+"""Tests of reasoning, in answers and in the history that clients send back."""
 
 import json
 from collections.abc import AsyncIterator
@@ -108,7 +108,7 @@ async def test_thoughts_are_streamed_before_the_answer(
 async def test_a_thought_that_is_not_streamed_comes_in_one_piece(
     http: httpx.AsyncClient, backend: ScriptedBackend, said: str, finish: FinishReason, thought: str
 ) -> None:
-    """Also one that is cut off."""
+    """This holds for reasoning that is cut off, too."""
     backend.script = lambda _: saying(said, finish=finish)
     reply = await http.post(CHAT, json=chat(stream=True, stream_reasoning=False))
     chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]

@@ -1,4 +1,4 @@
-"""The exact objects on the wire, chunk by chunk."""
+"""Tests of the exact objects on the wire, chunk by chunk."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ async def test_a_long_whole_answers_logprobs_are_rendered_as_they_come(
     backend: ScriptedBackend,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All at its end would hold up every other request."""
+    """Rendering all of it at the end would block all other requests."""
     rendered: list[int] = []
     for module in (chat_rendering, completion_rendering):
         for name in ("chat_logprobs", "completion_logprobs"):
@@ -151,7 +151,7 @@ async def test_chat_usage_and_token_ids(http: httpx.AsyncClient, backend: Script
 async def test_usage_so_far_in_each_chunk(
     path: str, body: dict[str, Any], http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    """What load generators ask for: they count tokens by it."""
+    """Load generators use it to count tokens."""
     backend.script = lambda _: [batch([T]), batch([FOX, T]), batch([tiny.END_ID], STOP)]
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, end = await events(http, path, body | {"stream_options": options})

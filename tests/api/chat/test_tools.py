@@ -1,4 +1,4 @@
-"""Tools come to the model as it knows them, and its calls to the client as OpenAI has them."""
+"""Tests of tools in prompts and of calls in answers."""
 
 import json
 from copy import copy
@@ -261,7 +261,7 @@ QWEN: Final = (
     "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
     "<|end|>\n{% endfor %}"
 )
-"""It takes arguments as objects."""
+"""A template that takes arguments as objects."""
 DEEPSEEK: Final = (
     "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
     "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
@@ -269,7 +269,7 @@ DEEPSEEK: Final = (
     "{{ '<｜tool▁call▁begin｜>' + c.function.name + c.function.arguments }}{% endfor %}"
     "{% else %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
 )
-"""It takes them as texts, and tells a call by there being no content."""
+"""A template that takes arguments as text, and knows a call by the missing content."""
 
 
 MISTRAL: Final = (
@@ -280,7 +280,7 @@ MISTRAL: Final = (
     "{% if m.role == 'tool' %}{{ '#' + m.tool_call_id }}{% endif %}"
     "<|start|>{{ m.role }}\n{{ m.content or '' }}<|end|>\n{% endfor %}"
 )
-"""It takes ids of nine characters alone."""
+"""A template that takes only ids of nine characters."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What may whoever renders an answer rely on?"""
+"""Tests of the order in which deltas of an answer are passed on."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from tests.api.scripted import LENGTH, ScriptedBackend, saying
 
 
 async def test_several_choices_are_passed_on_by_one_task_at_a_time() -> None:
-    """A client that is slow to take one choice's text is sent no other's meanwhile."""
+    """A client that is slow to take one choice's text gets no other choice's text meanwhile."""
     body = CompletionRequest.model_validate({"model": "m", "prompt": "x"})
     requests = [Request(str(place), (5 + place,), 99) for place in range(3)]
     choices = [

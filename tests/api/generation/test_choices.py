@@ -1,4 +1,4 @@
-"""Are several answers to one prompt asked for once, told apart, and counted right?"""
+"""Tests of several choices for one prompt: how they are drawn, separated and counted."""
 
 import asyncio
 import json
@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from baton.api.app import create_app
 from baton.api.backend import Hangup, Limits, RoomFailed
+from baton.api.requests.field_types import ANSWERS_MAX
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.request_builder import admit
-from baton.api.requests.schemas import ANSWERS_MAX, ChatRequest, CompletionRequest
+from baton.api.requests.schemas import ChatRequest, CompletionRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.choice_pages import ChoicePages, longest_of, positions_of
 from baton.rooms.errors import Reason
@@ -28,7 +29,7 @@ from tests.api.scripted import LENGTH, LIMITS, STOP, ScriptedBackend, Step, batc
 
 TEXTS = ("The quick fox", "It was", "Hello world again")
 TELLING = Limits(context_tokens=8192, prompt_tokens=8000, sequence_tokens=8192)
-"""For prompts that tools are told in."""
+"""Limits for prompts with tools."""
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_each_answer_is_drawn_with_a_seed_of_its_own_and_what_that_is_is_known()
 
 
 def likely(text: str, logprob: float) -> list[Step]:
-    """An answer whose tokens all were that likely."""
+    """Return the steps of an answer whose tokens all have this log-probability."""
     made: list[Step] = []
     for step in saying(text, top=0):
         assert not isinstance(step, BaseException | asyncio.Event)
@@ -279,7 +280,7 @@ async def test_so_many_answers_to_so_many_prompts_are_not_drawn_at_once(
 
 
 def fitting(prompt: int, choices: int, limits: Limits) -> int:
-    """The longest answers of which so many fit, found by trying."""
+    """Return the longest answers of which `choices` fit, found by trying."""
     pages = limits.sequence_tokens // limits.page_tokens
     most = limits.context_tokens - prompt
     for length in range(most, 0, -1):

@@ -1,4 +1,4 @@
-"""Is a prompt told before its answer, and how likely its tokens are, as in vLLM and for evaluations?"""
+"""Tests of `echo` and `prompt_logprobs`, as vLLM has them and evaluations use them."""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +29,7 @@ ALL = tiny.model().vocabulary
 
 @pytest.fixture
 def scoring(backend: ScriptedBackend) -> ScriptedBackend:
-    """Answers with one token."""
+    """A backend that answers with one token."""
 
     backend.script = lambda asked: [batch([FOX], LENGTH, asked.sampling.top_logprobs)]
     return backend
@@ -56,7 +56,7 @@ async def test_the_prompt_comes_before_its_answer(
 
 @pytest.mark.parametrize("template", ["plain", "thinks"])
 async def test_what_the_assistant_said_last_comes_before_a_chats_answer(template: str) -> None:
-    """Whether the answer is told apart or not."""
+    """This holds whether the answer is parsed or not."""
     app = create_app(backend := ScriptedBackend(), served(template), CollectorRegistry())
     backend.script = lambda _: [batch([FOX]), batch([FOX], LENGTH)]
     parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "old"}]
@@ -138,7 +138,7 @@ async def test_the_prompts_tokens_have_their_log_probabilities_before_the_answer
 async def test_of_an_answer_of_no_tokens_the_prompt_is_all(
     http: httpx.AsyncClient, scoring: ScriptedBackend
 ) -> None:
-    """A worker draws one all the same: it is not told."""
+    """A worker draws a token all the same, which is not shown."""
     for fields in ({}, {"stop": ["quick", "fox"]}):
         told = await answer(http, prompt=TEXT, echo=True, logprobs=1, max_tokens=0, **fields)
         (choice,) = told["choices"]
@@ -243,7 +243,7 @@ async def test_a_whole_vocabulary_is_told_of_few_tokens_beside_the_event_loop(
 async def test_more_scores_than_are_told_of_a_request_are_refused(
     http: httpx.AsyncClient, scoring: ScriptedBackend
 ) -> None:
-    """Of all its prompts, and with each answer."""
+    """The bound counts all prompts of a request, with each choice."""
     fits = completion(prompt=[[5] * 300] * (SCORES_MAX // (21 * 300)), prompt_logprobs=20)
     assert (await http.post(COMPLETIONS, json=fits)).status_code == 200
     for more in ({"n": 2}, {"prompt": [*fits["prompt"], [5] * 300]}):
@@ -327,7 +327,7 @@ async def test_what_is_not_served_is_refused_by_its_name(
 async def test_of_two_tokens_that_are_one_text_the_likelier_is_told(
     http: httpx.AsyncClient, scoring: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one that was not the likeliest would look as if it was."""
+    """Else a token that was not the likeliest would look as if it was."""
     monkeypatch.setattr("baton.api.completions.completion_rendering.token_text", lambda _, **__: "same")
     (choice,) = (await answer(http, prompt=TEXT, echo=True, logprobs=1, max_tokens=0))["choices"]
     scores = scores_of(scoring.asked[0])
@@ -339,7 +339,7 @@ async def test_of_two_tokens_that_are_one_text_the_likelier_is_told(
 async def test_every_choice_of_a_prompt_begins_with_it(
     http: httpx.AsyncClient, backend: ScriptedBackend
 ) -> None:
-    """It is scored once."""
+    """The prompt is scored once."""
     backend.script = lambda _: in_turn([batch([FOX], LENGTH, 1)], [batch([IDS[0]], LENGTH, 1)])
     told = await answer(http, prompt=TEXT, echo=True, logprobs=1, n=2, max_tokens=1, prompt_logprobs=0)
     assert [each["text"] for each in told["choices"]] == [TEXT + " fox", TEXT + "The"]

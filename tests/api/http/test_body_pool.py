@@ -72,7 +72,7 @@ async def test_the_body_of_which_nothing_came_for_longest_makes_room(at: Pool) -
 async def test_a_body_that_comes_in_again_replaces_another_that_has_stalled(
     at: Pool, stalled_at_once: None
 ) -> None:
-    """Also when the one that grows is the one that waited longest."""
+    """The body that grows may be the one that waited longest."""
     first, _ = (at.body(b"a", name, 25) for name in ("a1", "a2"))
     at.pool.take(first, 20)
     assert at.dropped == ["a2"]

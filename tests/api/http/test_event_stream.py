@@ -1,4 +1,4 @@
-"""What does an event look like?"""
+"""Tests of server-sent events."""
 
 from typing import Any
 

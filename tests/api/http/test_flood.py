@@ -3,7 +3,7 @@
 from tests.api.flooded import flood
 
 TEXTS, BYTES = 6, 512 * 2**10
-"""Each takes about 165 MiB while it is tokenised."""
+"""Number and size of texts. Each takes about 165 MiB while it is tokenised."""
 MIB = 1024
 
 

@@ -1,4 +1,4 @@
-"""What is left of a request in the log: one line with ids and numbers, and words only where asked for."""
+"""Tests of a request's log line: ids and numbers, and text only with `--log-prompts`."""
 
 import logging
 from typing import Any

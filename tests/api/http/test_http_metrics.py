@@ -1,4 +1,4 @@
-"""Are latencies counted as the metrics library would count them?"""
+"""Tests of latencies, compared with the metrics library's histograms."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest

@@ -1,4 +1,4 @@
-"""Does `/openapi.json` tell what is taken, what is answered and what goes wrong, as it is?"""
+"""Tests of `/openapi.json`, compared with real bodies, answers and errors."""
 
 import json
 import re
@@ -29,7 +29,7 @@ MESSAGE: Final = {"model": "tiny", "messages": HELLO, "max_tokens": 60}
 NOW: Final = {"name": "now", "input_schema": {"type": "object"}}
 BEFORE_ANY_ROUTE: Final = {405, 414, 431, 501}
 OF_OPERATORS: Final = {403}
-"""Of pages for operators, which this document does not have."""
+"""Statuses of operators' pages, which this document does not have."""
 
 GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
     (CHAT, {"messages": HELLO}),

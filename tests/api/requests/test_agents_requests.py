@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from baton.api.backend import Limits
-from baton.api.requests.schemas import STOP_STRINGS_MAX
+from baton.api.requests.field_types import STOP_STRINGS_MAX
 from tests.api import tiny
 from tests.api.requests.test_bad_input import CHAT, COMPLETIONS, USER, check
 from tests.api.scripted import LENGTH, ScriptedBackend, saying

@@ -16,7 +16,8 @@ from baton.api.http.middleware import ApiMiddleware
 from baton.api.http.request_bodies import parse
 from baton.api.requests.meaning_reader import chat_meaning
 from baton.api.requests.request_builder import admit
-from baton.api.requests.schemas import ChatRequest, DetokenizeRequest, Shape, TokenizeRequest
+from baton.api.requests.schemas import ChatRequest, Shape
+from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from baton.api.settings import ApiSettings
 from baton.rooms.request import LOGIT_BIAS_MAX
 from tests.api import tiny

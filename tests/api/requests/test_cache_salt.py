@@ -1,4 +1,4 @@
-"""Do prompts share what is computed of them with those of their own salt, and of their own key, alone?"""
+"""Tests of salts: only prompts with the same salt and of the same key share cached KV."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.app import create_app
 from baton.api.http.authentication import AccessControl
 from baton.api.requests.cache_salt import salt_of
-from baton.api.requests.schemas import CACHE_SALT_CHARS_MAX
+from baton.api.requests.field_types import CACHE_SALT_CHARS_MAX
 from baton.api.settings import ApiSettings
 from baton.rooms.request import SALT_BYTES
 from baton.runtime.file_changes import FileChanges
@@ -32,7 +32,7 @@ def shared() -> AccessControl:
 async def salts(
     asked: Sequence[tuple[str, str, dict[str, Any]]], door: AccessControl | None = None
 ) -> list[int]:
-    """Of requests, each by its key, its path and what else it says."""
+    """Return the salts of requests, each by its key, its path and its other fields."""
     backend = ScriptedBackend()
     app = create_app(
         backend,

@@ -1,4 +1,4 @@
-"""What is wrong with the chat request that a body became is told in the terms of that body."""
+"""Tests of error paths: a fault of a translated request names the field of the original body."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_path_is_the_callers_as_far_as_it_has_another(path: str, own: str) -> 
 
 
 def test_an_error_names_the_callers_path_wherever_it_names_one() -> None:
-    with pytest.raises(ApiError) as raised, TERMS.spoken():
+    with pytest.raises(ApiError) as raised, TERMS.translating():
         raise invalid(
             "stop[0]", "Give 'stop[0]' or 'tools[0].function.parameters', and no 'Stop it'.", "both"
         )

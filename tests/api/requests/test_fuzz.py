@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from baton.api.http.middleware import ApiMiddleware
 from baton.api.messages.message_request import MessagesRequest
-from baton.api.requests.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton.api.requests.schemas import ChatRequest, CompletionRequest
+from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED
 from baton.api.responses.response_request import ResponsesRequest
 from tests.api import tiny

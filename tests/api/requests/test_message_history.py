@@ -120,7 +120,7 @@ def _whole(path: str, body: Any) -> tuple[str, list[Any]]:
 
 
 def _chat(events: list[Any]) -> tuple[str, list[Any]]:
-    """As client libraries join the deltas."""
+    """Return a message whose deltas are joined as client libraries do."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls: list[dict[str, Any]] = []
     for event in events:

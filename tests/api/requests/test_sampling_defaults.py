@@ -1,4 +1,4 @@
-"""Are tokens drawn as the model recommends where a request does not say how, and else as the request says?"""
+"""Tests of sampling parameters that the model recommends and that a request sets."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 
 QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-"""As it is released, and with a penalty that others have."""
+"""Qwen 3's recommendation, with a penalty that other models have."""
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

@@ -13,13 +13,12 @@ from baton.api.http.request_bodies import parse
 from baton.api.requests.schemas import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     Message,
     Shape,
     StreamOptions,
-    TokenizeRequest,
     fields_of,
 )
+from baton.api.requests.token_requests import DetokenizeRequest, TokenizeRequest
 from baton.api.requests.unsupported_fields import HARMLESS, IGNORED, INSTEAD, NOT_SERVED
 from baton.api.requests.validation_errors import OWN_TYPES, TYPES, VALUES
 from tests.api import tiny
@@ -41,7 +40,7 @@ WRONG: Final[tuple[Any, ...]] = (
     [{"role": "user", "content": [{"type": "image"}]}],
     [USER, {"role": "user", "content": {"a": 1}}], [USER | {"name": 5}], [USER | {"nmae": "x"}], [USER, 5],
 )  # fmt: skip
-"""Of every kind that JSON has, and some that are nearly right."""
+"""Values of every JSON type, and some that are nearly valid."""
 LIBRARYS: Final = re.compile(
     r"Input should|valid (string|integer|list|dict)|dictionary|\b(str|int|float|bool)\b|unable to parse"
     r"|pydantic|Value error|Extra inputs|Field required|\[key\]|function-|instance of|[{}]|\.\.",

@@ -1,7 +1,7 @@
-"""Does the wire take every request that intake lets through?
+"""Tests that the wire accepts every request that the request builder lets through.
 
-Requests are made at the borders of what intake allows, field by field and together. One that the wire
-refused would be a 503 of a healthy stack (`canary-is-a-request`).
+Requests are made at the bounds of what is allowed, field by field and together. One that the wire refused
+would be a 503 of a healthy stack (`canary-is-a-request`).
 """
 
 from typing import Any, Final, NamedTuple
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from baton.api.backend import Limits
 from baton.api.http.request_headers import REQUEST_ID
+from baton.api.requests.field_types import PROMPTS_MAX
 from baton.api.requests.meaning_reader import chat_meaning, completion_meaning
 from baton.api.requests.request_builder import FEW_LOGPROBS, admit
 from baton.api.requests.schemas import (
-    PROMPTS_MAX,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,

@@ -1,4 +1,4 @@
-"""What was answered can be named by a later request while it is kept, by its owner alone."""
+"""Tests of stored responses, which later requests of the same owner may name."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def backend() -> ScriptedBackend:
 
 @pytest.fixture
 def client(backend: ScriptedBackend) -> Client:
-    """Of an application with these settings."""
+    """Return a client of an application with these settings."""
 
     def made(door: AccessControl | None = None, **settings: Any) -> httpx.AsyncClient:
         registry, bounds = CollectorRegistry(), ApiSettings(**settings)

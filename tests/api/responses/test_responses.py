@@ -58,7 +58,7 @@ def backend() -> ScriptedBackend:
 
 @pytest.fixture
 def app(backend: ScriptedBackend) -> ApiMiddleware:
-    """Of a model that may think before it answers."""
+    """An application of a model that may reason before it answers."""
     reference = copy(tiny.byte_level())
     reference.chat_template = TEMPLATE
     tokenizer = Tokenizer(reference)
@@ -94,7 +94,7 @@ async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Response:
 
 
 def items_of(answer: Response) -> list[Any]:
-    """Whose type says what they are."""
+    """Return the items of a response."""
     return [*answer.output]
 
 
@@ -145,6 +145,21 @@ async def test_items_are_the_turns_of_a_chat(client: openai.AsyncOpenAI, backend
     result = "<tool_response>\nwarm\n</tool_response>"
     turns = (("user", "One"), ("assistant", called), ("user", result), ("user", "Three"))
     assert prompt(backend) == told(("system", "Be brief.\n\nIn French."), *turns)
+
+
+async def test_a_custom_tools_call_is_read_as_a_functions(
+    client: openai.AsyncOpenAI, backend: ScriptedBackend
+) -> None:
+    """Its free text is the argument `input`."""
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "One"},
+        {"type": "custom_tool_call", "id": "ct_1", "call_id": "a", "name": "patch", "input": 'say "x"'},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": "done"},
+    ]
+    await ask(client, input=items)
+    called = '<tool_call>\n{"name": "patch", "arguments": {"input": "say \\"x\\""}}\n</tool_call>'
+    result = "<tool_response>\ndone\n</tool_response>"
+    assert prompt(backend) == told(("user", "One"), ("assistant", called), ("user", result))
 
 
 async def test_settings_are_a_chats(client: openai.AsyncOpenAI, backend: ScriptedBackend) -> None:
@@ -279,7 +294,7 @@ async def test_every_event_of_a_stream_in_its_place(
 
 
 def _said(item: Any) -> dict[str, Any]:
-    """Without its ids, which are random."""
+    """Return an item without its ids, which are random."""
     told: dict[str, Any] = item.to_dict(exclude_none=True)
     return {name: value for name, value in told.items() if name not in ("id", "call_id")}
 

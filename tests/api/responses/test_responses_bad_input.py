@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request of the Responses API is named by the path that its sender wrote."""
+"""Tests of faults in requests of the Responses API, named by the path that the sender wrote."""
 
 import json
 from typing import Any, Final

@@ -117,7 +117,7 @@ async def test_parts_come_from_the_request_to_the_template(
     http: httpx.AsyncClient, backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tiny.model().tokenizer
-    monkeypatch.setattr(tokenizer, "_chat", ChatTemplate(reference(LINES)))
+    monkeypatch.setattr(tokenizer, "chat", ChatTemplate(reference(LINES)))
     content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     body = {"model": tiny.MODEL, "messages": [{"role": "user", "content": content}]}
     assert (await http.post("/v1/chat/completions", json=body)).status_code == 200

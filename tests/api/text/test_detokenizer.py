@@ -1,4 +1,4 @@
-"""The pieces of text that go out are, joined, what the reference library decodes."""
+"""Tests that the pieces of a text join to what the reference library decodes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ REAL = (
 
 
 def pieces(reference: Any, prompt: list[int], output: list[int], skip: bool = True) -> list[str]:
-    """As they go out, and as they would if no token's text were known by itself."""
+    """Return the pieces of an output, with and without texts of single tokens."""
     tokenizer = Tokenizer(reference)
     found = []
     for more in ({"whole_texts": tokenizer.whole_texts}, {}):
@@ -47,14 +47,14 @@ def test_any_byte_level_tokens(output: list[int], skip: bool, prompt: list[int])
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 419), max_size=40), st.lists(st.integers(0, 419), max_size=12), st.booleans())
 def test_a_prompt_that_ends_anywhere(output: list[int], prompt: list[int], skip: bool) -> None:
-    """Within a character, too."""
+    """A prompt may end within a character."""
     reference = tiny.byte_level()
     size = len(reference)
     pieces(reference, [each % size for each in prompt], [each % size for each in output], skip)
 
 
 def test_a_token_of_whole_characters_is_looked_up_and_not_decoded() -> None:
-    """However long the output is."""
+    """This holds however long the output is."""
     reference, decoded = tiny.byte_level(), 0
 
     class Counting:

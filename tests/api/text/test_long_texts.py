@@ -1,4 +1,4 @@
-"""What a caller can buy with bytes before anything has judged them is bounded, and shared out by caller."""
+"""Tests that long bodies cost bounded memory and time, shared among callers."""
 
 import asyncio
 import json
@@ -229,7 +229,7 @@ KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 async def keyed(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Of whom each caller may have 4,000 bytes beyond what is free."""
+    """A client of an application where each caller may have 4,000 bytes beyond what is free."""
     monkeypatch.setattr(request_bodies, "POOL_BYTES", 8000)
     monkeypatch.setattr(request_bodies, "CALLER_BODIES_MIN", 0)
     settings = ApiSettings(body_bytes_max=request_bodies.BEGINNING_BYTES + 1000)

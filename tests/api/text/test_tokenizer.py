@@ -63,7 +63,7 @@ def test_chat_is_rendered_by_the_models_template(demo_tokenizer: Any) -> None:
 def test_a_chat_is_what_the_library_makes_of_it(
     demo_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, compiled: bool, add_generation_prompt: bool
 ) -> None:
-    """With its template compiled here, and where the library has no such function any more."""
+    """This holds for the template compiled here, and for the library's own function."""
     if not compiled:
         name = "transformers.utils.chat_template_utils"
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -200,7 +200,7 @@ def test_the_ends_of_a_container_are_its_own_and_its_texts(tmp_path: Path) -> No
 def test_nothing_of_a_model_directory_runs_for_its_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor can a chat template reach what Python is made of."""
+    """A chat template cannot reach Python's internals either."""
     marker = tmp_path / "ran"
     directory = saved(tmp_path, auto_map={"AutoConfig": "mine.Mine"}, model_type="mine")
     (directory / "mine.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from baton.api.errors import invalid
-from baton.api.requests.schemas import OPTIONS
+from baton.api.requests.field_types import OPTIONS
 from baton.api.tools.constraints.schema_alternatives import with_disjoint_alternatives
 from baton.api.tools.constraints.schema_normalization import normalized, without_nulls
 from baton.api.tools.constraints.schema_shapes import SchemaRefused, check_shape
