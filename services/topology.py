@@ -1,14 +1,14 @@
-"""In which dimensions do the ranks of a worker split a model, and which place has each?
+"""Topology of a worker: the dimensions in which its ranks split a model, and the coordinates of each rank.
 
-Ranks are numbered with the tensor dimension running fastest, then context, then pipeline: the ranks that talk
-most sit next to each other. Agreement knows ranks only; nothing of it depends on these dimensions.
+The tensor dimension runs fastest, then context, then pipeline, so that the ranks that communicate most are
+adjacent. Agreement uses rank numbers only, and does not depend on these dimensions.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 RANKS_MAX: Final = 1024
-"""Of one worker."""
+"""Most ranks of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class RankCoordinates:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Ranks of a worker, in each dimension."""
+    """Number of ranks of a worker, in each dimension."""
 
     tensor: int = 1
-    """Ranks that split the heads and the width of every layer."""
+    """Number of ranks that split the heads and the width of every layer."""
     pipeline: int = 1
-    """Ranks that split the layers."""
+    """Number of ranks that split the layers."""
     context: int = 1
-    """Ranks that split the positions. Placed, voted and settled; no engine computes it yet."""
+    """Number of ranks that split the positions. They are placed and vote, but no engine computes it yet."""
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.context) < 1:
@@ -42,7 +42,7 @@ class Topology:
         return self.tensor * self.pipeline * self.context
 
     def coordinates(self, rank: int) -> RankCoordinates:
-        """Raises ValueError for a rank that is not there."""
+        """Return the coordinates of a rank. Raises ValueError if there is no such rank."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} of {self.ranks}")
         rest, tensor = divmod(rank, self.tensor)

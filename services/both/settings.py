@@ -1,4 +1,4 @@
-"""What can be set on a worker whose process serves both sides?"""
+"""Settings of a worker whose process serves both sides."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
@@ -15,18 +15,18 @@ SIDES: Final = choices("both", *(side.value for side in Side))
 
 
 def side_name(process: str, side: Side) -> str:
-    """By which the bootstrap knows one side of a process."""
+    """Return the name under which the bootstrap knows one side of a process."""
     return f"{process}-{side.value}"
 
 
 def side_names(process: str) -> tuple[str, ...]:
-    """Of both."""
+    """Return the names of both sides."""
     return tuple(side_name(process, side) for side in Side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSideSettings(PrefillSettings):
-    """Of the prefill side of such a process, whose ports have flags of their own."""
+    """Settings of the prefill side of such a process, whose ports have their own flags."""
 
     grpc_port_flag: ClassVar[str] = "--prefill-grpc-port"
     metrics_port_flag: ClassVar[str] = "--prefill-metrics-port"
@@ -34,7 +34,7 @@ class PrefillSideSettings(PrefillSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BothSettings(DecodeSettings, PrefillSettings):
-    """Of both sides together. Where they differ in what one means, it is decode's."""
+    """Settings of both sides. A setting with two meanings has that of the decode side."""
 
     role: ClassVar[str] = "worker"
 
@@ -68,24 +68,24 @@ class BothSettings(DecodeSettings, PrefillSettings):
 
     @property
     def of_engine(self) -> "BothSettings":
-        """What the engine of one side is loaded with."""
+        """Settings with which the engine of one side is loaded."""
         return replace(self, kv_cache_memory=self.kv_cache_memory // 2)
 
     @property
     def of_prefill(self) -> PrefillSettings:
-        """What its prefill side is run with."""
+        """Settings of the prefill side."""
         given = self._given(PrefillSettings, Side.PREFILL)
-        del given["transfer_timeout_ms"]  # it means another thing there
+        del given["transfer_timeout_ms"]  # it has another meaning on that side
         ports = {"grpc_port": self.prefill_grpc_port, "metrics_port": self.prefill_metrics_port}
         return PrefillSideSettings(**{**given, **ports})
 
     @property
     def of_decode(self) -> DecodeSettings:
-        """What its decode side is run with."""
+        """Settings of the decode side."""
         return DecodeSettings(**self._given(DecodeSettings, Side.DECODE))
 
     def _given(self, cls: type, side: Side) -> dict[str, Any]:
-        """Each side has half of the memory for pages, and a name of its own."""
+        """Return the common settings of a side: its own name, and half of the memory for pages."""
         given = {each.name: getattr(self, each.name) for each in settings_of(cls)}
         return given | {
             "name": side_name(self.name, side),

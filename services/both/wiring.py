@@ -1,11 +1,11 @@
-"""How does one process come to be a prefill and a decode worker, and how do they share it?
+"""Wiring of one process that is both a prefill and a decode worker.
 
-Each side is the worker that it is anywhere: it has its own name, incarnation, lease, rooms, pages and turns,
-and neither knows of the other. They share the weights, and the thread that makes steps. It takes them in the
-order in which they were asked for: while both sides have something to compute, they take turns. The bootstrap
-knows that they are one process, and by which weights it is chosen for each side.
+Each side is a whole worker. It has its own name, incarnation, lease, rooms, pages and turns, and does not
+know the other side. Both share the weights and the thread that runs steps. The thread takes steps in the
+order in which they were started, so the sides alternate while both have work. The bootstrap knows that they
+are one process, and has the weights by which each side is chosen.
 
-They begin together and end together: a side that fails takes the other with it.
+Both sides begin and end together: a side that fails ends the other, too.
 """
 
 import asyncio
@@ -34,12 +34,14 @@ from baton.worker.wiring import Fitting, Rank, Start
 
 PREFILL: Final = 0
 DECODE: Final = 1
-"""Places in what is of both sides."""
+"""Index of the decode side in pairs."""
 
 
 def run(settings: BothSettings, load: EnginePairLoader) -> int:
-    """Run a worker of both sides, on the engines that `load` brings up, until it is told to stop. Returns the
-    exit code."""
+    """Run a worker of both sides until it is told to stop. Return the exit code.
+
+    `load`: loads the engines.
+    """
     threads = pin(settings.cpus, settings.threads)
     exit_reporter, settings = ExitReporter.prepare(settings, side_names(settings.name))
 
@@ -57,7 +59,7 @@ def run(settings: BothSettings, load: EnginePairLoader) -> int:
 async def serve_both(
     settings: BothSettings, load: Callable[[], tuple[Engine, Engine]], shutdown: asyncio.Event
 ) -> int:
-    """Both sides, until both have ended. Returns the exit code. Raises what ends either."""
+    """Run both sides until both have ended. Return the exit code. Raises the error that ends either."""
     engines, sides = SharedEngines(load), (settings.of_prefill, settings.of_decode)
     words = [worker_credential.draw() for _ in sides]
     mine = [worker_credential.incarnation_of(word) for word in words]
@@ -65,7 +67,7 @@ async def serve_both(
     try:
         for each, incarnation, word in zip(sides, mine, words, strict=True):
             hosts.append(WorkerHost(each, incarnation, word))
-        hosts[PREFILL].beside(hosts[DECODE])
+        hosts[PREFILL].share_problems(hosts[DECODE])
         starts: list[Start[Any]] = [
             Start(
                 each,
@@ -93,7 +95,10 @@ async def serve_both(
 
 
 async def _together(*sides: Any) -> int:
-    """The largest exit code. Raises what the first one raised that did, once the others have ended, too."""
+    """Run both sides. Return the larger exit code.
+
+    Raises the first error once the other side has ended, too.
+    """
     running = [asyncio.create_task(each) for each in sides]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
@@ -109,8 +114,7 @@ def _failed_first(tasks: list[asyncio.Task[int]]) -> list[asyncio.Task[int]]:
 
 
 class SharedEngines:
-    """The engines of both sides over one set of weights, which are loaded once, and the thread of their
-    steps."""
+    """Engines of both sides over one set of weights, loaded once, and the thread of their steps."""
 
     def __init__(self, load: Callable[[], tuple[Engine, Engine]]) -> None:
         self._load = load
@@ -122,7 +126,7 @@ class SharedEngines:
         self.thread = BorrowedThread(self._pool)
 
     def of(self, side: int) -> Engine:
-        """Blocks, until they are loaded. Raises what loading them raises."""
+        """Load the engines if necessary, and return one side's. Blocks, and raises the error of loading."""
         with self._loading:
             if self._failed is not None:
                 raise self._failed
@@ -144,7 +148,7 @@ class SharedEngines:
         return fitted
 
     def close(self) -> None:
-        """The thread ends with the step that it makes, if any."""
+        """End the thread after the running step."""
         self._pool.shutdown(wait=False)
 
     def _bind(self) -> None:
@@ -160,7 +164,7 @@ class SharedEngines:
 
 
 class BorrowedThread(Executor):
-    """A thread that several have their work done by: it is not theirs to end."""
+    """Executor of a thread that several users share. No user ends it."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -169,4 +173,4 @@ class BorrowedThread(Executor):
         return self._thread.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Left to whom it belongs to."""
+        """Do nothing: the owner of the thread ends it."""

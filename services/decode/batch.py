@@ -1,11 +1,11 @@
-"""Which sequences take part in the next step?
+"""Choice of the sequences in the next decode step.
 
-Those that run keep running; those of admitted rooms join in the order of their rooms, a room's choices in
-theirs, while there is space. Pure: the same tables give the same step on every rank.
+Running sequences keep running. Those of admitted rooms join while there is space, in the order of their
+rooms and of the choices in a room. The choice is pure: equal tables give the same step on every rank.
 
-A further choice begins with a row of up to a page of tokens, where others have one token: so many begin in
-one step that it computes no more tokens than a full batch does, or one. So those that run beside them wait
-for no more than such a step.
+A further choice of a room begins with a row of up to a page of tokens, where others have one token. As many
+of them begin in one step as keep its tokens within those of a full batch, and at least one. So the
+sequences beside them wait for no longer step than that.
 """
 
 from collections.abc import Iterable
@@ -15,36 +15,36 @@ from baton.decode.decode_room import Choice, DecodeRoom
 
 
 class ChoiceStep(NamedTuple):
-    """Of a choice, in a step of the batch."""
+    """Part of a decode step: one choice of a room."""
 
     room: DecodeRoom
     choice: Choice
 
     @property
     def positions(self) -> int:
-        """That its row computes, drafts aside."""
+        """Number of positions that its row computes, without drafts."""
         return self.choice.sequence.length - self.room.filled[self.choice.place]
 
     @property
     def has_pages(self) -> bool:
-        """For all that its row computes."""
+        """Whether it has pages for all positions of its row."""
         return self.choice.sequence.length <= self.room.covered[self.choice.place]
 
 
 def unfinished(rooms: Iterable[DecodeRoom]) -> list[ChoiceStep]:
-    """Choices of admitted rooms that go on, in the order of `rooms`, oldest first, and of each room's."""
+    """Return the unfinished choices of admitted rooms, in the order of `rooms` and of each room's choices."""
     return [
         ChoiceStep(room, room.choices[place]) for room in rooms if room.runs for place in room.ends.going_on
     ]
 
 
 def how_many(rooms: Iterable[DecodeRoom]) -> int:
-    """Sequences that go on."""
+    """Return the number of unfinished sequences."""
     return sum(len(room.ends.going_on) for room in rooms if room.runs)
 
 
 def next_batch(rooms: Iterable[DecodeRoom], max_running: int) -> list[ChoiceStep]:
-    """`rooms`: all that there are, oldest first."""
+    """Return the choices of the next step. `rooms`: all rooms, oldest first."""
     running = unfinished(rooms)[:max_running]
     tokens = sum(not each.choice.forks for each in running)
     batch: list[ChoiceStep] = []

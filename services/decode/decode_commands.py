@@ -1,4 +1,4 @@
-"""What does each command of a decode worker change on a rank?"""
+"""Commands that only a decode worker has: what each changes on a rank."""
 
 from typing import Any
 

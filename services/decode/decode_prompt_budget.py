@@ -1,4 +1,4 @@
-"""What do a decode worker's sequences leave to prefill, on a thread that both have their steps made on?"""
+"""Prompt tokens that a decode worker leaves to the prefill side whose steps run on the same thread."""
 
 from baton.decode.decode_room import DecodeRoom
 from baton.rooms.local_prefill import PromptTiming
@@ -6,7 +6,7 @@ from baton.rooms.roster import Roster
 
 
 class DecodePromptBudget:
-    """Of a worker of one rank. A `baton.worker.prompt_budget.PromptBudget`."""
+    """Limit set by a decode worker of one rank. It is a `baton.worker.prompt_budget.PromptBudget`."""
 
     def __init__(self, roster: Roster[DecodeRoom], pace: PromptTiming) -> None:
         self._roster = roster
@@ -17,5 +17,5 @@ class DecodePromptBudget:
         return max(min(most, self._pace.tokens_within(self._pace.gap_ms)), 1) if holds_up else most
 
     def stepped(self, tokens: int, ms: float) -> None:
-        """It tells of prompts here, too, how long they take."""
+        """Note the time of a prefill step: it also shows how fast prompts are computed here."""
         self._pace.stepped(tokens, 0, ms)

@@ -1,4 +1,4 @@
-"""What does a decode worker keep of a room, beside what the hand-over does?"""
+"""Record of a room on a decode worker, with the fields of its driver."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -11,25 +11,26 @@ from baton.worker.called_room import CalledRoom
 
 
 def replies_max(request: inference_pb2.InferenceRequest) -> int:
-    """Most messages that a room's stream can ever carry: one a token of each choice, accepted, outcome."""
+    """Return the most messages of a room's stream: one for each token of each choice, `accepted` and the
+    outcome."""
     return max(request.max_tokens - len(request.output), 0) * (1 + len(request.further_seeds)) + 2
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of the sequences that go on behind what the room begins with."""
+    """One choice of a room: a sequence that continues the common prompt."""
 
     place: int
-    """Among the room's choices, from 0 on."""
+    """Index among the room's choices."""
     sequence: Sequence
     drafter: Drafter | None = None
-    """Once something may be drafted for it."""
+    """Drafter of the sequence. None until drafts are possible."""
     checking: int = 0
-    """Drafts in its last row."""
+    """Number of drafts in its last row."""
 
     @property
     def forks(self) -> bool:
-        """Nothing was drawn for it here: its next step computes what its own pages do not hold yet."""
+        """Whether no token was sampled for it here, so that its next row computes what its own pages lack."""
         return self.place > 0 and len(self.sequence.output) == len(self.sequence.request.output)
 
 
@@ -39,14 +40,15 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
 
     prefill: rooms_pb2.Peer = field(default_factory=rooms_pb2.Peer, init=False)
     prefill_by_ms: int | None = field(default=None, init=False)
-    """When prefill is expected to have its first token, by this rank's clock; None: nobody said so."""
+    """Time in milliseconds of this rank's clock at which prefill is expected to have the first token. None
+    if the router gave no estimate."""
     prefill_own_ms: int = field(default=0, init=False)
-    """For how long prefill would compute this very prompt."""
+    """Milliseconds that prefill needs for this prompt alone."""
     look_again_ms: int = field(default=0, init=False)
-    """When the leader looks again whether to compute it here."""
+    """Time in milliseconds at which the leader next considers to compute the prompt here."""
     choices: tuple[Choice, ...] = field(init=False)
     landed: PageSum | None = field(default=None, init=False)
-    """With `--kv-checksum pages`: of what landed, once the seal was seen."""
+    """Sum of the landed pages, set once the seal was seen. Used with `--kv-checksum pages`."""
 
     def __post_init__(self) -> None:
         ReceivingRoom.__post_init__(self)
@@ -57,15 +59,15 @@ class DecodeRoom(ReceivingRoom, CalledRoom[inference_pb2.StreamRoomReply]):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What it draws."""
+        """Sequences that are sampled."""
         return [choice.sequence for choice in self.choices]
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        """Of a local room."""
+        """Return the row of a chunk of a prompt that is computed here."""
         last = stop == self.request.prefill_tokens
         return Row(self.choices[0].sequence, start, stop, self.pages[0], last)
 
     def row(self, choice: Choice, drafts: abc.Sequence[int] = ()) -> Row:
-        """What the choice's next step computes."""
+        """Return the next row of a choice."""
         sequence, start = choice.sequence, self.filled[choice.place]
         return Row(sequence, start, sequence.length, self.pages[choice.place], sample=True, drafts=drafts)

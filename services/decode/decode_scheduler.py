@@ -1,4 +1,4 @@
-"""What does a step compute for each choice that goes on, and what comes of it?"""
+"""Scheduling of decode steps: rows of unfinished choices and of local prompts, and their results."""
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -18,7 +18,7 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 ALONE_TOKENS: Final = 256
-"""Of local rooms' prompts, in a step for which nobody waits."""
+"""Prompt tokens of local rooms in a step that delays no sequence."""
 
 StepOf: TypeAlias = ChoiceStep | PromptChunk[DecodeRoom]
 
@@ -33,25 +33,28 @@ class DecodeScheduler(StepScheduler[StepOf]):
         drafting: DraftScheduler,
         local_gap_ms: int,
     ) -> None:
-        """`max_running`: most sequences that a step continues. `local_gap_ms`: see `PromptPace.gap_ms`."""
+        """Make a scheduler. `max_running`: most sequences of a step. `local_gap_ms`: see
+        `PromptPace.gap_ms`."""
         super().__init__(receiving, ports, metrics, drafting.cost)
         self.drafting = drafting
         self.pace = PromptTiming(local_gap_ms, ALONE_TOKENS, receiving.beside_tokens)
-        """As this rank sees it."""
+        """Pace of prompts as this rank measures it."""
         self._receiving = receiving
         self._metrics = metrics
         self._max_running = max_running
 
     def join(self, room: DecodeRoom) -> None:
-        """The room was admitted. Choice 0 has its first token; the others draw theirs."""
+        """Add an admitted room. Choice 0 has its first token, and the other choices sample theirs."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
         if 0 in room.ends.going_on:
             self._emit(room, room.choices[0], [room.first], self._receiving.drawn(room, 0))
 
     def start(self) -> tuple[bool, bool]:
-        """Whether there is a next step, which is started, and whether rooms are retracted for it. Only while
-        `free`."""
+        """Start the next step, if there is one. Only while `free`.
+
+        Return whether a step was started, and whether rooms are retracted for it.
+        """
         step = next_batch(self._receiving.roster, self._max_running)
         wants = [
             (room, choice.place, choice.sequence.length)
@@ -69,7 +72,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return started, bool(space.retracted)
 
     def _prompts(self) -> list[PromptChunk[DecodeRoom]]:
-        """What the next step computes of local rooms."""
+        """Return the chunks of local prompts in the next step."""
         rooms = [room for room in self._receiving.roster if room.computable]
         if not rooms:
             return []
@@ -81,7 +84,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return next_chunks(rooms, budget, sent=False)
 
     def _row(self, part: ChoiceStep, drafts: Sequence[int]) -> Row:
-        """`drafts`: as many of them as there are pages to spare for."""
+        """Return the row of a choice. `drafts`: cut to the pages that can be spared for them."""
         room, choice = part
         if drafts:
             length = choice.sequence.length
@@ -92,7 +95,8 @@ class DecodeScheduler(StepScheduler[StepOf]):
         return room.row(choice, drafts)
 
     def observe(self) -> None:
-        """All that follows from a step's end is done in this turn: the next one is not for it."""
+        """Process the end of a step. All results are processed in this turn, so that the next turn is free
+        of them."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -123,14 +127,17 @@ class DecodeScheduler(StepScheduler[StepOf]):
             self._fail(part, why)
 
     def _drawn(self, part: ChoiceStep, tokens: Sequence[Token]) -> int:
-        """How many of them come next: none of a choice whose reader had enough meanwhile, while others go
-        on."""
+        """Return how many of the sampled tokens are appended.
+
+        It is 0 for a choice whose reader wanted no more meanwhile, while other choices go on.
+        """
         room, choice = part
         goes_on = choice.place in room.ends.going_on and not room.stopping
         return self._append(room, choice, tokens) if goes_on else 0
 
     def _append(self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token]) -> int:
-        """They come next, up to the choice's end: what was drawn behind that is dropped. Returns how many."""
+        """Append sampled tokens up to the end of the choice, and drop those behind it. Return how many were
+        appended."""
         if choice.drafter is not None:
             self._metrics.drafted(choice.drafter.source, choice.checking, len(tokens) - 1)
             choice.drafter.note(choice.checking, len(tokens) - 1)
@@ -149,7 +156,7 @@ class DecodeScheduler(StepScheduler[StepOf]):
     def _emit(
         self, room: DecodeRoom, choice: Choice, tokens: Sequence[Token], finish: FinishReason | None
     ) -> None:
-        """Send the tokens that the choice's output ends with."""
+        """Send the last tokens of the choice's output."""
         told = inference_pb2.Tokens(
             first=len(choice.sequence.output) - len(tokens),
             tokens=map(token_to_wire, tokens),

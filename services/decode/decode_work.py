@@ -1,10 +1,8 @@
-"""What does a decode rank see, do and compute in a turn?
+"""Work of a decode rank in its turns.
 
-`baton.handover.receiving_side` decides; here is the world that it asks: peers, callers, the engine, the
-transfer, timelines and metrics.
-
-Which queue a room stands in follows from the rooms' phases and their order: there are no lists beside the
-roster that could disagree with it.
+`baton.handover.receiving_side` decides. This module is the world around it: peers, callers, the engine, the
+transfer, timelines and metrics. The queue of a room follows from its phase and its order. There are no
+lists beside the roster that could contradict it.
 """
 
 import asyncio
@@ -98,7 +96,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         computing = DecodeScheduler(receiving, ports, metrics, max_running, self._drafting, local_gap_ms)
         super().__init__(receiving, ports, metrics, computing)
         self.endpoints: abc.Sequence[inference_pb2.Endpoint] = ()
-        """Of every rank's memory, in rank order, once they have told."""
+        """Transfer endpoints of all ranks, in rank order, once gathered."""
         self.receiving = receiving
         self.peers = peers
         self.max_running = max_running
@@ -106,9 +104,9 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
         self._prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
-        """Of a prefill worker on the same thread."""
-        self._untold = True
-        """The other ranks do not know yet where this one's memory is."""
+        """Limit for a prefill worker on the same thread."""
+        self._endpoint_due = True
+        """Whether the other ranks still lack this rank's present endpoint."""
 
     # ---- Work
 
@@ -130,18 +128,21 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         return news
 
     def on_agreement(self, connects: int) -> None:
-        """Nobody connects to a decode worker. But where every rank agrees anew, every rank has done what the
-        turn before asked of it: what the leader reserved and exposed then, the others have, too."""
+        """Pass the agreement to the core, which sends the grants of the turn before.
+
+        All ranks have carried out the requests of that turn: what the leader reserved and exposed, the
+        others have reserved and exposed, too. A decode worker has no connections.
+        """
         if connects:
             raise AssertionError(f"{connects} connections to a decode worker")
         self.receiving.agreed()
         self._carry_out()
 
     def gather_payload(self) -> bytes | None:
-        """Where this rank's memory is, for the others, if they do not know yet."""
-        if not self._untold:
+        """Return this rank's transfer endpoint if the other ranks do not have it."""
+        if not self._endpoint_due:
             return None
-        self._untold = False
+        self._endpoint_due = False
         return endpoint_to_wire(self.ports.exposure.endpoint()).SerializeToString()
 
     def on_gathered(self, told: abc.Sequence[bytes]) -> None:
@@ -175,9 +176,12 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self._metrics.record_drafts(self._drafting.census())
 
     async def rest(self) -> bool:
-        """Until a turn may have something to do. NIXL is driven by its callers: while something may land, it
-        is driven here, and a turn is taken when a seal is there. With others in the group, every look is a
-        turn, since they look in turns alone. Where a record says that its seal is near, there is no pause."""
+        """Wait until a turn may have work. Return whether an event arrived.
+
+        NIXL makes progress only when called. While data may land, it is called here, and a turn follows
+        when a seal has arrived. In a group each look is a turn, since ranks look in turns only. There is no
+        pause while a record shows that its seal is near.
+        """
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
@@ -248,12 +252,13 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.peers.grant(room.prefill, request)
 
     def _take_memory_back(self) -> None:
-        """What senders know of leads nowhere from now on. Raises MemoryNotMoved: this worker has to end."""
+        """Move the exposed memory out of reach of all senders. Raises MemoryNotMoved, and this worker has to
+        end."""
         try:
             self.ports.exposure.revoke()
         except (CannotMove, TransferError) as error:
             raise MemoryNotMoved(f"exposed memory cannot be taken back from senders: {error}") from error
         self.receiving.revoked(self.ports.exposure.id, self.ports.memory.slots.view)
-        self._untold = True
+        self._endpoint_due = True
         self._metrics.revoked()
         log.warning("exposed memory taken back", exposure=self.ports.exposure.id)

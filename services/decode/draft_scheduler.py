@@ -1,7 +1,6 @@
-"""Which drafts does the next step check?
+"""Choice of the drafts that the next step verifies.
 
-The same on every rank (`drafts-agreed`): all that is looked at here they share, and they do it in the same
-turns.
+It is the same on every rank (`drafts-agreed`): it uses only what the ranks share, in the same turns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,29 +14,35 @@ from baton.rooms.draft_budget import Drafts, DraftSource, allocate_drafts
 from baton.rooms.step_cost import StepCost
 
 READ_MAX: Final = 16_384
-"""Tokens of all sequences that are read beside a step: some milliseconds."""
+"""Most tokens of all sequences that are indexed beside a step, which takes some milliseconds."""
 NONE: Final[Sequence[int]] = ()
 NO_PAGES: Final = {"taken": 0, "free": 0}
 
 
 class DraftScheduler:
-    """Of one rank."""
+    """Drafts of one rank."""
 
     def __init__(self, longest: int = 0, ahead: int = 0, pages: DraftPages | None = None) -> None:
-        """`longest`: tokens of an earlier occurrence that are compared; 0: none are. `ahead`: most tokens of
-        a sequence that a draft model says come next, instead; 0: there is none. `pages`: of that model, on
-        the rank that has it."""
+        """Make a scheduler.
+
+        `longest`: length in tokens of the compared suffix for lookup in the sequence itself. 0: no lookup.
+        `ahead`: most tokens for one sequence from a draft model, which replaces the lookup. 0: no draft
+        model. `pages`: KV pages of that model, on the rank that has it.
+        """
         self.on = bool(longest or ahead)
-        """Something is drafted."""
+        """Whether drafts are made at all."""
         self.cost = StepCost()
-        """Of a position and of a draft."""
+        """Cost of a position and of a draft."""
         self._longest = longest
         self._ahead = ahead
         self._pages = pages
 
     def drafts(self, step: Sequence[ChoiceStep], beside: int = 0) -> Sequence[Sequence[int]]:
-        """For each part of the step. `beside`: positions of prompts that it computes as well, and which
-        make it longer for all: a draft adds less to that."""
+        """Return the drafts of each part of the step.
+
+        `beside`: positions of prompts in the same step. They make it longer, so that a draft adds
+        relatively less.
+        """
         drafted = [NONE] * len(step)
         if not self.on:
             return drafted
@@ -60,7 +65,7 @@ class DraftScheduler:
         return drafted
 
     def stepped(self, step: Sequence[ChoiceStep], ms: float) -> None:
-        """It took so long, and nothing came of it yet."""
+        """Note the time of a step, before its results are applied."""
         if not self.on or not step or any(part.choice.forks for part in step):
             return
         proposals = [each for part in step if (each := part.choice.sequence.proposal) is not None]
@@ -72,7 +77,7 @@ class DraftScheduler:
             self.cost.drafted(draft_us / 1000)
 
     def read(self, step: Sequence[ChoiceStep]) -> None:
-        """Beside a step that was started: what its sequences have before it."""
+        """Index the known tokens of the step's sequences while the step runs."""
         left = READ_MAX
         for part in step if self.on else ():
             drafter = self._drafter(part)
@@ -80,17 +85,17 @@ class DraftScheduler:
                 left -= drafter.read(left)
 
     def over(self, choices: Iterable[Choice]) -> None:
-        """Nothing is drafted for them any more."""
+        """Release the drafts of choices that have ended."""
         for choice in choices:
             if self._pages is not None and choice.sequence.proposal is not None:
                 self._pages.release(choice.sequence.proposal)
 
     def census(self) -> Mapping[str, int]:
-        """Pages of the draft model, by state."""
+        """Return the number of pages of the draft model, by state."""
         return NO_PAGES if self._pages is None else self._pages.census()
 
     def _want(self, step: Sequence[ChoiceStep], positions: int) -> None:
-        """Of the draft model, for the step behind this one."""
+        """Set how many tokens the draft model makes for the step after this one."""
         drafters = [each for part in step if (each := part.choice.drafter) is not None]
         promises = [Drafts(each.acceptance, each.ahead) for each in drafters]
         cost = self.cost.told.position + self.cost.told.draft
@@ -101,7 +106,7 @@ class DraftScheduler:
                 drafter.proposal.wanted = count
 
     def _drafter(self, part: ChoiceStep) -> Drafter | None:
-        """Of a choice that goes on, where its request does not want none."""
+        """Return the drafter of a choice. None if its request wants no drafts or it just begins."""
         choice = part.choice
         if choice.drafter is None and choice.sequence.request.speculates:
             choice.drafter = Drafter(choice.sequence, self._longest, self._ahead)

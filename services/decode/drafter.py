@@ -1,4 +1,4 @@
-"""What may come next in one sequence, and how did its drafts fare?"""
+"""Drafts for one sequence, and their record of acceptance."""
 
 from collections import abc
 from typing import Final
@@ -8,19 +8,21 @@ from baton.rooms.draft_budget import DRAFTS_MAX, Acceptance, DraftSource
 from baton.rooms.ngram_lookup import NgramLookup
 
 AT_ONCE: Final = 2 * DRAFTS_MAX
-"""Tokens of a sequence that are read before a step: those that the last one drew, and no prompt."""
+"""Tokens of a sequence that are indexed before a step: those that the last step sampled, and no prompt."""
 
 
 class Drafter:
-    """Reads its sequence in pieces, since a prompt may be long. The engine proposes what a grammar forces and
-    what a draft model says."""
+    """Drafts of one sequence, which it indexes in pieces, since a prompt may be long.
+
+    The engine proposes tokens that a grammar forces and tokens of a draft model.
+    """
 
     def __init__(self, sequence: Sequence, longest: int, ahead: int = 0) -> None:
-        """`longest`: tokens of an earlier occurrence that are compared. `ahead`: most tokens of a draft
-        model, which is asked instead; 0: there is none."""
+        """Make a drafter. `longest`: length in tokens of the compared suffix. `ahead`: most tokens of a
+        draft model, which is used instead. 0: no draft model."""
         self.acceptance = Acceptance()
         self.source = DraftSource.MODEL if ahead else DraftSource.NGRAM
-        """Of what was drafted last."""
+        """Source of the last drafts."""
         self._sequence = sequence
         self._ahead = ahead
         tokens = len(sequence.request.prompt) + sequence.request.max_tokens
@@ -34,11 +36,11 @@ class Drafter:
 
     @property
     def unread(self) -> int:
-        """Tokens of the sequence."""
+        """Number of tokens of the sequence that are not indexed yet."""
         return 0 if self._lookup is None else self._sequence.length - len(self._lookup)
 
     def read(self, most: int) -> int:
-        """Read on, `most` tokens at most. How many it were."""
+        """Index at most `most` further tokens. Return how many."""
         if self._lookup is None:
             return 0
         start = len(self._lookup)
@@ -47,9 +49,11 @@ class Drafter:
         return stop - start
 
     def drafts(self) -> abc.Sequence[int]:
-        """What may come next, DRAFTS_MAX tokens at most, and none beyond the last that the request allows:
-        what is forced, or else what the draft model says or what repeats itself, once all but what the last
-        step drew is read."""
+        """Return at most DRAFTS_MAX drafts, within what the request allows.
+
+        They are the tokens that a grammar forces, or else those of the draft model or of a repetition. All
+        but the tokens of the last step must be indexed.
+        """
         if self.unread <= AT_ONCE:
             self.read(AT_ONCE)
         most, proposal = min(DRAFTS_MAX, self._left - 1), self.proposal
@@ -63,21 +67,23 @@ class Drafter:
         return () if self.unread else self.draft(most)
 
     def draft(self, most: int) -> list[int]:
-        """Of a sequence that was read: what repeats itself, up to `most` tokens of it."""
+        """Return at most `most` tokens of a repetition in the indexed sequence."""
         return [] if self._lookup is None else self._lookup.draft(most)
 
     @property
     def ahead(self) -> int:
-        """Most tokens that the draft model may bring for the step behind the next one, which draws one."""
+        """Most tokens that the draft model may make for the step after the next one."""
         return max(min(self._ahead, self._left - 2), 0)
 
     @property
     def _left(self) -> int:
-        """Tokens that the request still allows."""
+        """Number of tokens that the request still allows."""
         return self._sequence.request.max_tokens - len(self._sequence.output)
 
     def note(self, checked: int, taken: int) -> None:
-        """A step checked so many of what was drafted last, and took the first `taken`. How what is forced
-        fared says nothing of other drafts."""
+        """Note that a step verified `checked` of the last drafts, and accepted the first `taken`.
+
+        Forced tokens do not count: they tell nothing about other drafts.
+        """
         if self.source is not DraftSource.GRAMMAR:
             self.acceptance.note(checked, taken)

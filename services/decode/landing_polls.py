@@ -1,4 +1,4 @@
-"""How soon may something have landed, that wakes nobody?"""
+"""Interval of looks for data that lands, which wakes no turn."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,13 +9,18 @@ from baton.rooms.receiver import Receiver
 from baton.worker.polling import DRAIN_S, HEARTBEAT_S, POLL_S
 
 BESIDE_STEP_S: Final = 0.004
-"""How soon to look for what may land while a step computes: nothing is admitted before it ends, each look
-takes time from it, and over TCP what is on its way needs to be driven all the same."""
+"""Seconds between looks while a step computes.
+
+Nothing is admitted before the step ends, and each look takes time from it. Over TCP, data still needs to be
+driven.
+"""
 
 
 def poll_s(rooms: Iterable[Receiver], *, engine_free: bool) -> float:
-    """How soon to look. What a sender posted to memory in quarantine may end only while its target makes
-    progress."""
+    """Return the seconds until the next look.
+
+    Writes to quarantined memory may end only while their target makes progress.
+    """
     if any(room.phase is Phase.TRANSFERRING for room in rooms):
         return POLL_S if engine_free else BESIDE_STEP_S
     return DRAIN_S if any(in_quarantine(room) for room in rooms) else HEARTBEAT_S

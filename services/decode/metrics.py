@@ -1,4 +1,4 @@
-"""What does a decode worker count?"""
+"""Metrics of a decode worker."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -96,7 +96,7 @@ class DecodeMetrics(WorkerMetrics):
         }
 
     def record_drafts(self, pages: Mapping[str, int]) -> None:
-        """`pages`: of the draft model, by state."""
+        """Set the gauges of drafts. `pages`: number of pages of the draft model, by state."""
         self._draft_pages.record(pages)
 
     def record_queues(self, queues: Mapping[RoomQueue, int]) -> None:
@@ -108,7 +108,7 @@ class DecodeMetrics(WorkerMetrics):
         self._tokens.inc(tokens)
 
     def drafted(self, source: DraftSource, drafted: int, taken: int) -> None:
-        """A step checked so many drafts of one sequence, and took so many of them."""
+        """Count the verified and the accepted drafts of one sequence."""
         if drafted:
             all_taken, all_missed = self._drafts[source]
             all_taken.inc(taken)
@@ -118,12 +118,12 @@ class DecodeMetrics(WorkerMetrics):
         self._local.inc()
 
     def computed(self, tokens: int) -> None:
-        """Of local rooms' prompts."""
+        """Count the prompt tokens of local rooms."""
         if tokens:
             self._computed.inc(tokens)
 
     def grew(self, pages: int, retracted: Sequence[int]) -> None:
-        """Running rooms took so many pages. Of each that was retracted: tokens whose KV it had."""
+        """Count pages taken by running rooms, and, for each retracted room, the tokens whose KV it had."""
         if pages:
             self._grown.inc(pages)
         if retracted:

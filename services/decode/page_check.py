@@ -1,9 +1,9 @@
-"""Do the pages that landed hold what their sender computed? Asked of every room with `--kv-checksum pages`.
+"""Check of landed pages against their sender's checksum, for every room with `--kv-checksum pages`.
 
-A room whose seal was seen has its pages summed on the engine's thread, and its seal is noted when the sum is
-the sender's: pages that do not hold are never voted for, so that no rank admits them (`stale-never-served`).
+When the seal of a room was seen, its pages are summed on the engine's thread. The seal counts as evidence
+only if the sum is equal, so that no rank admits wrong pages (`stale-never-served`).
 
-Sums and steps take turns: neither waits for more than one of the other, whatever the rank beside it does.
+Sums and steps alternate: neither waits for more than one of the other, whatever other ranks do.
 """
 
 from typing import Final
@@ -15,11 +15,11 @@ from baton.rooms.errors import Reason
 from baton.worker.step_thread import StepFailed, StepThread
 
 BYTES_AT_A_TIME: Final = 64 * 2**20
-"""Of pages summed before the batch has its next step; of all rooms together."""
+"""Bytes of pages, of all rooms, that are summed between two steps."""
 
 
 class PageCheck:
-    """Keeps nothing of a room but in its record."""
+    """Sums landed pages. Its state of a room is in the room's record."""
 
     def __init__(self, receiving: ReceivingSide[DecodeRoom], step_thread: StepThread) -> None:
         self._receiving = receiving
@@ -31,11 +31,11 @@ class PageCheck:
         self._step_is_due = False
 
     def begin(self, room: DecodeRoom, first_token: int) -> None:
-        """Its pages are to be summed from this token on."""
+        """Begin the sum of a room's pages at token `first_token`."""
         room.landed = PageSum(first_token)
 
     def start(self, *, batch_waits: bool) -> None:
-        """Sum more of what has landed, if the engine is free. `batch_waits`: there is a step to compute."""
+        """Continue sums if the engine is free. `batch_waits`: whether a step waits to be computed."""
         if not self._step_thread.free or (batch_waits and self._step_is_due):
             return
         parts: list[PageSumRequest] = []
@@ -54,11 +54,11 @@ class PageCheck:
             self._step_thread.start_sum(parts)
 
     def stepped(self) -> None:
-        """A step was started."""
+        """Note that a step was started."""
         self._step_is_due = False
 
     def take(self) -> bool:
-        """Whether sums are complete, or failed, that were not when this was asked last."""
+        """Take finished sums. Return whether any is newly complete or failed."""
         failure: StepFailed | None = None
         try:
             if not self._step_thread.take_sum():

@@ -1,8 +1,7 @@
-"""Which prefill workers does a decode worker receive from, and what have they been told?
+"""Prefill workers that send to a decode worker: one link to each (`baton.decode.sender_link`).
 
-One link to each (`baton.decode.sender_link`). What is learnt over it enters the next turn as a command.
-When our memory is exposed anew, every sender that knew of it is told at once: that it was taken back is the
-proof for a sender that saw no end of its writes.
+News from a link enters the next turn as a command. When this worker's memory is exposed anew, all senders
+that knew it are told at once. For a sender that saw no end of its writes, this is the proof of their end.
 """
 
 import asyncio
@@ -18,44 +17,49 @@ from baton.worker.assembly import RankPorts
 
 
 class Peers(Protocol):
-    """What a rank's turns ask of the senders, on every rank."""
+    """Calls of a rank's turns to the senders, on every rank."""
 
     @property
     def shut_out(self) -> bool:
-        """A sender that a room is for does not connect to this exposure of our memory any more: it has not
-        seen the end of what it wrote by a way that broke."""
+        """Whether the sender of some room refuses to connect to the present exposure, because it has not
+        seen the end of writes over a broken connection."""
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
-        """Make our memory known to a peer. True when it already is; else a command tells what became of
-        it: `connected`, or a cancel of every room that waited."""
+        """Make this worker's memory known to a peer. Return True if it already is.
+
+        Otherwise a command follows: `connected`, or a cancel of every room that waited.
+        """
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None:
-        """Send a destination, as soon as the turn is over. A refusal cancels the room."""
+        """Send a grant as soon as the turn is over. A refusal cancels the room."""
 
     def close(self, peer: rooms_pb2.Peer, room: RoomId, generation: Generation) -> None:
-        """Ask until it is proven that nothing more is written for (room, generation)."""
+        """Repeat the close until the sender proves that it writes nothing more for (room, generation)."""
 
     def over(self, room: RoomId) -> None:
-        """Nothing more is wanted for the room: another proof came first, or none was needed."""
+        """Stop all calls for a room: it has another proof, or needs none."""
 
     def forget(self, peer: Incarnation) -> None:
-        """Its process is gone: who waited for it was told by the same news."""
+        """Forget a peer whose process is gone. Its rooms learn of it by the same news."""
 
     def doubt(self, peer: Incarnation) -> None:
-        """A room with it went wrong on the way: the next one connects anew, which costs nothing where the
-        way still holds (`reconnect`)."""
+        """Make the next room connect anew to a peer whose connection is in doubt. It costs nothing if the
+        connection works (`reconnect`)."""
 
     def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
-        """Our memory is exposed, first or anew: every rank has told where, in rank order, and nobody else
-        knows it."""
+        """Take the endpoints of all ranks, in rank order, of a new exposure that no peer knows yet."""
 
     async def stop(self) -> None:
-        """Nothing more is asked of any sender."""
+        """Stop all calls."""
 
 
 class LeaderPeers:
-    """Keyed by incarnation. The leader's; a departed peer is forgotten with everything about it. A channel is
-    open to who knows of our memory, and to others while something is asked of them."""
+    """Links to senders, by incarnation, on the leader. A departed peer is forgotten with everything about
+    it.
+
+    A channel is open to senders that know this worker's memory, and to others while a call waits for an
+    answer.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class LeaderPeers:
         secret: bytes,
         connect_timeout_s: float,
     ) -> None:
-        """`secret`: proof of this worker's incarnation, by which senders know it."""
+        """Make it without links. `secret`: proof of this worker's incarnation, by which senders know it."""
         self._mailbox = ports.mailbox
         self._channels = channels
         self._identity = ReceiverIdentity(ports.incarnation, secret, tuple(ports.layouts), ports.checksum)
@@ -127,7 +131,7 @@ class LeaderPeers:
         self.shut_out = True
 
     def _end(self, link: SenderLink) -> None:
-        """Nothing is left to be said to this sender, or nobody there to hear it."""
+        """End a link that is no longer needed, or whose sender is gone."""
         del self._links[link.incarnation]
         link.end()
         ending = asyncio.create_task(self._drop(link.incarnation))
@@ -135,18 +139,18 @@ class LeaderPeers:
         ending.add_done_callback(self._ending.discard)
 
     async def _drop(self, peer: Incarnation) -> None:
-        if peer not in self._links:  # it may be spoken to again by now
+        if peer not in self._links:  # it may have a new link by now
             await self._channels.drop(peer)
 
 
 class FollowerPeers:
-    """Of a rank that does not lead: the leader connects, grants and closes for its group, and what it learns
-    comes as commands."""
+    """Peers on other ranks: the leader connects, grants and closes for its group, and its news come as
+    commands."""
 
     shut_out: Final = False
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:  # noqa: ARG002
-        return True  # not for a follower to hold up: the leader's vote says when
+        return True  # the leader's vote decides when, not a follower's
 
     def grant(self, peer: rooms_pb2.Peer, request: inference_pb2.GrantRequest) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Which rooms does the leader decide to compute here?
+"""Rooms whose prompts the leader decides to compute on the decode worker itself.
 
-Its ranks hear it as a command, before the room is granted. A room is looked at as it comes, and again now and
-then while it waits for pages.
+The decision reaches all ranks as a command, before the room is granted. A room is considered when it opens,
+and then at intervals while it waits for pages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,37 +16,38 @@ from baton.runtime.clock import Clock
 from baton.wire.baton.v1 import group_pb2
 
 BEFORE: Final = UNDECIDED | {Phase.COMPUTING}
-"""Phases of a room that may be, or is, computed here, and is not yet."""
+"""Phases of a room that may be, or is, computed here and does not run yet."""
 TO_RUN: Final = UNDECIDED | {Phase.TRANSFERRING}
-"""Phases of a room that is handed over, or may be."""
-TELL_MS: Final = 200
-"""Between two times that all ranks are told how much of prompts a step computes."""
+"""Phases of a room that is, or may be, handed over."""
+COMMAND_MS: Final = 200
+"""Milliseconds between two commands with the prompt tokens of a step."""
 NEARER: Final = 8
-"""Where a step is to compute less of prompts by this part, or more, all ranks are told at once."""
+"""Change of the prompt tokens of a step, as a part of them, from which a command is sent at once: an
+eighth."""
 LOOK_MS: Final = 50
-"""Between two looks at a room: what is cached of its prompt is looked up each time."""
+"""Milliseconds between two looks at a room. Each one looks up the cached part of its prompt."""
 
 
 class PromptClaims:
     def __init__(
         self, receiving: ReceivingSide[DecodeRoom], pace: PromptTiming, max_running: int, clock: Clock
     ) -> None:
-        """`max_running`: most sequences that a step continues."""
+        """Make it. `max_running`: most sequences of a step."""
         self._receiving = receiving
         self._max_running = max_running
         self._pace = pace
         self._clock = clock
-        self._tell_again_ms = 0
+        self._next_command_ms = 0
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
-        """What to tell all ranks now."""
+        """Yield the commands that are due now."""
         rooms = [room for room in self._receiving.roster if room.phase in BEFORE]
         if not rooms:
             return
         now_ms = self._clock.now_ms()
         local = [room for room in rooms if room.local and room.cause is None and not room.complete]
         ahead = sum(room.request.prefill_tokens - room.computed for room in local)
-        yield from self._pace_told(local, now_ms)
+        yield from self._pace_commands(local, now_ms)
         looked_at = [room for room in rooms if room.phase in UNDECIDED and self._is_due(room, now_ms)]
         if not looked_at:
             return
@@ -64,28 +65,31 @@ class PromptClaims:
             _relieve(rooms, room)
             local.append(room)
             beside = self._beside(local, now_ms)
-            yield self._told(room, near, str(why))
+            yield self._command(room, near, str(why))
 
-    def _pace_told(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
-        """How much of prompts a step computes beside others, by what is known of that now."""
+    def _pace_commands(self, local: Sequence[DecodeRoom], now_ms: int) -> Iterator[group_pb2.ComputeHere]:
+        """Yield a command with the prompt tokens of a step beside others, if they changed."""
         receiving = self._receiving
         if not local:
             return
         near, before = self._near_tokens(now_ms), receiving.near_tokens
         if near >= before or (near > self._pace.beside_tokens and (before - near) * NEARER < before):
             same = (self._pace.beside_tokens, near) == (receiving.beside_tokens, before)
-            if same or now_ms < self._tell_again_ms:
+            if same or now_ms < self._next_command_ms:
                 return
-        self._tell_again_ms = now_ms + TELL_MS
-        yield self._told(local[0], near)
+        self._next_command_ms = now_ms + COMMAND_MS
+        yield self._command(local[0], near)
 
-    def _told(self, room: DecodeRoom, near: int, why: str = "") -> group_pb2.ComputeHere:
+    def _command(self, room: DecodeRoom, near: int, why: str = "") -> group_pb2.ComputeHere:
         beside = self._pace.beside_tokens
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> ConcurrentDecode:
-        """`local`: rooms whose prompts are computed before it. They run beside it, too, as do those that run
-        now and those that are handed over meanwhile."""
+        """Return the sequences that run beside a prompt computed here.
+
+        `local`: rooms whose prompts come before it. They run beside it, as do running rooms and those
+        handed over meanwhile.
+        """
         runs = [*(room for room in self._receiving.roster if room.runs and room.cause is None), *local]
         joins = [room for room in self._handed_over() if room.cause is None and room not in local]
         return ConcurrentDecode(
@@ -96,32 +100,34 @@ class PromptClaims:
         )
 
     def _handed_over(self) -> Iterator[DecodeRoom]:
-        """Rooms that are, or may be, and do not run yet."""
+        """Yield the rooms that are, or may be, handed over and do not run yet."""
         return (room for room in self._receiving.roster if room.phase in TO_RUN and not room.local)
 
     def _near_tokens(self, now_ms: int) -> int:
-        """How much of prompts a step computes while none runs: it ends about when somebody is expected to."""
+        """Return the prompt tokens of a step while no sequence runs, so that it ends about when the next
+        one joins."""
         within = (self._pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
         return min(within, default=self._pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
-        """A scored prompt is prefill's (`scored-is-computed`)."""
+        """Return whether a room is to be considered now. Scored prompts belong to prefill
+        (`scored-is-computed`)."""
         told = room.prefill_by_ms is not None and room.request.prompt_logprobs is None
         return told and not room.local and room.cause is None and now_ms >= room.look_again_ms
 
 
 def _left_ms(room: DecodeRoom, now_ms: int) -> int:
-    """Until it is handed over, as far as that is known."""
+    """Return the milliseconds until a room is handed over, as far as known."""
     return 0 if room.prefill_by_ms is None else room.prefill_by_ms - now_ms
 
 
 def _steps(room: DecodeRoom) -> int:
-    """How many it runs for, at most, from now on."""
+    """Return the most steps that a room still runs for."""
     return room.request.max_tokens - min(map(len, room.outputs))
 
 
 def _relieve(rooms: Iterable[DecodeRoom], claimed: DecodeRoom) -> None:
-    """Its prefill worker will have the prompts sooner that were placed behind it."""
+    """Lower the expected times of prompts that wait behind this one at its prefill worker."""
     for room in rooms:
         if room.peer == claimed.peer and room.id > claimed.id and room.prefill_by_ms is not None:
             room.prefill_by_ms -= claimed.prefill_own_ms

@@ -1,11 +1,11 @@
-"""How does a decode worker speak with one prefill worker of many rooms at a time?
+"""Link of a decode worker to one prefill worker, for many rooms at a time.
 
-Over one stream to its process, opened with the first room for it and kept. What several rooms have to say at
-one time travels in one message. No deadline runs while the sender has not answered: as long as the stream
-lives it is busy, not lost (`live-is-not-lost`), and a room that cannot wait ends by its own deadline. Only
-the stream's end says that the sender is lost to the rooms that wait for it. It is opened anew, after pauses
-that grow, for as long as there is something to say: closes are asked again until they are answered, since
-only the answer is proof.
+It is one stream to the worker's process, opened with the first room for it and left open. Messages of
+several rooms at one time travel together. No deadline runs while the sender has not answered: as long as
+the stream lives, the sender is busy and not lost (`live-is-not-lost`). A room that cannot wait ends by its
+own deadline. Only the end of the stream shows the waiting rooms that the sender is lost. The stream is
+opened anew, after growing pauses, for as long as a message is due. A close is repeated until it is
+answered, since only the answer is proof.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ from baton.worker.mailbox import Mailbox
 log = Log(__name__)
 
 CONNECT_PAUSE_S: Final = 0.05
-"""Before a sender that refused for now is asked again."""
+"""Seconds before a sender that refused temporarily gets the next connect."""
 OPEN_PAUSE_MIN_S: Final = 0.05
 OPEN_PAUSE_MAX_S: Final = 2.0
-"""Before a stream that broke is opened anew; longer each time it breaks before anything was heard on it."""
+"""Longest pause in seconds before a broken stream is opened anew. It grows while no message arrives."""
 UNNAMED_PAUSE_MIN_S: Final = 0.001
 UNNAMED_PAUSE_MAX_S: Final = 0.1
-"""The same where the room that names this worker has not reached the sender yet."""
+"""The same while the room that names this worker has not reached the sender."""
 CLOSE_PAUSE_MIN_S: Final = 0.05
 CLOSE_PAUSE_MAX_S: Final = 2.0
-"""Before a close that was refused is asked again."""
+"""Longest pause in seconds before a refused close is sent again."""
 CLOSE_WARNING_S: Final = 3.0
-"""From here on it is told, once a room, which sender keeps its memory."""
+"""Seconds after which a log warning names the sender that keeps a room's memory. Once a room."""
 MESSAGE_BYTES: Final = 1 << 20
-"""From this length on what else is to be said goes into the next message."""
+"""Length in bytes from which further parts go into the next message."""
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
@@ -56,15 +56,15 @@ Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
 
 @dataclass(slots=True)
 class ReceiverIdentity:
-    """Who this decode worker is to its senders, and where its memory lies."""
+    """Identity of this decode worker for its senders, and its transfer endpoints."""
 
     incarnation: Incarnation
     secret: bytes = field(repr=False)
     layouts: Sequence[KvLayout]
-    """Of every rank, in rank order."""
+    """KV layouts of all ranks, in rank order."""
     checksum: KvChecksum
     endpoints: Sequence[inference_pb2.Endpoint] = ()
-    """Of every rank as they are now, in rank order, once they have told."""
+    """Present endpoints of all ranks, in rank order, once gathered."""
 
     @property
     def exposure(self) -> int:
@@ -81,14 +81,16 @@ class ReceiverIdentity:
 
 @dataclass(slots=True)
 class _Grant:
-    """It is not answered, and still wanted. Or it says that there is none: the room is computed here
-    (`GrantRequest.mine`)."""
+    """Grant without an answer that is still wanted.
+
+    It may also say that there is none, because the prompt is computed here (`GrantRequest.mine`).
+    """
 
     request: inference_pb2.GrantRequest
     held: bool = False
-    """Until the sender's way here is made anew."""
+    """Whether it waits for a new connection from the sender."""
     again: bool = False
-    """It was refused for want of a way before."""
+    """Whether it was refused once for lack of a connection."""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class _Close:
 
 
 class SenderLink:
-    """To one incarnation. Everything in it is bounded by the rooms that this worker has places for."""
+    """Link to one incarnation. Its size is bounded by the rooms that this worker can have."""
 
     def __init__(
         self,
@@ -112,15 +114,18 @@ class SenderLink:
         shut_out: Callable[[], None],
         unneeded: Callable[["SenderLink"], None],
     ) -> None:
-        """`connect_timeout_s`: how long the sender may go on refusing, for now, to connect. `shut_out`: told
-        when it refused that long because it sees no end of what it wrote. `unneeded`: told when nothing is
-        left that needs the link."""
+        """Make a link without a stream.
+
+        `connect_timeout_s`: longest time for which the sender may refuse a connection temporarily.
+        `shut_out`: called when it refused that long because it sees no end of its writes. `unneeded`:
+        called when nothing needs the link any more.
+        """
         self.peer = peer
         self.incarnation = Incarnation(peer.incarnation)
         self.connected = False
-        """To the present exposure, by a way that nobody doubts."""
+        """Whether the sender is connected to the present exposure, and the connection is not in doubt."""
         self.knows = False
-        """Of this exposure or an older one: it is to hear of the next."""
+        """Whether the sender knows this exposure or an older one, so that it has to learn of the next."""
         self.connecting = False
         self._identity = identity
         self._mailbox = mailbox
@@ -129,11 +134,11 @@ class SenderLink:
         self._shut_out = shut_out
         self._unneeded = unneeded
         self._waiting: dict[RoomId, None] = {}
-        """Rooms that need the connection."""
+        """Rooms that wait for the connection."""
         self._asked: int | None = None
-        """The exposure that was last asked to be connected."""
+        """Exposure of the last connect."""
         self._refused_s = 0.0
-        """How long it has refused to, pause by pause. What it does not answer is not counted."""
+        """Seconds for which it has refused, by the sum of pauses. Time without an answer does not count."""
         self._grants: dict[RoomId, _Grant] = {}
         self._closes: dict[RoomId, _Close] = {}
         self._connect_to_send = False
@@ -143,11 +148,11 @@ class SenderLink:
         self._task: asyncio.Task[None] | None = None
         self._ended = False
         self._greeted = self._answered = False
-        """On this stream: that was said, and anything was."""
+        """Whether the greeting was sent on this stream, and whether any message was."""
 
     @property
     def asking(self) -> bool:
-        """A connection or a grant is not answered."""
+        """Whether a connect or a grant has no answer yet."""
         return self.connecting or bool(self._grants)
 
     @property
@@ -157,7 +162,7 @@ class SenderLink:
     # ---- what the turns ask
 
     def connect(self, room: RoomId) -> bool:
-        """As `Peers.connect`."""
+        """Make this worker's memory known to the sender (`Peers.connect`)."""
         if self.connected:
             return True
         self._waiting[room] = None
@@ -170,7 +175,7 @@ class SenderLink:
             self._waiting.pop(room, None)
         self._grants[room] = _Grant(request)
         self._grants_to_send[room] = None
-        self._speak()
+        self._wake_stream()
 
     def close(self, room: RoomId, generation: Generation) -> None:
         self._forget_grant(room)
@@ -179,24 +184,24 @@ class SenderLink:
         request = inference_pb2.CloseRequest(room=room, generation=generation)
         self._closes[room] = _Close(request, warning)
         self._closes_to_send[room] = None
-        self._speak()
+        self._wake_stream()
 
     def over(self, room: RoomId) -> None:
-        """Nothing more is wanted of the sender for this room."""
+        """Stop all messages for a room."""
         self._waiting.pop(room, None)
         self._forget_grant(room)
         self._forget_close(room)
         self._let_go()
 
     def exposed_anew(self) -> None:
-        """Whoever knew the older exposure hears of this one, whether or not a room is for it
+        """Send the new exposure to a sender that knew an older one, with or without a room for it
         (`room-ends`)."""
         self.connected = False
         if self.knows:
             self._want_connection()
 
     def end(self) -> None:
-        """Nothing more is said or heard."""
+        """End the link."""
         self._ended = True
         for close in self._closes.values():
             close.warning.cancel()
@@ -218,12 +223,12 @@ class SenderLink:
     def _ask_connection(self) -> None:
         if self.connecting and not self._ended:
             self._connect_to_send = True
-            self._speak()
+            self._wake_stream()
 
     def _connect_answered(self, reply: inference_pb2.ConnectReply) -> None:
         if not self.connecting or reply.exposure != self._asked:
             return
-        if self._asked != self._identity.exposure:  # it was taken back meanwhile
+        if self._asked != self._identity.exposure:  # the memory was moved meanwhile
             self._ask_connection()
             return
         problem = self._problem(reply)
@@ -255,19 +260,19 @@ class SenderLink:
                 grant.held, grant.again = False, True
                 self._grants_to_send[room] = None
         if self._grants_to_send:
-            self._speak()
+            self._wake_stream()
 
     def _connection_failed(self, problem: Problem) -> None:
         self.connecting = self.connected = self._connect_to_send = False
         log.warning("not connected", worker=self.peer.name, cause=str(problem))
-        held = [room for room, grant in self._grants.items() if grant.held]
-        if _shuts_out(problem) and (self._waiting or held):
+        refused = [room for room, grant in self._grants.items() if grant.held]
+        if _shuts_out(problem) and (self._waiting or refused):
             self._shut_out()
         text = f"decode cannot connect to prefill worker {self.peer.name}: {problem}"
         waiting, self._waiting = self._waiting, {}
         for room in waiting:
             self._cancel(room, Cause(Reason.CONNECT_FAILED, text))
-        for room in held:
+        for room in refused:
             self._forget_grant(room)
             self._cancel(room, Cause(_blame(problem), text))
 
@@ -277,22 +282,25 @@ class SenderLink:
         room = RoomId(reply.room)
         grant = self._grants.get(room)
         if grant is None or grant.held or room in self._grants_to_send:
-            return  # it is not wanted any more, or not asked
+            return  # not wanted any more, or never sent
         if not reply.HasField("refused") or grant.request.mine:
             del self._grants[room]
             return
         problem = refusal_from_wire(reply.refused)
         if problem.kind == NotConnected.__name__ and not grant.again:
-            # The sender's way here broke, or leads to where our memory was: make it anew (`reconnect`).
+            # The connection broke, or leads to memory that was moved: connect anew (`reconnect`).
             grant.held, self.connected = True, False
             self._want_connection()
             return
         self._grant_failed(room, problem)
 
     def _grant_failed(self, room: RoomId, problem: RemoteError) -> None:
-        """Refused: the sender does not hold the room (any more), or cannot. Unanswered: it may have the
-        grant, so that the room's memory goes into quarantine until the close is answered. Which of the two is
-        to blame is known of a sender that is gone."""
+        """Cancel the room of a failed grant.
+
+        If refused, the sender does not have the room any more, or cannot take it. If unanswered, it may
+        have the grant, so the room's memory is quarantined until its close is answered. For a sender that
+        is gone, the cause says which of the two it was.
+        """
         self._forget_grant(room)
         text = f"prefill worker {self.peer.name} did not take the destination: {problem}"
         self._cancel(room, Cause(_blame(problem), text))
@@ -307,7 +315,7 @@ class SenderLink:
         room = RoomId(reply.room)
         close = self._closes.get(room)
         if close is None or close.request.generation != reply.generation or room in self._closes_to_send:
-            return  # it is not wanted any more, or not asked: no proof (`ack-is-proof`)
+            return  # not wanted any more, or never sent: no proof (`ack-is-proof`)
         if reply.HasField("refused"):
             close.problem = str(refusal_from_wire(reply.refused))
             asyncio.get_running_loop().call_later(close.pause_s, self._ask_close, room)
@@ -319,7 +327,7 @@ class SenderLink:
     def _ask_close(self, room: RoomId) -> None:
         if room in self._closes and not self._ended:
             self._closes_to_send[room] = None
-            self._speak()
+            self._wake_stream()
 
     def _forget_close(self, room: RoomId) -> None:
         close = self._closes.pop(room, None)
@@ -334,13 +342,13 @@ class SenderLink:
 
     # ---- the stream
 
-    def _speak(self) -> None:
+    def _wake_stream(self) -> None:
         self._news.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"sender link to {self.peer.name}")
 
     async def _run(self) -> None:
-        """One stream after another, each from when there is something to say."""
+        """Run one stream after another, each from when a message is due."""
         pause_s = unnamed_s = 0.0
         while not self._ended:
             await self._news.wait()
@@ -355,14 +363,14 @@ class SenderLink:
             await asyncio.sleep(unnamed_s if _is_no_answer(error) else pause_s)
 
     async def _stream(self) -> RemoteError:
-        """One stream, to its end: why it ended."""
+        """Run one stream to its end. Return why it ended."""
         channel = self._channels.to(self.peer.address, ServiceRole.PREFILL, self.incarnation)
         self._greeted = self._answered = False
         call: Call = inference_pb2_grpc.HandoverServiceStub(channel).HandOver()
         return await run_duplex(call, self._news, self._next, self._receive)
 
     def _next(self) -> inference_pb2.HandOverRequest | None:
-        """What is said next, if anything."""
+        """Return the next message, if one is due."""
         if not (self._connect_to_send or self._grants_to_send or self._closes_to_send):
             return None
         message = self._message()
@@ -374,7 +382,7 @@ class SenderLink:
         return message
 
     def _message(self) -> inference_pb2.HandOverRequest:
-        """What is said next."""
+        """Return the next message."""
         message = inference_pb2.HandOverRequest()
         if self._connect_to_send:
             self._connect_to_send = False
@@ -403,7 +411,7 @@ class SenderLink:
         self._let_go()
 
     def _broke(self, error: RemoteError) -> None:
-        """The stream ended: nothing that was said on it is answered any more."""
+        """Process the end of a stream: its messages will not be answered."""
         if _is_no_answer(error):
             self._grants_to_send.update(
                 {room: None for room, grant in self._grants.items() if not grant.held}
@@ -413,16 +421,16 @@ class SenderLink:
                 log.info("a stream to a sender broke", worker=self.peer.name, cause=str(error))
             for room, grant in [each for each in self._grants.items() if not each[1].held]:
                 if grant.request.mine:
-                    self._grants_to_send[room] = None  # nobody waits for its answer, but the sender for it
+                    self._grants_to_send[room] = None  # its answer is not needed, but the sender waits for it
                 else:
                     self._grant_failed(room, error)
             if error.kind == WrongIncarnation.__name__:
-                self.knows = False  # whoever knew is not there any more
+                self.knows = False  # the process that knew it is gone
             if self.connecting:
                 self._connection_failed(error)
-                self.connecting = self.knows  # of an older exposure: it is to hear of this one
+                self.connecting = self.knows  # it knows an older exposure, and has to learn of this one
         if not (self.knows or self._waiting or self._grants):
-            self.connecting = False  # whoever wanted it has ended (`zero-at-idle`)
+            self.connecting = False  # the rooms that needed it have ended (`zero-at-idle`)
         self._connect_to_send = self.connecting
         self._closes_to_send.update(dict.fromkeys(self._closes))
         self._let_go()
@@ -441,12 +449,13 @@ class SenderLink:
 
 
 def _is_no_answer(error: RemoteError) -> bool:
-    """Of the sender: the stream ended before anything of it was taken, or by us. All is said again."""
+    """Return whether the error is no answer of the sender, so that all messages are sent again."""
     return isinstance(error, ChannelClosed) or error.kind == UnknownReceiver.__name__
 
 
 def _may_pass(problem: Problem) -> bool:
-    """A way that broke is made anew once nothing is under way on it."""
+    """Return whether the refusal may pass: a broken connection can be made anew when no write is under way
+    on it."""
     kinds = (NotConnected.__name__, NotQuiet.__name__)
     return isinstance(problem, RemoteError) and problem.kind in kinds
 
@@ -456,7 +465,8 @@ def _shuts_out(problem: Problem) -> bool:
 
 
 def _blame(problem: Problem) -> Reason:
-    """Of a sender that was there, and does not answer any more, or another process does."""
+    """Return the cause for the rooms of a sender that does not answer any more, or whose address another
+    process has."""
     gone = isinstance(problem, RemoteError) and (
         problem.unreachable or problem.kind == WrongIncarnation.__name__
     )

@@ -1,4 +1,4 @@
-"""What can be set on a decode worker?"""
+"""Settings of a decode worker."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, Self
@@ -15,22 +15,22 @@ LONGEST_MAX: Final = 64
 
 
 AHEAD: Final = 4
-"""Tokens of a draft model, where nobody says how many."""
+"""Default number of tokens of a draft model."""
 
 
 class Speculation(NamedTuple):
-    """What `--speculate` says."""
+    """Value of `--speculate`."""
 
     longest: int = 0
-    """Tokens of an earlier occurrence that are compared; 0: nothing is looked up."""
+    """Length in tokens of the compared suffix. 0: no lookup."""
     model: str = ""
-    """Of drafts; empty: there is none."""
+    """Draft model. Empty: there is none."""
     ahead: int = 0
-    """Most of its tokens for one sequence in a step."""
+    """Most tokens of the draft model for one sequence in a step."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises BadValue."""
+        """Parse the flag. Raises BadValue."""
         kind, colon, rest = text.partition(":")
         if kind == "model" and rest:
             model, _, last = rest.rpartition(":")
@@ -66,7 +66,7 @@ SPECULATION: Final = SettingKind(
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(WorkerSettings):
-    """Sizes are bytes, times milliseconds."""
+    """Settings of a decode worker. Sizes are in bytes, times in milliseconds."""
 
     role: ClassVar[str] = "decode"
 

@@ -1,4 +1,4 @@
-"""Which implementations is a decode worker made of, beside what every worker is?"""
+"""Wiring of a decode worker: the implementations that it uses."""
 
 from functools import partial
 from typing import Final
@@ -18,18 +18,20 @@ from baton.worker.lifecycle.leader_host import WorkerHost
 from baton.worker.wiring import Fitting, Rank, run_worker
 
 DECODING_MS: Final = 3_600_000
-"""Longest that one sequence is decoded, where its opener did not say how long its request may take."""
+"""Longest time in milliseconds to decode a sequence whose opener set no deadline."""
 
 
 def run(settings: DecodeSettings, load: EngineLoader) -> int:
-    """Run a decode worker, or one rank of it, on the engine that `load` brings up, until it is told to
-    stop. Returns the exit code."""
+    """Run a decode worker, or one rank of it, until it is told to stop. Return the exit code.
+
+    `load`: loads the engine.
+    """
     count = partial(DecodeMetrics, max_running=settings.max_running)
     return run_worker(settings, load, count, fit)
 
 
 def fit(rank: Rank[DecodeSettings], metrics: DecodeMetrics) -> Fitting:
-    """The decode side of a rank."""
+    """Return the decode side of a rank."""
     settings, host = rank.settings, rank.host
     speculation = settings.speculation
     secret = draw_secret()

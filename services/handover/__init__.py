@@ -1,0 +1,49 @@
+"""Core of the hand-over of a room's KV cache from a prefill worker to a decode worker.
+
+Each rank of a worker drives one side: `SendingSide` on a prefill worker, `ReceivingSide` on a decode worker.
+A side is pure. It has no clock, socket, thread, tensor or logger. Commands, evidence and the time go in.
+Requests to the world come out of `take_requests`, in the order in which they are to be carried out.
+The package imports `baton.rooms`, `baton.pages`, `baton.ids` and `baton.topology` only. Its drivers are
+`RankWork` with its subclasses `PrefillWork` and `DecodeWork`, the model, the simulation and the stories.
+
+All ranks of a worker take the same turns. One turn of a driver, for either side:
+
+```
+for command in commands:                  # the same commands in the same order on every rank
+    apply(side, command)                  # open, cancel, grant, close, depart, drain, ...
+    carry_out(side.take_requests())
+observe(side)                             # poll, sent, computed, drawn, summed: this rank's evidence
+votes = side.roster.votes(now_ms, side.capacity())
+verdict = minimum_over_all_ranks(votes)   # one collective a turn
+side.agreed(...)                          # every rank has carried out its requests of the turn before
+for room, effect in side.roster.settle(verdict.votes, now_ms, verdict.reasons):
+    side.perform(room, effect, now_ms)
+    carry_out(side.take_requests())
+start_step(side)                          # only if the engine of every rank is free
+```
+
+After each call the driver takes the requests and carries them out. To carry one out decides nothing. Its
+result enters the core later, as a command or as evidence. The duties of a driver, by request:
+
+* `Report`: write a line of the room's timeline.
+* `Outcome`: send the caller of the room its last reply.
+* `Retired`: forget the room: every answer or timer that still waits for it is void.
+* `Forget`: stop all calls to the peer: its process is gone.
+* `Connect`: make this worker's memory known to the sender, then `connected` on every rank.
+* `Grant`: send the sender the pages and the slot, once: a refusal becomes `cancel`.
+* `ClaimRoom`: tell the sender that this worker computes the prompt.
+* `Close`: repeat the close until the sender answers, then `quiet` on every rank.
+* `SumPages`: sum the pages on the engine's thread, then `summed`.
+* `Join`: add the room's choices to the batch, then `drawn` for each token.
+* `BeginWrites`: prepare the writes to the receiver: the room's rows may be computed from now on.
+* `SendPages`: write the whole pages of the first tokens, in windows.
+* `SendRecord`: write the metadata record to each rank of the receiver.
+* `SendSeal`: write the seal, after all ranks agreed that everything else is written.
+
+Rules for a driver:
+
+* The same commands and the same verdicts reach all ranks. Evidence may differ, and is never taken back.
+* No step runs on any rank while `space_for`, `reach` or `revoked` is called.
+* A page or slot that a request names stays the room's until its `Retired`.
+* Time is in milliseconds of this rank's clock (`now_ms`). Ranks need no common clock.
+"""

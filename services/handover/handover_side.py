@@ -1,7 +1,5 @@
-"""What is the same on both sides of a hand-over?
-
-One table of rooms, the memory that they hold, and the requests to the world that have not been taken yet.
-"""
+"""Common part of both sides of a hand-over: the rooms of a rank, the memory that they have, and the
+requests to the world that the driver has not taken yet."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,12 +22,14 @@ Q = TypeVar("Q")
 
 
 class HandOverSide(ABC, Generic[R, Q]):
-    """One rank's half of every hand-over of its worker. `R`: its record of a room; `Q`: the requests that it
-    alone makes.
+    """One rank's half of all hand-overs of its worker.
+
+    `R`: class of the rank's record of a room. `Q`: class of the requests that only this side makes.
 
     Invariants:
-      one-retire         a room leaves by RELEASE, which empties the roster and the holdings of it
-      exits-release-all  what a room held is given back there, and nowhere else
+
+    * `one-retire`: a room leaves by RELEASE, which removes it from the roster and from the holdings.
+    * `exits-release-all`: all memory of a room is given back by RELEASE, and nowhere else.
     """
 
     def __init__(
@@ -40,7 +40,11 @@ class HandOverSide(ABC, Generic[R, Q]):
         layout: KvLayout,
         deadlines: Deadlines,
     ) -> None:
-        """`make`: the record's class; it may add what its shell keeps of a room."""
+        """Make a side without rooms.
+
+        `make`: constructor of a room's record, which may be a subclass with the driver's own fields.
+        `places`: most rooms at a time.
+        """
         self.roster: Roster[R] = Roster(places)
         self.holdings = holdings
         self.draining = False
@@ -50,7 +54,7 @@ class HandOverSide(ABC, Generic[R, Q]):
         self._requests: list[Q | SideRequest] = []
 
     def take_requests(self) -> list[Q | SideRequest]:
-        """Those since the last call, in order."""
+        """Return the requests made since the last call, in order."""
         taken, self._requests = self._requests, []
         return taken
 
@@ -60,25 +64,25 @@ class HandOverSide(ABC, Generic[R, Q]):
         self.roster.cancel(room, cause, now_ms)
 
     def drain(self) -> None:
-        """Hold no more rooms than there are, and leave when there are none."""
+        """Refuse new rooms. The worker may leave when its present rooms have ended."""
         self.draining = True
 
     # ---- what is known on this rank
 
     def note(self, room: RoomId, evidence: Evidence) -> bool:
-        """Add a fact to a room; False, and nothing else, when it is not here."""
+        """Add evidence to a room. Return False if the room is not here."""
         return self.roster.note(room, evidence)
 
     def fail(self, room: R, reason: Reason, text: str) -> None:
         room.note(Failed(Cause(reason, text)))
 
     def capacity(self) -> Capacity:
-        """What could be reserved right now."""
+        """Return what could be reserved right now."""
         holdings = self.holdings
         return Capacity(holdings.available, holdings.slots.free, holdings.prefixes.digest)
 
     def may_leave(self) -> bool:
-        """Draining, and no room is here."""
+        """Return whether this side drains and has no room left."""
         return self.draining and not len(self.roster)
 
     # ---- what moves do
@@ -96,8 +100,8 @@ class HandOverSide(ABC, Generic[R, Q]):
         compiled: bool,
         **own: Any,
     ) -> R:
-        """Enter a room that needs so many pages. `own`: what this side's record says beside. Raises
-        Refusal."""
+        """Enter a room that needs `pages` pages, by KV group. `own`: further fields of this side's record.
+        Raises Refusal."""
 
         def make(place: int) -> R:
             return self._make(
@@ -119,16 +123,19 @@ class HandOverSide(ABC, Generic[R, Q]):
 
     @abstractmethod
     def perform(self, room: R, effect: Any, now_ms: int) -> None:
-        """Do what a settled move asks of this side. `effect`: one of its own."""
+        """Carry out the effect of a settled move. `effect`: one of the effects of this side."""
 
     def _distrust(self, room: R) -> None:
-        """A page that it shared may be why its step failed: nobody else is to begin with that, least of all
-        the request's next room, which comes before this one is released."""
+        """Stop the reuse of the pages that a room shares if its step failed.
+
+        One of these pages may be the cause. The request's next room may open before this one is released,
+        and must not begin with them.
+        """
         if room.ended_for is Reason.ENGINE_FAILED:
             self.holdings.distrust(room.id)
 
     def _release(self, room: R, now_ms: int) -> None:
-        """The one way out of every table that knows the room (`one-retire`)."""
+        """Remove the room from every table. No room leaves in another way (`one-retire`)."""
         self.holdings.give_back(room.id)
         self.roster.retire(room.id, now_ms)
         self._ask(Retired(room.id, room.proof, room.phase_ms))

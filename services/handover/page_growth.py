@@ -1,7 +1,8 @@
-"""How do the rooms of a decode rank take pages as they draw, and how much is left for that?
+"""Growth of the rooms of a decode rank: pages that are taken while tokens are drawn, and the reserve for
+them.
 
-`baton.rooms.page_growth` decides who gets what; here is what it decides by, and what follows for the
-pages.
+`baton.rooms.page_growth` decides which choice gets pages. This module collects what that needs, and changes
+the holdings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,60 +17,68 @@ from baton.rooms.page_growth import RunningRoom, Want, growth, spared, suffice
 from baton.rooms.phases import Phase
 
 AHEAD: Final = 2
-"""How many times as many sequences are granted as a step continues: as many again may be on their way, or
-wait for a place in the batch, so that none stays empty while there is demand. More would hold pages that
-those which run could grow into, and would be the first to be retracted for them, computed in vain."""
+"""Factor by which more sequences may be granted than a step continues.
+
+As many again may be in transfer or wait for the batch, so that the batch stays full while there is demand.
+A larger factor takes pages that running rooms could grow into. The additional rooms would be retracted
+first, after their prompts were computed in vain.
+"""
 
 R = TypeVar("R", bound=ReceivingRoom)
 
 
 class Space(NamedTuple, Generic[R]):
-    """For the next step."""
+    """Pages for the rows of the next step."""
 
     computed: Sequence[int]
-    """Places of the rows that have all their pages, and whose rooms go on."""
+    """Indices of the rows that have all their pages, and whose rooms go on."""
     retracted: Sequence[R] = ()
-    """Rooms that make space, the youngest first."""
+    """Rooms that are retracted to make space, the youngest first."""
     wanted: int = 0
-    """Pages that were lacking, over all groups."""
+    """Number of pages that were lacking, over all groups."""
     given: int = 0
-    """Of these, pages that were there."""
+    """Number of these pages that were free."""
 
 
 class DraftReach(NamedTuple):
-    """Of a row with drafts."""
+    """Reach of a row with drafts."""
 
     stop: int
-    """How far it gets: its choice has pages up to there."""
+    """Position at which the row ends: its choice has pages up to there."""
     given: int
-    """Pages that were taken for that, over all groups."""
+    """Number of pages taken for the drafts, over all groups."""
 
 
 class PageGrowth(Generic[R]):
-    """Of one rank. All that it says follows from numbers that are the same on every rank of the worker."""
+    """Growth of the rooms of one rank. Every result follows from numbers that all ranks of the worker
+    share."""
 
     def __init__(self, rooms: Iterable[R], holdings: Holdings, layout: KvLayout, running_max: int) -> None:
-        """`rooms`: all that there are. `running_max`: sequences that a step continues."""
+        """Make it without growing choices. `rooms`: roster of the rank. `running_max`: most sequences of a
+        step."""
         self.lacks = False
-        """Somebody who runs waits for pages, and nobody is left to make space for it."""
+        """Whether a running room waits for pages and no younger room is left to retract."""
         self._rooms = rooms
         self._holdings = holdings
         self._layout = layout
         self._block = layout.pages_for(layout.block_tokens)
         self._growing = 0
-        """Choices of granted rooms that have no pages yet for all that they may come to hold."""
+        """Number of choices of granted rooms whose pages do not yet cover their longest possible output."""
         self._rows_left = AHEAD * running_max
-        """Sequences that may still be granted; below 0 by the last one's further choices."""
+        """Number of sequences that may still be granted. The further choices of the last room can make it
+        negative."""
 
     @property
     def margin(self) -> PageCounts:
-        """Pages that are left for those that grow, a block for each of their choices: they are not to make
-        space at once for one that begins. () where nobody grows."""
+        """Pages kept free for growing choices, by KV group: one block for each. () if no choice grows.
+
+        Without this reserve, a new room could force a retraction in its first step.
+        """
         return tuple([self._growing * count for count in self._block]) if self._growing else ()
 
     @property
     def rows(self) -> int:
-        """Sequences of rooms that may begin."""
+        """Number of sequences that may still begin."""
         return max(self._rows_left, 0)
 
     def granted(self, room: R) -> None:
@@ -78,7 +87,8 @@ class PageGrowth(Generic[R]):
         self.begins(room)
 
     def begins(self, room: R) -> None:
-        """Which pages each of its choices has, before any grew, and how far they are filled once it runs."""
+        """Set the page tables of a granted room: the pages of each choice before growth, and how far they
+        are filled."""
         pages = self._holdings.get(room.id).pages
         shared = tuple([table[:count] for table, count in zip(pages, room.division.shared, strict=True)])
         further = room.request.choices - 1
@@ -86,14 +96,14 @@ class PageGrowth(Generic[R]):
         room.filled = [room.request.prefill_tokens, *[room.division.shared_tokens] * further]
 
     def over(self, room: R) -> None:
-        """It takes no more pages: nothing is left free for it. Idempotent."""
+        """End the growth of a room: no page is reserved for it any more. Idempotent."""
         if room.pages:
             self._growing -= room.growing
             self._rows_left += room.rows
             room.pages = []
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
-        """See `ReceivingSide.space_for`."""
+        """Give pages to the rows of the next step (`ReceivingSide.space_for`)."""
         self.lacks = False
         lacking = [place for place, (room, choice, stop) in enumerate(rows) if stop > room.covered[choice]]
         if not lacking:
@@ -118,7 +128,7 @@ class PageGrowth(Generic[R]):
         return Space(computed, retracted, wanted, given)
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """See `ReceivingSide.reach` (`drafts-make-way`)."""
+        """Return how far drafts of a row have pages (`ReceivingSide.reach`, `drafts-make-way`)."""
         pages, given = self._lacking(room, choice, stop), 0
         if any(pages) and spared(pages, self._holdings.available, self.margin):
             self._grow(room, choice, stop, pages)
@@ -126,7 +136,8 @@ class PageGrowth(Generic[R]):
         return DraftReach(min(room.covered[choice], stop), given)
 
     def _holders(self) -> tuple[list[tuple[R, PageCounts]], PageCounts]:
-        """Rooms that run, each with what it would give back, and what those that are over are about to."""
+        """Return the running rooms with the pages that each would give back, and the pages of rooms about
+        to end."""
         coming: PageCounts = (0,) * len(self._block)
         running: list[tuple[R, PageCounts]] = []
         for room in self._rooms:
@@ -140,7 +151,7 @@ class PageGrowth(Generic[R]):
         return running, coming
 
     def _lacking(self, room: R, choice: int, stop: int) -> PageCounts:
-        """Pages that a choice needs for so many positions beyond those that it has."""
+        """Return the number of pages, by group, that a choice lacks for these positions."""
         needed = zip(self._layout.pages_for(stop), room.pages[choice], strict=True)
         return tuple([max(count - len(table), 0) for count, table in needed])
 

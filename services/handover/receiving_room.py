@@ -1,4 +1,4 @@
-"""What does a decode rank keep of a room?"""
+"""Record of one room on a rank of a decode worker."""
 
 from dataclasses import dataclass, field
 
@@ -15,35 +15,38 @@ from baton.rooms.running_choices import RunningChoices
 
 @dataclass(slots=True, eq=False)
 class ReceivingRoom(Receiver):
-    """A shell's record adds its own to it."""
+    """Record of one room on the receiving side. The driver's record is a subclass with its own fields."""
 
     request: Request = field(kw_only=True)
     peer_name: str = field(default="", kw_only=True)
     division: ChoicePages = field(kw_only=True)
-    """Of its pages, among the choices."""
+    """Division of the room's pages among its choices."""
     pages: list[PageTables] = field(default_factory=list, init=False)
-    """Of each choice, once it was granted: its page tables, by group."""
+    """Page tables of each choice, by KV group. Empty before the grant."""
     covered: list[int] = field(init=False)
-    """Of each choice: leading positions that its pages are there for, once it was granted."""
+    """Number of leading positions that the pages of each choice cover, once granted."""
     filled: list[int] = field(default_factory=list, init=False)
-    """Of each choice, once it was admitted: leading positions whose keys and values are those of its tokens.
-    Its next row begins there. What drafts that were not taken left lies behind them, and is written over
-    before it is read (`not-taken-never-read`)."""
+    """Number of leading positions of each choice whose keys and values are computed, once admitted.
+
+    The next row of the choice begins there. Values of rejected drafts lie behind it, and are overwritten
+    before they are read (`not-taken-never-read`).
+    """
     retracting: Cause | None = field(default=None, init=False)
-    """Why every rank takes its pages for others, from its next turn on: no row of it is computed any more.
-    Whatever else ends it by then is more (`retracted-is-no-failure`)."""
+    """Cause of the room's retraction, or None. No row of it is computed any more, and its pages are given
+    to other rooms from the next turn on. Any other cause of an end takes precedence
+    (`retracted-is-no-failure`)."""
     prefix_tokens: int = field(default=0, init=False)
-    """Leading tokens whose pages were held when it was granted."""
+    """Number of leading tokens whose pages were cached here when the room was granted."""
     computed: int = field(default=0, init=False)
-    """Of a local room: leading tokens whose KV is in its pages."""
+    """Number of leading tokens whose KV is in the pages. Used by rooms whose prompt is computed here."""
     first: Token | None = field(default=None, init=False)
-    """Drawn behind what it begins with, by the sender or here."""
+    """First token drawn, by the sender or by this worker."""
     record: MetadataRecord | None = field(default=None, init=False)
-    """As it was when its seal was seen: what a peer writes to the slot later is not looked at."""
+    """Metadata record as read together with its seal. Later writes of the peer to the slot are not read."""
     near_until_s: float | None = field(default=None, init=False)
-    """Until when its seal is looked for without a pause, once its record is there."""
+    """Time in seconds until which the seal is polled without a pause. Set when the record has arrived."""
     outputs: tuple[list[int], ...] = field(init=False)
-    """All tokens drawn of each choice."""
+    """Output tokens of each choice."""
     ends: RunningChoices = field(init=False)
     concluded: bool = field(default=False, init=False)
 
@@ -54,7 +57,7 @@ class ReceivingRoom(Receiver):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """All tokens of choice 0 whose KV is in the pages: the last one drawn was not computed."""
+        """Tokens of choice 0 whose KV is in the pages. The KV of the last drawn token is not computed yet."""
         return (*self.request.prompt, *self.outputs[0][:-1])
 
     @property
@@ -63,7 +66,7 @@ class ReceivingRoom(Receiver):
 
     @property
     def complete(self) -> bool:
-        """Of a local room: all that is known was computed."""
+        """Whether the whole prompt of a room that is computed here was computed."""
         return self.computed == self.request.prefill_tokens
 
     @property
@@ -72,14 +75,14 @@ class ReceivingRoom(Receiver):
 
     @property
     def runs(self) -> bool:
-        """Its choices that go on have their next tokens drawn."""
+        """Whether a next token is drawn for the room's unfinished choices."""
         if self.phase is not Phase.SUCCESS:
             return False
         return not (self.finished or self.stopping or self.retracting is not None)
 
     @property
     def needs_short_steps(self) -> bool:
-        """By each step that takes longer: it runs, or is about to."""
+        """Whether a long step would delay the room: it decodes, or its pages are in transfer."""
         return self.runs or self.phase is Phase.TRANSFERRING
 
     def ending(self, now_ms: int) -> Cause | None:
@@ -95,26 +98,26 @@ class ReceivingRoom(Receiver):
 
     @property
     def succeeded(self) -> bool:
-        """Whatever happens now, its caller has its answer."""
+        """Whether the caller has its whole answer. No later failure changes the outcome."""
         return self.finished
 
     @property
     def undecided(self) -> bool:
-        """What landed is neither proven nor found wrong."""
+        """Whether the pages in transfer are neither proven complete nor found wrong."""
         return self.phase is Phase.TRANSFERRING and not self.sealed and self.cause is None
 
     def tables(self, choice: int) -> PageTables:
-        """The page tables of one choice, by group."""
+        """Return the page tables of one choice, by group."""
         return self.pages[choice]
 
     @property
     def growing(self) -> int:
-        """Choices that have no pages for all that they may come to hold, once it was granted."""
+        """Number of choices whose pages do not yet cover their longest possible output, once granted."""
         return sum(covered < self.division.tokens_max for covered in self.covered)
 
     @property
     def margin(self) -> PageCounts:
-        """A block for each choice that grows."""
+        """Pages to keep free for growth, by group: one block for each growing choice."""
         growing = self.growing
         return tuple([growing * count for count in self.division.block])
 
@@ -124,14 +127,15 @@ class ReceivingRoom(Receiver):
 
     @property
     def stays(self) -> bool:
-        """Another room could not go on behind what it has."""
+        """Whether the room cannot be retracted, because its output is too long for another room to
+        continue."""
         most = self.request.carried_tokens_max
         return 0 < most < len(self.request.prompt) + max(map(len, self.outputs))
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV its pages hold, once it was admitted: what all choices begin with, and what was
-        drawn of each but the last."""
+        """Number of tokens whose KV is in the room's pages, once admitted: the common prefix of all
+        choices, and all output tokens of each choice but the last."""
         begun = len(self.request.output)
         drawn = sum(max(len(output) - begun - 1, 0) for output in self.outputs)
         return self.request.prefill_tokens + drawn

@@ -1,17 +1,15 @@
-"""What does one rank of a decode worker do in a hand-over?
+"""Hand-over decisions of one rank of a decode worker.
 
-It grants memory to senders, knows what landed there, takes it for good or keeps it from everybody until
-nothing more can be written to it. Commands, evidence and time come in; requests to the world go out
-(`baton.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
-this very class.
+The rank grants memory to senders, recognises what landed in it, and admits the room. If the room failed, it
+withholds the memory until no write can land there any more. See the package's docstring for how it is
+driven.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from math import inf
+from collections.abc import Callable, Sequence
 from operator import gt
 from typing import Final, TypeVar, assert_never
 
-from baton.handover.handover_side import HandOverSide
+from baton.handover.landed_data import LandedData
 from baton.handover.page_growth import DraftReach, PageGrowth, Space
 from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.requests import (
@@ -22,20 +20,15 @@ from baton.handover.requests import (
     Grant,
     Join,
     Outcome,
-    ReceiverRequest,
-    SumPages,
 )
 from baton.ids import NO_PEER, Generation, Incarnation, PageCounts, RoomId
-from baton.pages.errors import RecordCorrupt, RecordForeign, added
 from baton.pages.holdings import Holdings
-from baton.pages.kv_checksum import KvChecksum, nonzero_sum
+from baton.pages.kv_checksum import KvChecksum
 from baton.pages.layout import KvLayout
-from baton.pages.record import MetadataRecord, announced, read_slot
-from baton.pages.slots import Slot
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, PeerFault, Reason, Refusal
-from baton.rooms.evidence import Computed, Connected, Fenced, Finished, Landed, Proof, Sealed
+from baton.rooms.evidence import Computed, Connected, Fenced, Finished, Proof
 from baton.rooms.phases import Effect, Phase, ReceiverEffect
 from baton.rooms.plurals import counted
 from baton.rooms.quarantine import in_quarantine, revocation_due
@@ -46,16 +39,19 @@ from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
 
 NEAR_S: Final = 0.01
-"""What comes between a record and its seal takes a few milliseconds mostly."""
+"""Seconds to poll for the seal once the record is there. The seal usually follows in a few milliseconds."""
 
 R = TypeVar("R", bound=ReceivingRoom)
 
 
-class ReceivingSide(HandOverSide[R, ReceiverRequest]):
-    """Invariants:
-    exposure-on-page    what is named to a peer is marked exposed before, on every rank
-    no-free-under-write exposed memory is committed by its seal or waits in quarantine for a proof
-    stale-never-served  what landed is used only if it is this tenancy's own, and whole
+class ReceivingSide(LandedData[R]):
+    """Receiving side of the hand-overs of one rank.
+
+    Invariants:
+
+    * `exposure-on-page`: memory is marked exposed on every rank before a peer is told of it.
+    * `no-free-under-write`: exposed memory is committed by its seal, or waits in quarantine for a proof.
+    * `stale-never-served`: landed data is used only if it belongs to this tenancy and is complete.
     """
 
     def __init__(
@@ -73,26 +69,39 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         near_s: float = NEAR_S,
         running_max: int = ROWS_MAX,
     ) -> None:
-        """`exposure`: of this rank's memory. `ranks`: of this worker. `vocabulary`: token ids that the model
-        has. `near_s`: for how long a seal is near once its record is there. `running_max`: sequences that a
-        step continues."""
-        super().__init__(make, places, holdings, layout, deadlines)
+        """Make a side without rooms.
+
+        `exposure`: id of the exposure of this rank's memory. `ranks`: number of ranks of this worker.
+        `vocabulary`: number of token ids of the model. `near_s`: seconds to poll for a seal once its record
+        is there. `running_max`: most sequences of a step.
+        """
+        super().__init__(
+            make,
+            places,
+            holdings,
+            layout,
+            deadlines,
+            vocabulary=vocabulary,
+            checksum=checksum,
+            near_s=near_s,
+        )
         self.revoking = False
-        """Agreed, and to be carried out as soon as no step runs: see `revoked`."""
+        """Whether all ranks agreed on a revocation. The driver carries it out when no step runs
+        (`revoked`)."""
         self._exposure = exposure
         self._ranks = ranks
-        self._vocabulary = vocabulary
-        self._checksum = checksum
-        self._near_s = near_s
         self._granting: list[Grant] = []
-        """Exposed here, and not yet known to be so on every rank."""
+        """Grants whose memory is exposed on this rank, and perhaps not yet on the others."""
         self._asked_to_revoke = False
         self._lacks_since_ms: int | None = None
-        """Since when somebody who runs has waited for pages without a break, as this rank's clock has it."""
+        """Time in milliseconds since which some running room has waited for pages without a break. None: no
+        room waits."""
         self._growing = PageGrowth(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
-        """Of local rooms' prompts, that a step computes beside sequences that run, as told last; and while
-        none runs, but what is handed over may soon."""
+        """Prompt tokens of local rooms that a step computes beside running sequences.
+
+        `near_tokens` is the limit while no sequence runs but one may soon. The leader sets both by command.
+        """
 
     # ---- commands, the same on every rank
 
@@ -141,20 +150,23 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         return opened
 
     def compute_here(self, room: RoomId, beside_tokens: int, near_tokens: int, why: str) -> None:
-        """The leader decided that this worker computes the room's prompt, of which a step has so many tokens
-        from now on (`mine-or-granted`). Of a room that is granted by now, or over, nothing comes."""
+        """Compute the room's prompt on this worker, as its leader decided (`mine-or-granted`).
+
+        `beside_tokens`, `near_tokens`: prompt tokens of a step from now on. Has no effect on a room that is
+        granted or over.
+        """
         self.beside_tokens, self.near_tokens = beside_tokens, near_tokens
         if room in self.roster and self._claim(self.roster.get(room), why):
             self._ask(ClaimRoom(room, self.roster.get(room).peer))
 
     def connected(self, sender: Incarnation) -> None:
-        """It knows this worker's memory."""
+        """Note for all rooms of a sender that it is connected to this worker's memory."""
         for room in self.roster:
             if room.peer == sender:
                 room.note(Connected())
 
     def cut(self, room: RoomId, choice: int) -> None:
-        """The reader of one choice has all it wants of it. Of a room that is over nothing is to be ended."""
+        """End one choice because its reader wants no more of it. Has no effect on a room that is over."""
         if room not in self.roster:
             return
         held = self.roster.get(room)
@@ -163,14 +175,17 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
             self._end(held, choice, "cut off")
 
     def quiet(self, room: RoomId, generation: Generation) -> None:
-        """The sender acknowledged the close of this room and generation. Raises PeerFault for another one."""
+        """Note that the sender acknowledged the close of this room and generation. Raises PeerFault for
+        another generation."""
         if room in self.roster and self.roster.get(room).generation != generation:
             raise PeerFault(f"room {room}: quiet for generation {generation}, which is not ours")
         self.roster.note(room, Fenced(Proof.QUIET))
 
     def depart(self, sender: Incarnation) -> None:
-        """A prefill process is known to be gone: nothing of it can land any more. What it finished before
-        is there, and is not lost with it (`drain-keeps-promises`)."""
+        """Note that a prefill process is gone, so that none of its writes can land any more.
+
+        A hand-over that it finished before is complete, and is not lost (`drain-keeps-promises`).
+        """
         for room in self.roster:
             if room.peer != sender or room.phase is Phase.SUCCESS or room.local:
                 continue
@@ -182,7 +197,7 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         self._ask(Forget(sender))
 
     def revoke(self) -> None:
-        """Every room whose memory is exposed ends: all of it is about to go."""
+        """End every room whose memory is exposed, because all exposed memory is about to be moved."""
         self.revoking = True
         for room in self.roster:
             if room.phase is Phase.TRANSFERRING:
@@ -191,56 +206,17 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
 
     # ---- what is known on this rank alone
 
-    def awaited(self) -> Iterator[tuple[R, Slot]]:
-        """Rooms whose pages are on their way and whose seal was not seen, with their slots."""
-        for room in self.roster:
-            if room.phase is Phase.TRANSFERRING and room.record is None:
-                yield room, self.holdings.get(room.id).slot
-
-    def touched(self) -> list[R]:
-        """Rooms whose seal may be there: `poll` says whether it is."""
-        return [room for room, slot in self.awaited() if self.holdings.slots.is_touched(slot)]
-
-    def near(self, now_s: float) -> bool:
-        """A room has its record, and has not had it for long: its seal is near."""
-        for room, slot in self.awaited():
-            if room.near_until_s is None and announced(self.holdings.slots.view(slot)):
-                room.near_until_s = now_s + self._near_s
-            if room.near_until_s is not None and now_s < room.near_until_s:
-                return True
-        return False
-
-    def poll(self, room: R) -> bool:
-        """Look for the room's seal; True when something was there. What is not this tenancy's own ends the
-        room (`stale-never-served`)."""
-        slot = self.holdings.get(room.id).slot
-        generation = slot.generation
-        try:
-            view, checked = self.holdings.slots.view(slot), self._checksum is not KvChecksum.OFF
-            record = read_slot(view, room.id, generation, check_sum=checked)
-            if record is None:
-                return False
-            self._check(room, record)
-            room.note(Landed(generation, record.pages))
-        except (RecordCorrupt, RecordForeign, PeerFault) as error:
-            self.fail(room, Reason.RECORD_CORRUPT, f"decode: {error}")
-            return True
-        room.record = record
-        self._begin_output(room, Token(record.first_token, record.first_logprob, record.alternatives))
-        if self._checksum is KvChecksum.PAGES:
-            self._ask(SumPages(room.id, room.prefix_tokens))
-        else:
-            self._seal(room, record)
-        return True
-
     def stepping(self, now_ms: int) -> None:
-        """A step goes on, or has ended: progress of all that are computed here, or wait for the next."""
+        """Note that a step goes on or has ended: progress for all rooms whose prompts are computed here."""
         for room in (each for each in self.roster if each.phase is Phase.COMPUTING):
             room.progressed(now_ms)
 
     def computed(self, room: R, tokens: int, first: Token | None) -> None:
-        """A step ended: the first `tokens` tokens of a local room are in its pages. `first`: the token that
-        was drawn behind them all. Nothing follows where the room has failed meanwhile."""
+        """Note that the first `tokens` tokens of a local room are in its pages.
+
+        `first`: token drawn after the whole prompt, or None. Has no effect if the room has failed
+        meanwhile.
+        """
         if room.phase is not Phase.COMPUTING:
             return
         room.computed = tokens
@@ -248,22 +224,9 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
             self._begin_output(room, first)
             room.note(Computed())
 
-    def summed(self, room: R, total: int) -> None:
-        """The sum of what landed is complete."""
-        record = room.record
-        if record is None:
-            raise AssertionError(f"room {room.id} was summed without its record")
-        if record.pages_checksum == nonzero_sum(total):
-            self._seal(room, record)
-            return
-        text = (
-            f"decode: what landed in {added(record.pages)} pages of {record.prompt_tokens} tokens is not what"
-            " the prefill worker computed"
-        )
-        self.fail(room, Reason.PAGES_CORRUPT, text)
-
     def drawn(self, room: R, choice: int) -> FinishReason | None:
-        """A token was appended to the choice's output. Returns why it was the last one, if it was."""
+        """Note that a token was appended to the output of a choice. Return the finish reason if it was the
+        last."""
         room.filled[choice] = len(room.request.prompt) + len(room.outputs[choice]) - 1
         finish = room.request.finish_reason(room.outputs[choice])
         if finish is not None:
@@ -271,8 +234,11 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         return finish
 
     def revocation_due(self, now_ms: int, *, shut_out: bool) -> bool:
-        """Whether the leader is to ask for a revocation now; said once. `shut_out`: a sender that a room is
-        for sees no end of what it wrote by a way that broke."""
+        """Return whether the leader is to start a revocation now. True only once for each revocation.
+
+        `shut_out`: some room's sender refuses to connect, because it has not seen the end of writes over a
+        broken connection.
+        """
         if not self._growing.lacks:
             self._lacks_since_ms = None
         elif self._lacks_since_ms is None:
@@ -285,8 +251,11 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         return False
 
     def revoked(self, exposure: Incarnation, slots: memoryview) -> None:
-        """All memory was taken back from everyone who knew it, and is exposed anew. Proof for every room in
-        quarantine; admitted rooms keep their pages, at another address. `slots`: where those lie now."""
+        """Note that all memory was moved and exposed under a new id, out of reach of all earlier senders.
+
+        This is the proof for every room in quarantine. Admitted rooms have the same pages at another
+        address. `slots`: memory of the metadata slots now.
+        """
         self.holdings.slots.moved(slots)
         self._exposure = exposure
         for room in self.roster:
@@ -297,30 +266,35 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
     # ---- a turn
 
     def capacity(self) -> Capacity:
-        """Nothing while a revocation is agreed: it would be exposed, and taken back at once. Else what those
-        that grow leave (`memory-as-used`)."""
+        """Return what could be reserved: nothing while a revocation is agreed, otherwise all but the
+        reserve for growth (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
         return super().capacity()._replace(margin=self._growing.margin, rows=self._growing.rows)
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
-        """Give choices the pages that their rows of the next step write to; where there are none, rooms end,
-        in the next turn, which is due at once. Only while no step runs on any rank: then all ranks have the
-        same outputs, pages and counts, and decide alike (`growth-is-agreed`). `rows`: (room, choice,
-        positions that it reaches to) of each, of those at least that lack pages."""
+        """Give choices the pages that their rows of the next step write to.
+
+        If there are too few pages, rooms are retracted in the next turn, which is due at once. Call it only
+        while no step runs on any rank. All ranks then have the same outputs, pages and counts, and decide
+        alike (`growth-is-agreed`). `rows`: (room, choice, positions that the row reaches to), at least of
+        all choices that lack pages.
+        """
         space = self._growing.space_for(rows)
         for room in space.retracted:
             self._retract(room, space.wanted)
         return space
 
     def reach(self, room: R, choice: int, stop: int) -> DraftReach:
-        """How far towards `stop` a choice's drafts are computed in the next step, whose rows have their pages
-        by then. Drafts take only such as nobody who runs may need next, and retract nobody
-        (`drafts-make-way`). On all ranks alike, as `space_for`."""
+        """Return how far towards position `stop` the drafts of a choice are computed in the next step.
+
+        Call it after `space_for`, under the same rules. Drafts take only pages that no running room may
+        need next, and retract no room (`drafts-make-way`).
+        """
         return self._growing.reach(room, choice, stop)
 
     def load(self, running_max: int) -> WorkerLoad:
-        """By what rooms are placed here. `running_max`: sequences that a step continues at most."""
+        """Return the load by which the router places rooms here. `running_max`: most sequences of a step."""
         nothing: PageCounts = (0,) * len(self.holdings.pools)
         asked, waiting, running, entered = nothing, 0, 0, RoomId(0)
         for room in self.roster:
@@ -334,7 +308,7 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         return WorkerLoad(free, asked, waiting, running, running_max, entered)
 
     def agreed(self) -> None:
-        """Every rank has done what the turn before asked of it: senders are told of their grants."""
+        """Send the grants of the turn before: every rank has exposed their memory by now."""
         for grant in self._granting:
             self._ask(grant)
         self._granting.clear()
@@ -362,7 +336,8 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
                 assert_never(effect)
 
     def _claim(self, room: R, why: str) -> bool:
-        """Whether it becomes local, also where this rank alone has seen it end: all ranks answer alike."""
+        """Make a room local if it is undecided. Return the same on all ranks, even if only this rank has
+        seen it end."""
         if not room.claim_local():
             return False
         self._report(room, Moment.LOCAL, why)
@@ -371,8 +346,11 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
     # ---- what moves do
 
     def _grant(self, room: R) -> None:
-        """Reserve, expose, and only then tell: a slot that a late rank blanked after it was written would
-        never be seen sealed."""
+        """Reserve and expose memory for a room, then ask for its grant.
+
+        The grant waits for all ranks. If a rank blanked its slot after the sender wrote it, the seal would
+        be lost.
+        """
         holding = self.holdings.take(room.id, room.pages_needed, room.request.tokens, room.request.salt)
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
@@ -399,7 +377,10 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         self._report(room, Moment.GRANTED, detail)
 
     def _compute(self, room: R) -> None:
-        """Reserve, and tell nobody. The last token is computed in any case: what follows is drawn from it."""
+        """Reserve memory for a room whose prompt is computed here. No peer learns of it.
+
+        The last token is always computed, because the next token is drawn from it.
+        """
         known = room.request.tokens[:-1]
         holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
         room.prefix_tokens = room.computed = holding.shared_tokens
@@ -412,7 +393,7 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         room.outputs[0][:] = [*room.request.output, first.id]
 
     def _admit(self, room: R) -> None:
-        """The pages are the room's for good."""
+        """Admit the room: its pages are committed."""
         if room.first is None:
             raise AssertionError(f"room {room.id} was admitted without its first token")
         (self.holdings.own if room.local else self.holdings.commit)(room.id)
@@ -424,14 +405,15 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         self._ask(Join(room.id))
 
     def _retract(self, room: R, wanted: int) -> None:
-        """No failure (`retracted-is-no-failure`): its request goes on elsewhere, behind what was drawn."""
+        """Retract the room. Its request continues in another room, after the output so far
+        (`retracted-is-no-failure`)."""
         text = f"decode: its pages are needed by rooms that are older: {counted(wanted, 'page')} wanted"
         room.retracting = Cause(Reason.RETRACTED, text)
         drawn = counted(sum(map(len, room.outputs)), "token")
         self._report(room, Moment.RETRACTED, f"{drawn}, {counted(wanted, 'page')} wanted by those that run")
 
     def _end(self, room: R, choice: int, how: str) -> None:
-        """End one choice, and the room with the last of them (`choices-end-alone`)."""
+        """End one choice, and the room with its last choice (`choices-end-alone`)."""
         last, several = room.ends.end(choice), room.request.choices > 1
         detail = f"{counted(len(room.outputs[choice]), 'token')}, {how}"
         if several:
@@ -446,7 +428,7 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         self._report(room, Moment.FINISHED, detail)
 
     def _end_early(self, room: R) -> None:
-        """The room ends before its choices did: its caller hears why, at once."""
+        """Conclude a room that ends before its choices did: the caller gets the cause at once."""
         if room.cause is None:
             raise AssertionError(f"room {room.id} ended early without a cause")
         if not room.finished:
@@ -462,8 +444,8 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
         if not self.holdings.quarantine(room.id):
             room.note(Fenced(Proof.UNEXPOSED))
         elif room.generation is not None and room.proof is not Proof.DEAD:
-            # A seal that was seen proves it for this rank; the close is the leader's, and another rank may
-            # have seen none. That a peer is dead is known to all.
+            # A seal is proof on this rank only. The leader sends the close, and another rank may have seen
+            # no seal. The death of a peer is known to all ranks.
             self._report(room, Moment.QUARANTINED, "until the sender is quiet or gone")
             doubtful = room.cause is not None and REASONS[room.cause.reason].fault is not Fault.CALLER
             self._ask(Close(room.id, room.peer, room.generation, doubtful))
@@ -471,30 +453,8 @@ class ReceivingSide(HandOverSide[R, ReceiverRequest]):
     def _retire(self, room: R, now_ms: int) -> None:
         whole = room.finished and not room.stopping
         if (whole or room.ended_for is Reason.RETRACTED) and 0 not in room.ends.cut:
-            # Of one that was stopped or cut, the ranks need not have seen the same steps end. One that was
-            # retracted no rank was computing.
+            # For a stopped or cut room, ranks may have seen different steps end. A retracted room was in no
+            # step of any rank.
             self.holdings.keep(room.id, room.written)
         self._growing.over(room)
         self._release(room, now_ms)
-
-    # ---- what landed
-
-    def _seal(self, room: R, record: MetadataRecord) -> None:
-        room.note(Sealed(Generation(record.generation)))
-        checked = ", contents as computed" if self._checksum is KvChecksum.PAGES else ""
-        detail = f"{counted(sum(record.pages), 'page')}, generation {record.generation}{checked}"
-        self._report(room, Moment.LANDED, detail, of_rank=True)
-
-    def _check(self, room: R, record: MetadataRecord) -> None:
-        want = (room.request.prefill_tokens, room.pages_expected)
-        if (record.prompt_tokens, record.pages) != want:
-            raise RecordCorrupt(
-                f"record of room {record.room} says {record.prompt_tokens} tokens in"
-                f" {added(record.pages)} pages, expected {want[0]} in {added(want[1])}"
-            )
-        tokens = (record.first_token, *(token for token, _ in record.alternatives))
-        if max(tokens) >= self._vocabulary:
-            raise RecordCorrupt(f"record of room {record.room} names a token that the model does not have")
-        logprobs = (record.first_logprob or 0.0, *(logprob for _, logprob in record.alternatives))
-        if not all(each < inf for each in logprobs):
-            raise RecordCorrupt(f"record of room {record.room} has a logprob that is no number")

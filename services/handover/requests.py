@@ -1,8 +1,8 @@
-"""What does the hand-over core ask of the world?
+"""Requests of the hand-over core to its driver.
 
-Requests are values. A side hands them out in the order in which they are to be carried out, and whoever
-drives it takes them after each call (`HandOverSide.take_requests`). Carrying one out decides nothing: what
-comes of it enters the core as a command or as evidence.
+Requests are values. A side returns them in the order in which they are to be carried out
+(`HandOverSide.take_requests`). To carry one out decides nothing: its result enters the core as a command or
+as evidence.
 """
 
 from collections.abc import Mapping
@@ -26,21 +26,21 @@ class Report:
     moment: Moment
     detail: str = ""
     of_rank: bool = False
-    """The line says what this rank saw, where others say what the worker did."""
+    """Whether the line reports what this rank saw. Other lines report what the whole worker did."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Tell the room's caller how the room ended: the last that the caller hears."""
+    """Send the room's caller its last reply: how the room ended."""
 
     room: RoomId
     cause: Cause | None
-    """None when the room was answered, or handed over."""
+    """Cause of the end. None if the room was answered or handed over."""
 
 
 @dataclass(slots=True)
 class Retired:
-    """Nothing of the room is left here: whatever is still asked or awaited for it is over."""
+    """Forget the room. All answers and timers that still wait for it are void."""
 
     room: RoomId
     proof: Proof | None
@@ -49,12 +49,12 @@ class Retired:
 
 
 SideRequest: TypeAlias = Report | Outcome | Retired
-"""What both sides ask."""
+"""Requests that both sides make."""
 
 
 @dataclass(slots=True)
 class Forget:
-    """The peer's process is gone: nothing is said to it any more, and nothing of it can land."""
+    """Stop all calls to a peer whose process is gone. None of its writes can land any more."""
 
     peer: Incarnation
 
@@ -69,7 +69,7 @@ class Connect:
 
 @dataclass(slots=True)
 class Grant:
-    """Tell the room's sender where it may write: every rank has exposed it."""
+    """Send the room's sender the memory to write to. Every rank has exposed it."""
 
     room: RoomId
     peer: Incarnation
@@ -78,12 +78,12 @@ class Grant:
     pages: PageTables
     slot: int
     prefix_tokens: int
-    """Leading tokens whose pages the receiver holds already."""
+    """Number of leading tokens whose pages the receiver has cached."""
 
 
 @dataclass(slots=True)
 class ClaimRoom:
-    """Tell the room's sender that this worker computes the prompt itself: nothing is granted."""
+    """Tell the room's sender that this worker computes the prompt itself, so that no grant follows."""
 
     room: RoomId
     peer: Incarnation
@@ -91,19 +91,19 @@ class ClaimRoom:
 
 @dataclass(slots=True)
 class Close:
-    """Ask the sender until it has proven that it writes nothing more for this tenancy. Comes back as
+    """Repeat the close until the sender proves that it writes nothing more for this tenancy. Comes back as
     `ReceivingSide.quiet`."""
 
     room: RoomId
     peer: Incarnation
     generation: Generation
     doubtful: bool
-    """The way from this sender may be what went wrong: the next room connects anew."""
+    """Whether the connection from this sender may be the cause. The next room then connects anew."""
 
 
 @dataclass(slots=True)
 class SumPages:
-    """Sum what landed in the room's pages from this token on. Comes back as `ReceivingSide.summed`."""
+    """Sum the landed pages of the room, beginning at this token. Comes back as `ReceivingSide.summed`."""
 
     room: RoomId
     first_token: int
@@ -111,18 +111,18 @@ class SumPages:
 
 @dataclass(slots=True)
 class Join:
-    """The room's choices join the batch, behind its first token."""
+    """Add the room's choices to the batch, after its first token."""
 
     room: RoomId
 
 
 ReceiverRequest: TypeAlias = Connect | Grant | ClaimRoom | SumPages | Join | Close | Forget
-"""What a receiver's side asks beside a `SideRequest`."""
+"""Requests of the receiving side beside `SideRequest`."""
 
 
 @dataclass(slots=True)
 class BeginWrites:
-    """Prepare the room's writes, from its pages and its metadata slot. Its steps may begin."""
+    """Prepare the room's writes from its pages and its slot. Its rows may be computed from now on."""
 
     room: RoomId
     slot: Slot
@@ -130,12 +130,12 @@ class BeginWrites:
 
 @dataclass(slots=True)
 class SendPages:
-    """The first so many tokens are in the room's pages: whole pages of them may leave."""
+    """Write the whole pages among those of the first `tokens` tokens, which are computed."""
 
     room: RoomId
     tokens: int
     complete: bool
-    """There are no more, so that the last page may leave as it is."""
+    """Whether these are all tokens, so that the last page leaves even if it is not full."""
 
 
 @dataclass(slots=True)
@@ -144,15 +144,15 @@ class SendRecord:
 
     room: RoomId
     record: MetadataRecord
-    """Without the sum of the pages, which differs by the receiver's rank."""
+    """The record without the sum of the pages, which differs by the rank of the receiver."""
 
 
 @dataclass(slots=True)
 class SendSeal:
-    """Write the seal to each rank of the receiver: every rank of this worker has written the rest."""
+    """Write the seal to each rank of the receiver. Every rank of this worker has written the rest."""
 
     room: RoomId
 
 
 SenderRequest: TypeAlias = BeginWrites | SendPages | SendRecord | SendSeal | Forget
-"""What a sender's side asks beside a `SideRequest`."""
+"""Requests of the sending side beside `SideRequest`."""

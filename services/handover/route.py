@@ -1,4 +1,4 @@
-"""How does a sender's rank reach one exposure of a receiver's memory?"""
+"""Route from one rank of a sender to one exposure of a receiver's memory."""
 
 from dataclasses import dataclass
 
@@ -12,26 +12,28 @@ class Target:
     """One rank of the receiver that this rank writes to."""
 
     peer: Incarnation
-    """Of its endpoint."""
+    """Id of its transfer endpoint."""
     plan: TransferPlan
-    """Of the pages; an empty one where only the record is written."""
+    """Plan of which page bytes go where. Empty if only the record is written there."""
     heads: tuple[GroupHead, ...]
-    """That it holds."""
+    """KV heads of this rank of the receiver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     exposure: Incarnation
-    """Of the receiver's rank 0: what grants name, the same on every rank."""
+    """Exposure id of the receiver's rank 0. Grants name it, and it is the same on every rank."""
     page_tokens: tuple[int, ...]
-    """Of the receiver's pages of each group."""
+    """Tokens per page of the receiver, by KV group."""
     targets: tuple[Target, ...]
-    """For the elected rank every rank of the receiver, in their order; for the others those that they have
-    pages for."""
+    """Ranks to write to. For the elected rank these are all ranks of the receiver, in order."""
     endpoints: frozenset[Incarnation] = frozenset()
-    """Of every rank of the receiver, so that all ranks answer alike to what is said of them."""
+    """Endpoint ids of all ranks of the receiver, so that all ranks of this worker answer alike."""
 
     def revoked_by(self, exposure: Incarnation) -> bool:
-        """Whether this memory was taken back before its receiver made `exposure`, whose id is larger then. A
-        Connect may come late: that it names another exposure does not say which is the newer one."""
+        """Return whether this memory was moved before its receiver made `exposure`, which then has a larger
+        id.
+
+        A Connect may arrive late. So a different id alone does not show which exposure is newer.
+        """
         return self.exposure < exposure

@@ -1,9 +1,7 @@
-"""What does one rank of a prefill worker do in a hand-over?
+"""Hand-over decisions of one rank of a prefill worker.
 
-It takes memory to compute a prompt into, says what may be written to the receiver and when, and holds its own
-pages until nothing reads them any more. Commands, evidence and time come in; requests to the world go out
-(`baton.handover.requests`). Pure: the workers, the model checker, the simulation and the stories drive
-this very class.
+The rank reserves memory for a prompt, and decides what may be written to the receiver and when. Its own
+pages stay reserved until no write reads them any more. See the package's docstring for how it is driven.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,42 +42,42 @@ GIVEN_UP: Final = Cause(Reason.RECEIVER_CLOSED, "the decode worker gave the room
 
 
 class Writes(Protocol):
-    """How far the room's writes have come."""
+    """Progress of the writes of a room."""
 
     @property
     def failure(self) -> str | None: ...
     @property
     def written(self) -> bool:
-        """All pages and records of this rank were ready, and their writes are DONE."""
+        """Whether all pages and records of this rank were ready, and their writes are DONE."""
 
     @property
     def sealed(self) -> bool:
-        """The seals' writes are DONE."""
+        """Whether the writes of the seals are DONE."""
 
 
 @dataclass(slots=True, eq=False)
 class SendingRoom(Sender):
-    """What a prefill rank keeps of a room. A shell's record adds its own to it."""
+    """Record of one room on the sending side. The driver's record is a subclass with its own fields."""
 
     request: Request = field(kw_only=True)
     peer_name: str = field(default="", kw_only=True)
     route: Route | None = field(default=None, init=False)
-    """Where its grant leads."""
+    """Route to the memory that its grant names."""
     pages: PageTables = field(default=(), init=False)
-    """By group, in the order of its tokens, once it has some."""
+    """Page tables by KV group, in the order of the tokens. Empty before the pages are reserved."""
     begun: bool = field(default=False, init=False)
-    """It has its pages, and may be written."""
+    """Whether the room has its pages, so that it may be computed and written."""
     computed: int = field(default=0, init=False)
-    """Leading tokens whose KV is in the pages."""
+    """Number of leading tokens whose KV is in the pages."""
     cached: int = field(default=0, init=False)
-    """Leading tokens whose KV was in the pages when they were taken."""
+    """Number of leading tokens whose KV was in the pages when they were reserved."""
     first: Token | None = field(default=None, init=False)
     likely_cached: int | None = field(default=None, init=False)
-    """Leading tokens whose KV was held here when this was asked, before it had its pages."""
+    """Number of leading tokens whose KV was cached at the last look, before the room had its pages."""
 
     @property
     def complete(self) -> bool:
-        """All that is known was computed."""
+        """Whether all known tokens were computed."""
         return self.computed == self.request.prefill_tokens
 
     @property
@@ -88,14 +86,16 @@ class SendingRoom(Sender):
 
     @property
     def reusable(self) -> tuple[int, ...]:
-        """Its first tokens, to be begun behind where their KV is there already. The last token is computed in
-        any case: what follows it is drawn from that. Of a prompt that is scored all are
-        (`scored-is-computed`)."""
+        """Leading tokens whose cached KV the room may use.
+
+        The last token is always computed, because the next token is drawn from it. A prompt that is scored
+        is computed whole (`scored-is-computed`).
+        """
         return self.request.tokens[:-1] if self.request.prompt_logprobs is None else ()
 
     @property
     def succeeded(self) -> bool:
-        """Whatever happens now, it is handed over."""
+        """Whether the room is handed over. No later failure changes the outcome."""
         return self.phase is Phase.SUCCESS
 
     @property
@@ -104,7 +104,7 @@ class SendingRoom(Sender):
 
     @property
     def record(self) -> MetadataRecord:
-        """What the receiver is to know beside the pages, once all is computed."""
+        """Return the metadata record for the receiver. Call it once the whole prompt is computed."""
         if self.first is None or self.grant is None:
             raise AssertionError(f"room {self.id} has a record before it was computed")
         return MetadataRecord(
@@ -115,7 +115,7 @@ class SendingRoom(Sender):
             pages=tuple(map(len, self.grant.pages)),
             first_token=self.first.id,
             first_logprob=self.first.logprob,
-            # What it cannot hold, the bootstrap hears from here alone (`record-fits`).
+            # Only this side can report to the bootstrap what does not fit (`record-fits`).
             alternatives=self.first.top[:ALTERNATIVES_MAX],
         )
 
@@ -124,12 +124,15 @@ S = TypeVar("S", bound=SendingRoom)
 
 
 class SendingSide(HandOverSide[S, SenderRequest]):
-    """Invariants:
-    authorised-writer   only the receiver that the registry named grants and closes a room
-    written-before-sent a page leaves when it is computed, and not before
-    seal-last           the seal leaves when every rank has written the rest
-    one-writer          one rank writes records and seals
-    source-pinned       a room keeps its pages until its writes, which read them, have ended
+    """Sending side of the hand-overs of one rank.
+
+    Invariants:
+
+    * `authorised-writer`: only the receiver that the registry named grants and closes a room.
+    * `written-before-sent`: a page leaves after it was computed.
+    * `seal-last`: the seal leaves after every rank has written the rest.
+    * `one-writer`: one rank writes records and seals.
+    * `source-pinned`: a room's pages stay reserved until the writes that read them have ended.
     """
 
     def __init__(
@@ -142,16 +145,20 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         *,
         elected: bool,
     ) -> None:
-        """`elected`: this rank writes the records and seals of its worker."""
+        """Make a side without rooms. `elected`: whether this rank writes the records and seals of its
+        worker."""
         super().__init__(make, places, holdings, layout, deadlines)
         self.elected = elected
         self._connections: list[Exception | None] = []
-        """The turn's, and what became of each on this rank."""
+        """Connections of this turn: None, or the error that each met on this rank."""
         self._sealing: list[S] = []
-        """The turn's, that are not kept yet."""
+        """Rooms sealed in this turn whose pages are not yet entered in the prefix cache."""
 
     def take_requests(self) -> list[SenderRequest | SideRequest]:
-        """As its own. What is for later is done once all has been carried out: a seal is waited for."""
+        """Return the requests made since the last call, in order.
+
+        The pages of sealed rooms enter the prefix cache only when all requests of the turn are carried out.
+        """
         if self._sealing and not self._requests:
             self._keep_sealed()
         return super().take_requests()
@@ -192,13 +199,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return opened
 
     def connection(self, problem: Exception | None) -> None:
-        """One of the turn's connections was made on this rank, or `problem` is why not."""
+        """Note one connection of this turn. `problem`: why this rank could not make it, or None."""
         self._connections.append(problem)
 
     def revoke(self, receiver: Incarnation, exposure: Incarnation) -> None:
-        """The receiver exposed its memory anew: whoever writes to what it exposed before ends, proven quiet.
-        A write that still reads its source pages reaches nobody, so that they may be used anew
-        (`source-pinned`)."""
+        """End all rooms that write to an earlier exposure of the receiver's memory. They are proven quiet.
+
+        A write that is still under way reaches no memory in use. So its source pages may be used anew
+        (`source-pinned`).
+        """
         for room in self.roster:
             if room.peer == receiver and room.route is not None and room.route.revoked_by(exposure):
                 text = f"decode worker {room.peer_name} took its memory back"
@@ -206,16 +215,19 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 room.note(Fenced(Proof.REVOKED))
 
     def grant(self, room: RoomId, receiver: Incarnation, grant: Granted, route: Route | NotConnected) -> None:
-        """The receiver tells where the room may be written. `route`: to the exposure that it names, or why
-        there is none. Raises UnknownRoom, PeerFault, NotConnected, Truncated."""
+        """Take the receiver's grant: where the room is to be written.
+
+        `route`: route to the exposure that the grant names, or the error that prevents one. Raises
+        UnknownRoom, PeerFault, NotConnected, Truncated.
+        """
         held = self._answered(room, receiver, grant)
         if isinstance(route, NotConnected):
             if not self.elected:
-                # The leader answers the grant, and may have taken it: this rank alone ends the room.
+                # The leader may have accepted the grant. So this rank ends the room by its vote.
                 self.fail(held, Reason.CONNECT_FAILED, f"prefill: {route}")
             raise route
         known = held.request.prefill_tokens
-        # `promise-kept`: what the receiver holds already are whole pages, which are not written over.
+        # `promise-kept`: cached pages of the receiver are whole, and are not overwritten.
         if grant.prefix_tokens % lcm(*route.page_tokens) or grant.prefix_tokens > known:
             raise PeerFault(
                 f"room {room}: a prefix of {grant.prefix_tokens} tokens does not end with a page of its"
@@ -229,8 +241,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         held.route = route
 
     def claimed(self, room: RoomId, receiver: Incarnation) -> None:
-        """The receiver computes the prompt itself, and grants nothing (`mine-or-granted`). Raises
-        UnknownRoom, PeerFault."""
+        """End a room whose prompt the receiver computes itself (`mine-or-granted`). Raises UnknownRoom,
+        PeerFault."""
         claim = Failed(CLAIMED)
         held = self._answered(room, receiver, claim)
         if held.grant is not None:
@@ -238,8 +250,11 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         held.note(claim)
 
     def close(self, room: RoomId, receiver: Incarnation, generation: Generation, now_ms: int) -> None:
-        """The receiver gave the room up. What answers it is a proof (`ack-is-proof`), so it is for the room's
-        own receiver and tenancy alone. Raises PeerFault."""
+        """End a room that its receiver gave up.
+
+        The answer to a close is a proof (`ack-is-proof`). Raises PeerFault unless the room's own receiver
+        and tenancy are named.
+        """
         if room in self.roster:
             held = self.roster.get(room)
             if held.peer != receiver:
@@ -249,7 +264,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self.roster.cancel_by_peer(room, receiver, GIVEN_UP, now_ms)
 
     def depart(self, receiver: Incarnation) -> None:
-        """A decode process is known to be gone: nothing can land in it any more."""
+        """Note that a decode process is gone: none of its rooms can be handed over any more."""
         for room in self.roster:
             if room.peer == receiver:
                 self.fail(room, Reason.DECODE_LOST, f"decode worker {room.peer_name} is gone")
@@ -259,14 +274,18 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- what is known on this rank alone
 
     def stepping(self, now_ms: int) -> None:
-        """A step goes on, or has ended: progress of all that it is for, and that wait for the next."""
+        """Note that a step goes on or has ended: progress for its rooms and for those that wait for the
+        next one."""
         for room in self.roster:
             if room.computable:
                 room.progressed(now_ms)
 
     def computed(self, room: S, tokens: int, first: Token | None, now_ms: int) -> bool:
-        """A step ended: the first `tokens` tokens are in the pages. `first`: the token that was drawn behind
-        them all. False, and nothing follows, where the room has failed meanwhile."""
+        """Note that the first `tokens` tokens of a room are in its pages.
+
+        `first`: token drawn after the whole prompt, or None. Return False, without effect, if the room has
+        failed meanwhile.
+        """
         room.busy = False
         room.computed = tokens
         if not room.begun or room.phase is not Phase.TRANSFERRING:
@@ -280,14 +299,16 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         return True
 
     def sent(self) -> Iterator[S]:
-        """Rooms of which something may be written, or is being written."""
+        """Return the rooms that have writes under way or may start some."""
         for room in self.roster:
             if room.phase in GATED and room.begun and not room.sealed and room.cause is None:
                 yield room
 
     def observe(self, room: S, writes: Writes, now_ms: int, *, moved: bool) -> bool:
-        """See how far the room's writes have come. `moved`: something was posted or has ended. True when
-        something is known that was not."""
+        """Record the progress of a room's writes. Return True if it yields new evidence.
+
+        `moved`: whether a write was posted or has ended.
+        """
         if room.grant is None:
             raise AssertionError(f"room {room.id} is written without a destination")
         if writes.failure is not None:
@@ -301,14 +322,16 @@ class SendingSide(HandOverSide[S, SenderRequest]):
             self._report(room, Moment.WRITTEN, told, of_rank=True)
             moved = True
         if room.written and (room.phase is Phase.TRANSFERRING or not room.elected):
-            room.progressed(now_ms)  # only another rank can be late now, and it counts that itself
+            room.progressed(now_ms)  # from now on only another rank can be late, which has its own deadline
         if writes.sealed:
             room.note(Sealed(room.grant.generation))
         return moved
 
     def unproven(self) -> list[S]:
-        """Rooms that failed, and of which nothing says yet that their writes have ended. Nothing more is
-        posted for them; until their writes have ended they keep their pages, which those read."""
+        """Return the failed rooms whose writes are not known to have ended.
+
+        No more writes are posted for them. Their pages stay reserved, because these writes read them.
+        """
         return [
             room
             for room in self.roster
@@ -316,12 +339,15 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         ]
 
     def ended(self, room: S) -> None:
-        """All that was posted for a failed room has ended."""
+        """Note that all writes of a failed room have ended."""
         room.note(Fenced(Proof.QUIET if room.begun else Proof.UNEXPOSED))
 
     def load(self, tokens_per_s: int, score_price: int = 0) -> WorkerLoad:
-        """By what prompts are expected to be computed here. What is cached is looked up once for each room:
-        it may be more or less by the time that it begins. Both arguments: as of a `WorkerLoad`."""
+        """Return the load by which the router places prompts here.
+
+        Cached tokens are counted once for each room, and may differ when it begins. Arguments: see
+        `WorkerLoad`.
+        """
         waiting = scored = 0
         for room in self.roster:
             if room.begun:
@@ -350,14 +376,17 @@ class SendingSide(HandOverSide[S, SenderRequest]):
     # ---- a turn
 
     def connects(self) -> int:
-        """How many of the turn's connections, from the first on, this rank could make."""
+        """Return how many connections of this turn, counted from the first, this rank could make."""
         problems = [problem is not None for problem in self._connections]
         return problems.index(True) if True in problems else len(problems)
 
     def agreed(self, connects: int) -> Sequence[Exception | None]:
-        """What to answer to each of the turn's connections. So many of them every rank could make; behind the
-        first that failed it is not known of the others what became of them: asked again, a connection that
-        was made is found."""
+        """Return the answer to each connection of this turn: None, or its error.
+
+        `connects`: number of connections, from the first, that every rank could make. After the first
+        failure, the result on other ranks is unknown. A caller that asks again finds a connection that was
+        made.
+        """
         made, self._connections = self._connections, []
         unknown = NotConnected("not every rank of this prefill worker reaches the decode worker")
         return [
@@ -394,7 +423,7 @@ class SendingSide(HandOverSide[S, SenderRequest]):
                 assert_never(effect)
 
     def _answered(self, room: RoomId, receiver: Incarnation, answer: Evidence) -> S:
-        """The room that a receiver answers, by a grant or by a claim. Raises UnknownRoom, PeerFault."""
+        """Return the room that a receiver grants or claims. Raises UnknownRoom, PeerFault."""
         if room not in self.roster:
             self.roster.note(room, answer)  # counted, and creates nothing
             raise UnknownRoom(f"room {room} is not known here")
@@ -418,7 +447,8 @@ class SendingSide(HandOverSide[S, SenderRequest]):
         self._report(room, Moment.COMPUTING, detail)
 
     def _keep_sealed(self) -> None:
-        """The pages of every rank are there, and none of them is read any more: the seal is the slot's."""
+        """Enter the pages of sealed rooms in the prefix cache: all ranks have them, and no write reads them
+        any more."""
         for room in self._sealing:
             self.holdings.keep(room.id, room.request.tokens)
         self._sealing.clear()

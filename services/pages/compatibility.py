@@ -1,7 +1,8 @@
-"""Can the ranks of one worker hand over to those of another? What cannot be mapped is refused by its field.
+"""Check whether the ranks of one worker can hand over to those of another.
 
-What every page of either side must be like is compared rank by rank and group by group, the two page sizes by
-whether one is a multiple of the other, and layers and heads by what each side's ranks hold together.
+A difference that cannot be mapped is refused by its field. Properties of all pages are compared rank by
+rank and group by group. One page size has to be a multiple of the other. Layers and heads are compared by
+what all ranks of a side hold together.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from baton.pages.errors import LayoutMismatch
 from baton.pages.layout import KvGroup, KvLayout
 from baton.topology import RANKS_MAX
 
-_IDS_TOLD: Final = 8
-"""Of layers or heads, in an error."""
+_IDS_SHOWN: Final = 8
+"""Most ids of layers or heads in the text of an error."""
 
 
 def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> None:
-    """Both in rank order. Raises LayoutMismatch by the field."""
+    """Compare the layouts of both workers, in rank order. Raises LayoutMismatch by the field."""
     if not all(1 <= len(each) <= RANKS_MAX for each in (senders, receivers)):
         counts = f"{len(senders)} of the sender", f"{len(receivers)} of the receiver"
         raise LayoutMismatch("ranks", *counts)
@@ -29,7 +30,7 @@ def check_fit(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> Non
             _check_equal("groups", len(first.groups), "of sender rank 0", len(each.groups), whose)
             for one, another in zip(first.groups, each.groups, strict=True):
                 for field in ("kind", "dtype", "planes"):
-                    _check_equal(field, _told(one, field), "of sender rank 0", _told(another, field), whose)
+                    _check_equal(field, _shown(one, field), "of sender rank 0", _shown(another, field), whose)
             for one, another in zip(layouts[0].groups, each.groups, strict=True):
                 _check_equal("page_tokens", one.page_tokens, f"of {side} rank 0", another.page_tokens, whose)
     for number in range(len(first.groups)):
@@ -47,7 +48,7 @@ def _check_group(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> No
         if ours != theirs:
             alone = f"{_some(ours - theirs)} of the sender alone", f"{_some(theirs - ours)} of the receiver"
             raise LayoutMismatch(field, *alone)
-    sent, filled = (_held(each) for each in (senders, receivers))
+    sent, filled = (_layer_heads(each) for each in (senders, receivers))
     for layer, head in sorted(sent ^ filled):
         side = "sender" if (layer, head) in sent else "receiver"
         raise LayoutMismatch("heads", f"head {head} of layer {layer}", f"held by the {side} alone")
@@ -58,7 +59,7 @@ def _check_equal(field: str, one: object, whose: str, another: object, others: s
         raise LayoutMismatch(field, f"{one} {whose}", f"{another} {others}")
 
 
-def _told(group: KvGroup, field: str) -> str:
+def _shown(group: KvGroup, field: str) -> str:
     match field:
         case "kind":
             return group.kind.value
@@ -72,11 +73,11 @@ def _together(field: str, groups: Sequence[KvGroup]) -> set[int]:
     return {number for group in groups for number in getattr(group, field)}
 
 
-def _held(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
-    """(layer, head)"""
+def _layer_heads(groups: Sequence[KvGroup]) -> set[tuple[int, int]]:
+    """Return the (layer, head) pairs of a layout."""
     return {place for group in groups for place in group.places()}
 
 
 def _some(ids: set[int]) -> str:
-    told = ", ".join(map(str, sorted(ids)[:_IDS_TOLD])) or "none"
-    return f"{told}, …" if len(ids) > _IDS_TOLD else told
+    told = ", ".join(map(str, sorted(ids)[:_IDS_SHOWN])) or "none"
+    return f"{told}, …" if len(ids) > _IDS_SHOWN else told

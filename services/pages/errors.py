@@ -1,36 +1,36 @@
-"""What can go wrong with pages, slots and records."""
+"""Errors of pages, slots and records."""
 
 from collections.abc import Iterable
 
 
 def added(counts: Iterable[int]) -> str:
-    """So many pages of each group, as an error says it."""
+    """Return numbers of pages by group as an error shows them."""
     return " + ".join(map(str, counts))
 
 
 class PagesError(Exception):
-    """Base of everything the pages package raises."""
+    """Base class of the errors of this package."""
 
 
 class OutOfPages(PagesError):
-    """Fewer free pages or slots than asked for; nothing was taken. Callers check first."""
+    """There are fewer free pages or slots than requested. Nothing was reserved. Callers check first."""
 
 
 class IllegalPageMove(PagesError):
-    """A page or slot asked to change state in a way the table does not list: a bug here."""
+    """A page or slot was to make a move that the table does not list, which is a bug."""
 
 
 class LayoutMismatch(PagesError):
-    """Two layouts that cannot be mapped onto each other. Names the field (`schema-agreed`)."""
+    """Two layouts cannot be mapped onto each other. The text names the field (`schema-agreed`)."""
 
     def __init__(self, field: str, one: object, other: object) -> None:
-        """`one`, `other`: the values, and whose they are."""
+        """Make it. `one`, `other`: values of the field, with their owners."""
         super().__init__(f"{field} differs: {one}, {other}")
         self.field = field
 
 
 class DoesNotDivide(PagesError):
-    """A model that cannot be split among so many ranks. Names the dimension (`tensor_parallel`, …)."""
+    """A model cannot be split among so many ranks. The text names the dimension (`tensor_parallel`, …)."""
 
     def __init__(self, field: str, ranks: int, possible: str) -> None:
         super().__init__(f"{field} {ranks}: {possible}")
@@ -38,12 +38,12 @@ class DoesNotDivide(PagesError):
 
 
 class Truncated(PagesError):
-    """Source and target page counts differ (`no-truncation`)."""
+    """The page counts of source and target differ (`no-truncation`)."""
 
 
 class RecordCorrupt(PagesError):
-    """A sealed record whose checksum or content does not hold."""
+    """The checksum or the content of a sealed record is wrong."""
 
 
 class RecordForeign(PagesError):
-    """A slot sealed by another room or generation than the one that owns it (`slot-owner`)."""
+    """A slot was sealed by another room or generation than its owner (`slot-owner`)."""

@@ -1,7 +1,7 @@
-"""Which free pages lie side by side, and which of them are best taken together?
+"""Free pages as runs of adjacent pages, and the choice of which to reserve together.
 
-What a room's pages hold travels in as many pieces as they lie in, so they come out of one gap wherever one
-is large enough: the smallest that is, which keeps the large ones for large rooms.
+A room's pages travel in as many pieces as they lie in. So they come from one run if any is large enough.
+The smallest such run is used, which leaves the large ones for large rooms.
 """
 
 from bisect import bisect_left, insort
@@ -12,21 +12,24 @@ from baton.ids import PageId
 
 
 class FreeRuns:
-    """Free pages as runs of neighbours. Those with the same free pages are the same in everything, however
-    they came to be."""
+    """Free pages as runs of adjacent pages. Equal sets of free pages give equal results, however they
+    arose."""
 
     def __init__(self, pages: int) -> None:
-        """`pages` free ones, from 0 on."""
+        """Make `pages` free pages, numbered from 0."""
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._by_size: list[tuple[int, int]] = []
-        """(pages, start) of each gap, ascending."""
+        """Length and start of each run, ascending."""
         if pages:
             self._put(0, 0, pages)
 
     def take(self, count: int) -> tuple[PageId, ...]:
-        """`count` of the free pages, ascending: of the smallest gap that has so many, the lowest of several;
-        where none has, of the largest, and the rest likewise. There must be so many."""
+        """Reserve `count` free pages, in ascending order.
+
+        The smallest run with enough pages is used, the lowest of several. If there is none, the largest run
+        is used whole, and the rest comes likewise. There must be enough pages.
+        """
         taken: list[int] = []
         while count:
             best = bisect_left(self._by_size, (count, 0))
@@ -41,7 +44,7 @@ class FreeRuns:
         return cast(tuple[PageId, ...], tuple(sorted(taken)))
 
     def give(self, pages: Iterable[PageId]) -> None:
-        """`pages`, of which none is free, are free from now on."""
+        """Free `pages`, none of which is free."""
         for start, stop in _runs(sorted(pages)):
             place = bisect_left(self._starts, start)
             if place < len(self._starts) and self._starts[place] == stop:
@@ -64,7 +67,7 @@ class FreeRuns:
 
 
 def _runs(pages: Sequence[PageId]) -> Iterator[tuple[int, int]]:
-    """(first, behind the last) of each run of neighbours in ascending `pages`."""
+    """Yield the start and end of each run of adjacent pages in ascending `pages`."""
     start = stop = -1
     for page in pages:
         if page != stop:

@@ -1,12 +1,33 @@
-"""What does each room hold of this rank's memory, and how does it come back?
+"""Memory of each room on one rank: its pages by KV group, and its metadata slot.
 
-One record per room, one way out. A receiver's holding goes through `take`, `expose`, `commit` or
-`quarantine`, and `give_back`; a sender's, which no peer writes to, through `take` and `give_back`.
+There is one record for each room, and one way out. A receiver's holding passes through `take`, `expose`,
+`commit` or `quarantine`, and `give_back`. A sender's holding, which no peer writes to, passes through
+`take` and `give_back`.
 
-Where prefixes are kept, a room begins with the pages that hold its first tokens already, which it shares, and
-`keep` makes its own known for those that come. Shared pages are not exposed and not quarantined: their user
-unpins them, and they stay until their space is needed. A room shares with rooms of its own salt alone
-(`same-root-only`), which its record says.
+Pages of a room in one KV group, in the order of its tokens. `|` separates the states of `Holding`:
+
+```
+ |<-------------- pages (choice 0) ------------------------------------------>|
+ +--------------+---------------------------+--------------------------------+
+ |    shared    |          exposed          |     growth         | drafts    |
+ +--------------+---------------------------+--------------------------------+
+ |  cached      |<----------------------- own ------------------------------->|
+ |  prefix      |  rest of the prompt,      |  a page at a time,  | the last |
+ |  of other    |  written by the sender    |  for drawn tokens   | own page,|
+ |  rooms       |                           |  (`grow`)           | spare    |
+ +--------------+---------------------------+--------------------------------+
+                |
+                +--> further[1], further[2], ...: own pages of each further choice,
+                     behind the pages of the prompt that it reads
+```
+
+* shared: known to the prefix tree, read only, pinned by the room. Neither exposed nor quarantined.
+* exposed: a peer may write to it until the seal or a proof (`exposure-on-page`).
+* growth: reserved page by page while tokens are drawn. No peer learns of it.
+* drafts: written to own pages beyond the output. Rejected drafts are overwritten before they are read.
+
+With prefix caching, `keep` enters a room's whole blocks in the prefix tree for later rooms. A room shares
+pages only with rooms of its own salt (`same-root-only`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,36 +54,38 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """By group, where it is of pages."""
+    """Pages and slot of one room. Pages are listed by KV group."""
 
     pages: PageTables
     """In token order: page i of a group holds tokens [i * page_tokens, (i + 1) * page_tokens)."""
     slot: Slot
     salt: int = UNSALTED
-    """Under which its tokens are looked for and made known."""
+    """Salt of the prefix tree under which its tokens are looked up and entered."""
     shared_tokens: int = 0
-    """Leading tokens whose pages others may read, too: they were held when it took them, or were kept."""
+    """Number of leading tokens in shared pages. The pages were cached when the room took them, or entered
+    later."""
     shared: PageCounts = ()
-    """How many pages those are."""
+    """Number of shared pages, by group."""
     exposed: PageTables = ()
-    """The pages behind those that a peer may write to. The rest is for tokens still to be drawn."""
+    """Own pages that a peer may write to. The pages after them are for tokens that are still to be drawn."""
     standing: Standing = Standing.HELD
     further: dict[int, PageTables] = field(default_factory=dict)
-    """Of each choice beside the first, once it has some: the pages behind those that it reads of `pages`."""
+    """Pages of each further choice, by its index: those that follow the pages of the prompt that it reads."""
 
     @property
     def own(self) -> PageTables:
-        """The pages that it does not share."""
+        """Pages that the room does not share, by group."""
         return tuple([table[shared:] for table, shared in zip(self.pages, self.shared, strict=True)])
 
 
 class Holdings:
-    """Rooms to pages and slots, on one rank. Keyed by room id; `give_back` empties it."""
+    """Pages and slots by room id, on one rank."""
 
     def __init__(
         self, pools: Sequence[PagePool], slots: SlotPool, prefixes: PrefixTree | None = None
     ) -> None:
-        """`pools`: of each group's pages. `prefixes`: of the pages of these pools; None to reuse nothing."""
+        """Make empty holdings. `pools`: page pools by KV group. `prefixes`: prefix tree over these pools,
+        or None for no reuse."""
         self.pools = tuple(pools)
         self.sizes: PageCounts = tuple(map(len, self.pools))
         self.slots = slots
@@ -80,12 +103,12 @@ class Holdings:
 
     @property
     def available(self) -> PageCounts:
-        """Pages that could be taken now: free ones, and cached ones that nobody uses."""
+        """Pages that could be reserved now, by group: free ones and cached ones without users."""
         evictable = self.prefixes.counts(self.prefixes.evictable)
         return tuple([pool.free + count for pool, count in zip(self.pools, evictable, strict=True)])
 
     def census(self) -> Mapping[PageState, int]:
-        """Pages by their state, over all groups."""
+        """Number of pages in each state, over all groups."""
         total, *further = [pool.census() for pool in self.pools]
         for census in further:
             for state, count in census.items():
@@ -93,14 +116,17 @@ class Holdings:
         return total
 
     def cached(self, tokens: Sequence[int], salt: int = UNSALTED) -> int:
-        """How many of the leading `tokens` are held already, as of now."""
+        """Return how many of the leading `tokens` are cached now."""
         return len(self.prefixes.match(tokens, salt)) * self.prefixes.block_tokens
 
     def take(
         self, room: RoomId, pages: PageCounts, tokens: Sequence[int] = (), salt: int = UNSALTED
     ) -> Holding:
-        """Reserve a blank slot and so many pages, of which the leading ones may be shared: those that hold
-        `tokens`, the first of the room's, under its `salt` already. Raises OutOfPages and takes nothing."""
+        """Reserve a blank slot and `pages` pages for a room.
+
+        The leading pages may be shared: those that already hold the room's first `tokens` under its `salt`.
+        Raises OutOfPages without reserving anything.
+        """
         if room in self._held:
             raise IllegalPageMove(f"room {room} already holds pages")
         prefixes = self.prefixes
@@ -124,9 +150,10 @@ class Holdings:
         return holding
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
-        """The first `pages` pages of the room's own and the slot are about to be named to a peer.
+        """Mark the first `pages` own pages and the slot as exposed, before a peer is told of them.
 
-        Raises Truncated where the room holds fewer (`no-truncation`)."""
+        Raises Truncated if the room has fewer pages (`no-truncation`).
+        """
         holding = self._in(room, Standing.HELD)
         own = holding.own
         if not all(map(le, pages, map(len, own))):
@@ -139,21 +166,23 @@ class Holdings:
         return holding
 
     def commit(self, room: RoomId) -> None:
-        """The seal proved that every write has ended: the memory is the room's for good."""
+        """Commit the exposed memory, because the seal proved that every write has ended."""
         holding = self._in(room, Standing.EXPOSED)
         self._all(PagePool.commit, holding.own)
         self.slots.commit(holding.slot)
         holding.standing = Standing.COMMITTED
 
     def own(self, room: RoomId) -> None:
-        """No peer is ever told of the memory: it is the room's for good."""
+        """Commit the memory of a room that no peer ever writes to."""
         holding = self._in(room, Standing.HELD)
         self._all(PagePool.commit, holding.own)
         holding.standing = Standing.COMMITTED
 
     def grow(self, room: RoomId, pages: PageCounts, choice: int = 0) -> PageTables:
-        """So many more pages of its own for one choice of a room whose memory is its own for good, behind
-        those that it has. Raises OutOfPages and takes nothing."""
+        """Reserve `pages` more own pages for one choice of a committed room, after those that it has.
+
+        Raises OutOfPages without reserving anything.
+        """
         holding = self._in(room, Standing.COMMITTED)
         if not all(map(le, pages, self.available)):
             told, available, sizes = map(added, (pages, self.available, self.sizes))
@@ -168,8 +197,8 @@ class Holdings:
         return fresh
 
     def returning(self, room: RoomId) -> PageCounts:
-        """Pages that could be taken once the room gave everything back: its own, and those that it alone
-        reads."""
+        """Return the pages, by group, that could be reserved once the room has given everything back: its
+        own ones and those that it alone reads."""
         holding, prefixes = self._held[room], self.prefixes
         alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
         held = zip(holding.pages, holding.shared, alone, strict=True)
@@ -179,9 +208,11 @@ class Holdings:
         return counts
 
     def keep(self, room: RoomId, tokens: Sequence[int]) -> Holding:
-        """The room's pages hold `tokens`, its first, on every rank, and nothing is written to them or read
-        from them just now: the whole blocks may be shared from here on. Where another room's hold the same,
-        it goes on with those, so that no more pages are in use than before."""
+        """Enter the whole blocks of a room's first `tokens` in the prefix tree.
+
+        All ranks have these tokens in the room's pages, and nothing reads or writes them now. If another
+        room already entered the same block, the room uses that one instead of its own.
+        """
         holding = self._held[room]
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
@@ -199,8 +230,11 @@ class Holdings:
         return holding
 
     def distrust(self, room: RoomId) -> None:
-        """What the room shares may not hold what it should: nobody begins with it from now on; who has, goes
-        on. The same on all ranks, and before `quarantine`, by which it shares nothing any more."""
+        """Remove a room's shared pages from the prefix tree, because their contents may be wrong.
+
+        Rooms that already use them continue. All ranks call it alike, and before `quarantine`, which unpins
+        shared pages.
+        """
         holding = self._held.get(room)
         if holding is None:
             return
@@ -210,9 +244,9 @@ class Holdings:
             self.prefixes.distrust(block)
 
     def quarantine(self, room: RoomId) -> bool:
-        """The room failed. What was exposed waits for a proof, the rest is free at once.
+        """Quarantine the exposed memory of a failed room until a proof comes, and free the rest at once.
 
-        False when nothing was exposed, so that no proof is needed.
+        Return False if nothing was exposed, so that no proof is needed.
         """
         holding = self._held.get(room)
         if holding is None or holding.standing is Standing.HELD:
@@ -230,7 +264,7 @@ class Holdings:
         return True
 
     def give_back(self, room: RoomId) -> bool:
-        """Return everything (`exits-release-all`). The caller holds the proof that no write can land.
+        """Free all memory of a room (`exits-release-all`). The caller has the proof that no write can land.
         Idempotent."""
         holding = self._held.get(room)
         if holding is None:
@@ -246,14 +280,14 @@ class Holdings:
         return True
 
     def _reserve(self, pages: Sequence[int]) -> PageTables:
-        """So many free pages, of which there are enough once cached ones are given up."""
+        """Reserve free pages, and evict cached ones if necessary. There are enough of both together."""
         lacking = [count - pool.free for count, pool in zip(pages, self.pools, strict=True)]
         if max(lacking) > 0:
             self._all(PagePool.release, self.prefixes.evict(self.prefixes.blocks_for(lacking)))
         return tuple(map(PagePool.reserve, self.pools, pages))
 
     def _unpin(self, holding: Holding) -> None:
-        """What is left of the holding is the room's own."""
+        """Unpin the shared pages of a holding. Only own pages are left in it."""
         if holding.shared_tokens:
             way = self.prefixes.way(holding.pages, self._blocks(holding))
             self._each(PagePool.cache, self.prefixes.unpin(way))
@@ -261,16 +295,16 @@ class Holdings:
             holding.shared_tokens, holding.shared = 0, self.prefixes.counts(0)
 
     def _blocks(self, holding: Holding) -> int:
-        """Leading ones that are shared."""
+        """Return the number of leading blocks that are shared."""
         return holding.shared_tokens // self.prefixes.block_tokens if holding.shared_tokens else 0
 
     def _each(self, move: _Move, blocks: Sequence[PageId]) -> None:
-        """Of the tree."""
+        """Return the pages of a block, by group."""
         if blocks:
             self._all(move, self.prefixes.pages(blocks))
 
     def _all(self, move: _Move, pages: PageTables) -> None:
-        """By group."""
+        """Return all pages of a holding, by group."""
         for pool, table in zip(self.pools, pages, strict=True):
             if table:
                 move(pool, table)

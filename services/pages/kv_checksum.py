@@ -1,18 +1,19 @@
-"""How are the contents of KV pages summed, so that any way of cutting them up gives the same number?
+"""Checksum of the contents of KV pages, which is the same for every division of them into parts.
 
-    sum over groups, layers, planes, KV heads and positions, modulo 2**64, of
+```
+sum over groups, layers, planes, KV heads and positions, modulo 2**64, of
 
-        mix(key(layer, plane, head, position) + vector)
+    mix(key(layer, plane, head, position) + vector)
 
-    vector = sum over i of word[i] * multiplier(i), the words of one head's vector of one plane and position
+vector = sum over i of word[i] * multiplier(i), the words of one head's vector of one plane and position
+```
 
-A sum over differing ranks, page sizes or windows is the sum of its parts. Within a vector every word has a
-multiplier of its own, so order counts; across vectors every place has a key of its own, so that what is
-swapped, missing or in another head's place is seen, and a vector of zeros counts like any other.
+The sum over different ranks, page sizes or windows is the sum of its parts. Each word of a vector has its own
+multiplier, so its position counts. Each vector has its own key, so that swapped, missing or misplaced vectors
+are found, and a vector of zeros counts like any other.
 
-A single bit that differs is always seen; what else differs goes unseen by chance alone, about once in 2**32
-at worst. It finds faults of memory, transport and bookkeeping. It is no protection from someone who
-computes a match.
+A single wrong bit is always found. Any other difference stays unnoticed by chance, at worst once in 2**32.
+The sum finds faults of memory, transport and bookkeeping. It does not protect from deliberate changes.
 """
 
 from enum import Enum
@@ -28,20 +29,20 @@ _LANES: Final = 0xD1342543DE82EF95
 
 
 class KvChecksum(Enum):
-    """What is checked of a hand-over, beside the seal, the room, the generation and the counts, which
-    always are."""
+    """Checks of a hand-over beyond the seal, the room, the generation and the counts, which are always
+    checked."""
 
     OFF = "off"
-    """Nothing more."""
+    """No further check."""
     RECORD = "record"
-    """The record's own checksum."""
+    """Checksum of the record."""
     PAGES = "pages"
-    """That, and the sum of the pages' contents: the sender's over what it computed, the receiver's over
-    what landed."""
+    """Checksum of the record, and the sum of the pages' contents. The sender sums what it computed, the
+    receiver what landed."""
 
 
 def mix(value: int) -> int:
-    """A bijection of 64-bit numbers that leaves no pattern (the finaliser of splitmix64)."""
+    """Map a 64-bit number to another one, one to one and without patterns (the finaliser of splitmix64)."""
     value &= WORD
     value = ((value ^ (value >> 30)) * MIX[0]) & WORD
     value = ((value ^ (value >> 27)) * MIX[1]) & WORD
@@ -49,27 +50,31 @@ def mix(value: int) -> int:
 
 
 def multiplier(index: int) -> int:
-    """What the index-th word of a vector counts with: odd, so that no bit of it is lost."""
+    """Return the factor of the index-th word of a vector. It is odd, so that no bit is lost."""
     return mix(_MULTIPLIERS + index * GAMMA) | 1
 
 
 def lane(layer: int, plane: int, head: int) -> int:
-    """Where the keys of one head's vectors of a plane start. `layer` and `head`: their global ids; `plane`:
-    its number in the layer's group."""
+    """Return the start of the keys of one head's vectors of a plane.
+
+    `layer`, `head`: global ids. `plane`: number in the layer's group.
+    """
     return mix(mix(_LANES + layer * PLANES_MAX + plane) + head * GAMMA)
 
 
 def key(lane: int, position: int) -> int:
-    """Of one position's vector."""
+    """Return the key of the vector at one position."""
     return mix(lane + position * GAMMA)
 
 
 def word_bytes(vector_bytes: int) -> int:
-    """How wide the words of a vector are. Narrower than the sum: a bit that is lost at its top end would
-    hide two flipped signs from each other."""
+    """Return the bytes of a word of a vector.
+
+    Words are narrower than the sum. Otherwise a bit lost at the top could hide two flipped signs.
+    """
     return 4 if vector_bytes % 4 == 0 else 2
 
 
 def nonzero_sum(total: int) -> int:
-    """A sum as it stands in a record, where 0 says that none was computed."""
+    """Return a sum as a record carries it, where 0 means that none was computed."""
     return total & WORD or 1

@@ -1,14 +1,14 @@
-"""Where in a worker's KV memory does what is kept of a token lie?
+"""Layout of KV memory: where the vectors of a token lie in a worker's pages.
 
-What a model keeps of a sequence lies in groups of its layers: each has a geometry, pages and a pool of its
-own. One page of a group holds `page_tokens` tokens of every layer of it that this rank has, laid out as
+The layers of a model form groups. Each group has its own geometry, pages and pool. One page of a group
+holds `page_tokens` tokens of all its layers on this rank, laid out as
 
     [head][layer][plane][token][element]
 
-so that a page is one contiguous run of bytes (few, large descriptors), the heads that a tensor-parallel rank
-holds are one run of a page (differing tensor-parallel sizes are descriptor arithmetic), and so are the
-layers that a pipeline rank holds, head by head. A strip is one head's vectors of one plane and layer over the
-positions of a page. Nothing outside this module knows how many planes there are, or how long their vectors.
+So a page is one contiguous run of bytes, for few and large descriptors. The heads of a tensor-parallel rank
+are one run of a page, so that different tensor-parallel sizes are descriptor arithmetic. The same holds for
+the layers of a pipeline rank, head by head. A strip is one head's vectors of one plane and layer over the
+positions of a page. No other module knows the number of planes or the length of their vectors.
 """
 
 from collections.abc import Iterator
@@ -23,25 +23,25 @@ from baton.ids import PageCounts
 NOT_QUANTIZED: Final = "none"
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUPS_MAX: Final = 4
-"""Of one layout: a metadata record counts the pages of so many."""
+"""Most groups of one layout, since a metadata record has as many page counts."""
 PLANES_MAX: Final = 8
-"""Of one group."""
+"""Most planes of one group."""
 
 
 class KvKind(Enum):
-    """Of which tokens a group keeps something."""
+    """Kind of a group: the tokens whose vectors it keeps."""
 
     FULL = "full"
-    """Of all: its pages grow with the sequence."""
+    """All tokens: its pages grow with the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvPlane:
-    """One of the vectors that a group keeps of each token, layer and head."""
+    """One of the vectors that a group keeps for each token, layer and head."""
 
     name: str
     elements: int
-    """Of one vector."""
+    """Number of elements of one vector."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.elements}"
@@ -55,15 +55,15 @@ class KvGroup:
     dtype: str
     page_tokens: int
     layers: tuple[int, ...]
-    """Global layer ids that are held, ascending. A layer is in one group at most."""
+    """Global ids of the layers here, ascending. A layer is in one group at most."""
     heads: tuple[int, ...]
-    """Global KV head ids that are held, ascending: over tensor-parallel ranks they are split or, where there
-    are fewer than ranks, replicated."""
+    """Global ids of the KV heads here, ascending. Tensor-parallel ranks split them, or replicate them if
+    there are fewer heads than ranks."""
     planes: tuple[KvPlane, ...]
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers, heads and planes that are held."""
+        """Bytes of one token over all layers, heads and planes here."""
         return len(self.layers) * len(self.heads) * sum(self.vector_bytes(each) for each in self.planes)
 
     @property
@@ -71,15 +71,15 @@ class KvGroup:
         return self.token_bytes * self.page_tokens
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """Return the number of pages for `tokens` tokens."""
         return -(-tokens // self.page_tokens)
 
     def vector_bytes(self, plane: KvPlane) -> int:
-        """Bytes of one vector of `plane`."""
+        """Return the bytes of one vector of `plane`."""
         return plane.elements * DTYPE_BYTES[self.dtype]
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """(layer, head) as they lie in a page: each has a strip of every plane there, in their order."""
+        """Yield (layer, head) in the order of a page, where each pair has a strip of every plane."""
         for head, layer in product(self.heads, self.layers):
             yield layer, head
 
@@ -87,51 +87,51 @@ class KvGroup:
 def full_group(
     dtype: str, page_tokens: int, layers: tuple[int, ...], heads: tuple[int, ...], head_dim: int
 ) -> KvGroup:
-    """Keys and values of every token, `head_dim` elements each."""
+    """Return a group with keys and values of every token, `head_dim` elements each."""
     planes = (KvPlane("k", head_dim), KvPlane("v", head_dim))
     return KvGroup(KvKind.FULL, dtype, page_tokens, layers, heads, planes)
 
 
 GroupHead: TypeAlias = tuple[int, int]
-"""(number of a group, id of a KV head of it)"""
+"""Number of a group, and id of one of its KV heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Of one rank's KV memory, or of a whole worker's. Two workers whose layouts map onto each other can hand
-    over."""
+    """Layout of one rank's KV memory, or of a whole worker's. Two workers whose layouts map onto each other
+    can hand over."""
 
     model: str
     """Fingerprint of the model's configuration and weights; peers must agree on it."""
     groups: tuple[KvGroup, ...]
-    """In an order that peers must agree on; on a rank that has no layer of one, that one has no layers."""
+    """Groups, in an order that peers must agree on. A group without a layer on a rank is present without
+    layers."""
     context_length: int = 0
-    """Most tokens of a sequence, by which the keys of some models are turned: peers must agree on it. 0: not
-    said."""
+    """Most tokens of a sequence, on which the rotation of some models' keys depends. Peers must agree on
+    it. 0: not given."""
     quantize: str = NOT_QUANTIZED
-    """As which codes weights are kept: peers must agree on it, since keys and values are made with what those
-    stand for."""
+    """Quantization of the weights. Peers must agree on it, because keys and values depend on it."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Global ids of all layers that are held, ascending."""
+        """Global ids of all layers here, ascending."""
         return tuple(sorted(layer for group in self.groups for layer in group.layers))
 
     @property
     def heads(self) -> tuple[GroupHead, ...]:
-        """All KV heads that are held."""
+        """All KV heads here."""
         return tuple((number, head) for number, group in enumerate(self.groups) for head in group.heads)
 
     @property
     def page_tokens(self) -> tuple[int, ...]:
-        """Of each group."""
+        """Tokens per page, by group."""
         return tuple(group.page_tokens for group in self.groups)
 
     @property
     def block_tokens(self) -> int:
-        """Positions of a block: the fewest of which every group has whole pages."""
+        """Positions of a block, the fewest that fill whole pages of every group."""
         return lcm(*self.page_tokens)
 
     def pages_for(self, tokens: int) -> PageCounts:
-        """Pages that hold `tokens` tokens, by group."""
+        """Return the numbers of pages for `tokens` tokens, by group."""
         return tuple(group.pages_for(tokens) for group in self.groups)

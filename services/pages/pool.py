@@ -1,4 +1,4 @@
-"""Who owns each page of KV memory, and may a peer still write to it?
+"""Page pool: the state of each page of KV memory, and the legal moves between states.
 
                   reserve             expose                commit
          FREE -------------> RESERVED -------> EXPOSED -----------------> COMMITTED
@@ -29,18 +29,18 @@ from baton.pages.free_runs import FreeRuns
 
 
 class PageState(Enum):
-    __hash__ = object.__hash__  # of the name, as it would be, is made anew at each look into a table
+    __hash__ = object.__hash__  # the default hash of the name is computed anew at each lookup
     FREE = "free"
     RESERVED = "reserved"
-    """Owned, and no peer was told of it."""
+    """Owned by a room. No peer was told of it."""
     EXPOSED = "exposed"
-    """A peer was told that it may write here."""
+    """Owned by a room. A peer may write to it."""
     COMMITTED = "committed"
-    """Owned, and every write a peer was allowed has ended."""
+    """Owned by a room. Every write that a peer was allowed has ended."""
     QUARANTINED = "quarantined"
-    """Given up by its room, and a peer's write may still land."""
+    """Given up by its room, while a write of a peer may still land."""
     CACHED = "cached"
-    """Holds a known prefix, and no room uses it: its space is there for whoever needs it."""
+    """Known to the prefix tree and used by no room. It is evicted when space is needed."""
 
 
 PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
@@ -59,13 +59,13 @@ PAGE_MOVES: Final[frozenset[tuple[PageState, PageState]]] = frozenset(
     }
 )
 _BEFORE: Final = {to: tuple(one for one, after in PAGE_MOVES if after is to) for to in PageState}
-"""From where each state is reached."""
+"""States from which each state is reached."""
 
 
 class PagePool:
-    """A fixed number of equal pages. Knows states, not owners: `Holdings` binds them to rooms.
+    """A fixed number of equal pages and their states. `Holdings` knows which room owns them.
 
-    Neighbours are handed out together where there are some (`FreeRuns`), so that a transfer needs few, large
+    Adjacent pages are reserved together if possible (`FreeRuns`), so that a transfer needs few, large
     descriptors.
     """
 
@@ -91,7 +91,7 @@ class PagePool:
         return count <= self.free
 
     def reserve(self, count: int) -> tuple[PageId, ...]:
-        """Take `count` free pages, ascending. Raises OutOfPages and takes none."""
+        """Reserve `count` free pages, in ascending order. Raises OutOfPages without reserving any."""
         if not self.can_reserve(count):
             raise OutOfPages(f"{count} pages asked for, {self.free} free of {len(self)}")
         pages = self._free.take(count)
@@ -111,13 +111,13 @@ class PagePool:
         self._move(pages, PageState.CACHED)
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """To FREE, from a state that allows it: never from EXPOSED."""
+        """Free pages from a state that allows it. EXPOSED does not."""
         pages = tuple(pages)
         self._move(pages, PageState.FREE)
         self._free.give(pages)
 
     def _move(self, pages: Iterable[PageId], to: PageState) -> None:
-        """All of `pages`, or none and IllegalPageMove."""
+        """Move all `pages`, or none and raise IllegalPageMove."""
         pages = tuple(pages)
         if len(set(pages)) != len(pages):
             raise IllegalPageMove(f"a page is named twice on its way to {to.value}")

@@ -1,4 +1,4 @@
-"""Which layers and KV heads does each rank of a worker hold?"""
+"""Layout of one rank of a worker: its layers and KV heads."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from baton.topology import Topology
 
 
 def rank_layout(whole: KvLayout, topology: Topology, rank: int) -> KvLayout:
-    """What one rank holds of a worker that as a whole holds `whole`.
+    """Return the layout of one rank of a worker whose whole layout is `whole`.
 
-    Layers go to stages in order, whatever groups they are in, the first stages taking one more where they do
-    not divide. KV heads go in blocks; where there are fewer than ranks, neighbouring ranks hold the same one.
+    Layers go to stages in order, across groups. The first stages take one more if they do not divide
+    evenly. KV heads go in blocks. If there are fewer heads than ranks, adjacent ranks hold the same one.
     Raises DoesNotDivide.
     """
     place = topology.coordinates(rank)

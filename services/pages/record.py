@@ -1,23 +1,25 @@
-"""What does the sender tell the receiver beside the pages, byte by byte?
+"""Metadata record and seal of a slot, byte by byte: what the sender writes beside the pages.
 
 One slot holds one record and, last, its seal. All words are little-endian.
 
-    offset  bytes
-         0      4   magic
-         4      4   schema
-         8      8   room
-        16      8   generation
-        24      4   tokens that were computed: the prompt's, and those of an earlier room's output
-        28      4   cached tokens (reused from the sender's prefix cache)
-        32      4   first token
-        36      4   first token's logprob, float
-        40      2   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
-        42      2   groups of layers, how many
-        44     16   pages written of each group: 4 x pages
-        60    160   alternatives: 20 x (token, logprob)
-       220      8   checksum of the pages of all groups (0: not computed)
-       228      4   CRC-32 of bytes 0..228
-       232     24   seal: room, generation, check word over both
+```
+offset  bytes
+     0      4   magic
+     4      4   schema
+     8      8   room
+    16      8   generation
+    24      4   tokens that were computed: the prompt's, and those of an earlier room's output
+    28      4   cached tokens (reused from the sender's prefix cache)
+    32      4   first token
+    36      4   first token's logprob, float
+    40      2   alternatives, how many (LOGPROBS_NONE: logprobs were not asked for)
+    42      2   groups of layers, how many
+    44     16   pages written of each group: 4 x pages
+    60    160   alternatives: 20 x (token, logprob)
+   220      8   checksum of the pages of all groups (0: not computed)
+   228      4   CRC-32 of bytes 0..228
+   232     24   seal: room, generation, check word over both
+```
 
 The seal is posted only after the writes of the record and of every page are DONE (`seal-last`): nothing
 relies on an order between two writes. A seal that is blank or torn reads as unwritten; one that is whole
@@ -51,7 +53,7 @@ _CHECKED_BYTES: Final = 228
 BLANK_SEAL: Final = bytes(SEAL_BYTES)
 _BLANK_MAGIC: Final = bytes(4)
 SCHEMA_HASH: Final = f"record-{SCHEMA}-{SLOT_BYTES}-{SEAL_OFFSET}-{ALTERNATIVES_MAX}-{GROUPS_MAX}"
-"""Compared at registration and at connect: two workers that differ here cannot hand over."""
+"""Hash of the record's schema. Workers with different hashes cannot hand over to each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,15 @@ class MetadataRecord:
     prompt_tokens: int
     cached_tokens: int
     pages: PageCounts
-    """Written for this room, by group; the receiver expects exactly as many."""
+    """Numbers of pages written for this room, by group. The receiver expects exactly as many."""
     first_token: int
     first_logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
     pages_checksum: int = 0
 
     def pack(self) -> bytes:
-        """The slot's bytes before its seal, SEAL_OFFSET long. ValueError for what does not fit."""
+        """Return the bytes of the slot before its seal, SEAL_OFFSET long. Raises ValueError for values that
+        do not fit."""
         if len(self.pages) > GROUPS_MAX:
             raise ValueError(f"pages of {len(self.pages)} groups, a record counts those of {GROUPS_MAX}")
         if len(self.alternatives) > ALTERNATIVES_MAX:
@@ -101,22 +104,22 @@ class MetadataRecord:
 
 
 def seal_bytes(room: RoomId, generation: Generation) -> bytes:
-    """The SEAL_BYTES that go to SEAL_OFFSET of the slot, last."""
+    """Return the SEAL_BYTES bytes that are written last, at SEAL_OFFSET of the slot."""
     return _SEAL.pack(room, generation, _check(room, generation))
 
 
 def announced(slot: memoryview) -> bool:
-    """Something was written where the record goes: the seal may be near."""
+    """Return whether something was written where the record goes, so that the seal may be near."""
     return slot[: len(_BLANK_MAGIC)] != _BLANK_MAGIC
 
 
 def read_slot(
     slot: memoryview, room: RoomId, generation: Generation, *, check_sum: bool = True
 ) -> MetadataRecord | None:
-    """What the slot of (room, generation) says: None while it is unwritten.
+    """Return the record in the slot of (room, generation), or None while it is not sealed.
 
-    Raises RecordForeign when someone else sealed it, RecordCorrupt when it is sealed by its owner but
-    does not hold what a record must. `check_sum`: whether its own checksum is among that.
+    Raises RecordForeign if another owner sealed it, and RecordCorrupt if its owner sealed it but its
+    content is wrong. `check_sum`: whether to check the record's checksum.
     """
     sealed_room, sealed_generation, check = _SEAL.unpack_from(slot, SEAL_OFFSET)
     if check != _check(sealed_room, sealed_generation):
@@ -161,7 +164,7 @@ def _read_record(body: bytes, room: RoomId, generation: Generation, *, check_sum
 
 
 def _check(room: RoomId, generation: Generation) -> int:
-    """A 64-bit mix of both numbers, never 0: a blank seal does not hold."""
+    """Return a 64-bit mix of both numbers. It is never 0, so that a blank seal is invalid."""
     value = (room * 0x9E3779B97F4A7C15 + generation * 0xC2B2AE3D27D4EB4F + 1) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31
     value = (value * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

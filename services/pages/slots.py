@@ -1,8 +1,8 @@
-"""Which metadata slot belongs to whom, and is it blank?
+"""Pool of metadata slots.
 
-A slot is zeroed when it is handed out AND when it is released, and each hand-out has a generation of
-its own (`slot-zero`): what an earlier tenant, or its late writer, left behind is never read as ours.
-The pool owns the slots' memory, so that zeroing cannot be forgotten by a caller.
+A slot is zeroed when it is handed out and again when it is released. Each hand-out has its own generation
+(`slot-zero`). So the data of an earlier tenant, or of its late writer, is never read as the present one's.
+The pool owns the memory of the slots, so that no caller can forget to zero them.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from baton.pages.record import BLANK_SEAL, SEAL_BYTES, SEAL_OFFSET, SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tenancy."""
+    """One tenancy of a slot."""
 
     index: int
     generation: Generation
@@ -27,7 +27,8 @@ class SlotPool:
     """A fixed number of metadata slots over `memory`, in the same states as pages."""
 
     def __init__(self, memory: memoryview, first_generation: int = 1) -> None:
-        """`memory`: writable bytes, a multiple of SLOT_BYTES. Generations count up from the given one."""
+        """Make a pool of blank slots. `memory`: writable bytes, a multiple of SLOT_BYTES. Generations count
+        up from the given one."""
         slots, rest = divmod(len(memory), SLOT_BYTES)
         if rest or memory.readonly:
             raise ValueError(f"slot memory must be writable and a multiple of {SLOT_BYTES} bytes")
@@ -35,7 +36,7 @@ class SlotPool:
         self._states = [PageState.FREE] * slots
         self._count = dict.fromkeys(PageState, 0) | {PageState.FREE: slots}
         self._tenants: list[Generation | None] = [None] * slots
-        """Generation of the tenancy that each slot is in."""
+        """Generation of the present tenancy of each slot."""
         self._free = list(range(slots))
         self._generation = Generation(first_generation)
 
@@ -50,7 +51,7 @@ class SlotPool:
         return dict(self._count)
 
     def hand_out(self) -> Slot:
-        """Take a free slot, blank, under a fresh generation. Raises OutOfPages."""
+        """Reserve a free, blank slot under a fresh generation. Raises OutOfPages."""
         if not self._free:
             raise OutOfPages(f"all {len(self)} metadata slots are taken")
         slot = Slot(heapq.heappop(self._free), self._generation)
@@ -70,26 +71,26 @@ class SlotPool:
         self._move(slot, PageState.QUARANTINED)
 
     def release(self, slot: Slot) -> None:
-        """To FREE, and blank, from a state that allows it: never from EXPOSED."""
+        """Blank and free a slot from a state that allows it. EXPOSED does not."""
         self._move(slot, PageState.FREE)
         self._zero(slot)
         self._tenants[slot.index] = None
         heapq.heappush(self._free, slot.index)
 
     def view(self, slot: Slot) -> memoryview:
-        """The slot's SLOT_BYTES bytes, for as long as the tenancy lasts."""
+        """Return the SLOT_BYTES bytes of a slot, valid during its tenancy."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES
         return self._memory[start : start + SLOT_BYTES]
 
     def is_touched(self, slot: Slot) -> bool:
-        """Something was written where its seal goes: `read_slot` says what."""
+        """Return whether something was written where the seal goes. `read_slot` reads it."""
         self._check_tenant(slot)
         start = slot.index * SLOT_BYTES + SEAL_OFFSET
         return self._memory[start : start + SEAL_BYTES] != BLANK_SEAL
 
     def moved(self, memory: memoryview) -> None:
-        """The same bytes lie there from now on."""
+        """Use `memory`, to which the bytes of all slots were moved."""
         if len(memory) != len(self._memory) or memory.readonly:
             raise ValueError(f"{len(memory)} bytes for {len(self)} slots")
         self._memory = memory

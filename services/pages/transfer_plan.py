@@ -1,10 +1,10 @@
-"""Which bytes of each sender rank's pages go where in each receiver rank's?
+"""Plan of a transfer: which bytes of each sender rank's pages go where in each receiver rank's pages.
 
-A hand-over is planned once per pair of workers, at connect, and refused there by the field that differs.
-Layers and heads are compared by id (`layers-by-id`): every (layer, head) of every receiver rank has exactly
-one sender rank, which copies its strips, one of each plane. Strips that lie side by side in both pages go as
-one run, and so do neighbouring pages that go whole: few large descriptors. Each group has pages of its own,
-and a plan of its own.
+A hand-over is planned once per pair of workers, at connect, and refused there by the differing field.
+Layers and heads are compared by id (`layers-by-id`). Every (layer, head) of every receiver rank has exactly
+one sender rank, which copies its strips, one for each plane. Strips that are adjacent in both pages go as
+one run, and so do adjacent whole pages: few large descriptors. Each group has its own pages and its own
+plan.
 """
 
 from collections import defaultdict
@@ -19,16 +19,17 @@ from baton.pages.errors import Truncated
 from baton.pages.layout import KvGroup, KvLayout
 
 PageRun: TypeAlias = tuple[int, int, int]
-"""(source, target, length): `length` bytes from offset `source` of the sender's KV region to `target` of the
-receiver's. Plain: a window may have thousands, and a tuple with names takes 5 times as long to make."""
+"""(source, target, length): `length` bytes from offset `source` of the sender's KV region to offset
+`target` of the receiver's. A plain tuple, since a window may have thousands, and a named tuple takes 5
+times as long to make."""
 
 Window: TypeAlias = tuple[int, list[PageRun]]
-"""(bytes, runs) of one put."""
+"""Bytes and runs of one put."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Of one group, from one sender rank to one receiver rank. One of their page sizes is a multiple of the
+    """Plan of one group, from one sender rank to one receiver rank. One page size is a multiple of the
     other."""
 
     source_page_tokens: int
@@ -36,27 +37,27 @@ class GroupPlan:
     source_page_bytes: int = 0
     target_page_bytes: int = 0
     blocks: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """The runs within a page that carry every strip over the smaller page's positions: of each length, where
-    they begin in the source page and in the target page."""
+    """Runs within a page that carry every strip over the positions of the smaller page. For each length:
+    the starts in the source page and in the target page."""
 
     @property
     def empty(self) -> bool:
-        """This sender rank has nothing of the group for that receiver rank."""
+        """Whether this sender rank has nothing of the group for that receiver rank."""
         return not self.blocks
 
     @property
     def whole(self) -> bool:
-        """Pages go as they are, and neighbours as one run."""
+        """Whether pages go whole, and adjacent ones as one run."""
         return self.blocks[0][0] == self.source_page_bytes == self.target_page_bytes
 
     @property
     def piece_tokens(self) -> int:
-        """Of the smaller page, which the larger one holds some of."""
+        """Tokens of the smaller page, which divides the larger one."""
         return min(self.source_page_tokens, self.target_page_tokens)
 
     @property
     def piece_runs(self) -> int:
-        """Most that carry so many positions."""
+        """Return the most runs that carry so many positions."""
         return sum(len(places) for _, places in self.blocks)
 
     @property
@@ -66,10 +67,10 @@ class GroupPlan:
     def runs(
         self, source: Sequence[int], target: Sequence[int], first: int, start: int, stop: int
     ) -> list[PageRun]:
-        """Runs that carry positions [start, stop) of a room: whole pages of the smaller size.
+        """Return the runs that carry positions [start, stop) of a room, in whole pages of the smaller size.
 
-        `source`: the sender's page table from position 0 on. `target`: the receiver's pages, from position
-        `first` on. Raises Truncated when a table does not reach.
+        `source`: the sender's page table from position 0. `target`: the receiver's pages from position
+        `first`. Raises Truncated if a table is too short.
         """
         small = self.piece_tokens
         if first % self.target_page_tokens or not 0 <= first <= start:
@@ -102,18 +103,20 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """From one sender rank to one receiver rank."""
+    """Plan from one sender rank to one receiver rank."""
 
     groups: tuple[GroupPlan, ...]
 
     @property
     def empty(self) -> bool:
-        """This sender rank has nothing for that receiver rank."""
+        """Whether this sender rank has nothing for that receiver rank."""
         return all(group.empty for group in self.groups)
 
     def stretch(self, length: int, count: int) -> int:
-        """Most positions that make at most `length` bytes and `count` runs, and at least as many as are whole
-        pages of the smaller size in every group. Not of an empty plan."""
+        """Return the most positions that need at most `length` bytes and `count` runs.
+
+        At least as many as are whole pages of the smaller size in every group. Not for an empty plan.
+        """
         sent = [group for group in self.groups if not group.empty]
         least = lcm(*(group.piece_tokens for group in sent))
         size = sum(least // group.piece_tokens * group.piece_bytes for group in sent)
@@ -128,8 +131,11 @@ class TransferPlan:
         start: int,
         stop: int,
     ) -> list[list[PageRun]]:
-        """Of each group those that carry positions [start, stop) of a room, up to whole pages of the smaller
-        size. `sources`, `targets`: by group; the rest and the errors as of one group."""
+        """Return the runs of each group that carry positions [start, stop), up to whole pages of the
+        smaller size.
+
+        `sources`, `targets`: by group. Other arguments and errors: see `GroupPlan.runs`.
+        """
         return [
             group.runs(source, target, first, start, -(-stop // group.piece_tokens) * group.piece_tokens)
             for group, source, target in zip(self.groups, sources, targets, strict=True)
@@ -138,17 +144,17 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class HandoverPlan:
-    """From every rank of a sender to every rank of a receiver."""
+    """Plan from every rank of a sender to every rank of a receiver."""
 
     plans: tuple[tuple[TransferPlan, ...], ...]
-    """By sender rank, then by receiver rank."""
+    """Plans by sender rank, then by receiver rank."""
 
     def between(self, sender: int, receiver: int) -> TransferPlan:
         return self.plans[sender][receiver]
 
 
 def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -> HandoverPlan:
-    """The plan from a sender's ranks to a receiver's, in rank order. Raises LayoutMismatch by field."""
+    """Return the plan between two workers' ranks, each in rank order. Raises LayoutMismatch by field."""
     check_fit(senders, receivers)
     by_group = [
         _plans(ours, theirs)
@@ -170,9 +176,10 @@ def plan_hand_over(senders: Sequence[KvLayout], receivers: Sequence[KvLayout]) -
 
 
 def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
-    """Cut runs into puts of at most `window_bytes` each, so that a close waits for one window at most.
+    """Divide runs into puts of at most `window_bytes` each, so that a close waits for one window at most.
 
-    Together the windows carry exactly the runs' bytes, in order. ValueError for a window of no bytes.
+    Together, the windows carry exactly the bytes of the runs, in order. Raises ValueError for a window of
+    no bytes.
     """
     if window_bytes < 1:
         raise ValueError(f"a window of {window_bytes} bytes carries nothing")
@@ -197,7 +204,7 @@ def windows(runs: list[PageRun], window_bytes: int) -> list[Window]:
 
 
 def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -> list[PageRun]:
-    """Whole pages, as few runs: those that follow each other on both sides are one."""
+    """Return runs of whole pages. Pages that are adjacent on both sides form one run."""
     runs: list[PageRun] = []
     at = to = count = 0
     for mine, theirs in zip(source, target, strict=True):
@@ -213,15 +220,18 @@ def _neighbours(source: Sequence[int], target: Sequence[int], page_bytes: int) -
 
 
 def _places(table: Sequence[int], page_bytes: int, each: int, length: int, begin: int, end: int) -> list[int]:
-    """Where the pieces [begin, end) of a strip begin, of `length` bytes each, but for where it begins in a
-    page of this side, which holds `each` of them."""
+    """Return the starts of pieces [begin, end) of a strip, of `length` bytes each, relative to the strip's
+    start.
+
+    `each`: number of pieces in a page of this side.
+    """
     if each == 1:
         return [page * page_bytes for page in table[begin:end]]
     return [table[place // each] * page_bytes + place % each * length for place in range(begin, end)]
 
 
 def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[list[GroupPlan]]:
-    """Of one group, by sender rank and receiver rank."""
+    """Return the plans of one group, by sender rank and receiver rank."""
     holders: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, group in enumerate(senders):
         for place, each in enumerate(group.places()):
@@ -230,7 +240,7 @@ def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[lis
     for receiver, group in enumerate(receivers):
         for target, each in enumerate(group.places()):
             those = holders[each]
-            sender, source = those[receiver % len(those)]  # copies of a head share the work
+            sender, source = those[receiver % len(those)]  # replicas of a head share the work
             shares[sender][receiver].append((source, target))
     return [
         [_plan(senders[sender], receivers[receiver], share) for receiver, share in enumerate(row)]
@@ -239,7 +249,10 @@ def _plans(senders: Sequence[KvGroup], receivers: Sequence[KvGroup]) -> list[lis
 
 
 def _plan(source: KvGroup, target: KvGroup, share: Sequence[tuple[int, int]]) -> GroupPlan:
-    """`share`: pairs of places of a layer and head, in each side's page, as they lie in the target page."""
+    """Return the plan of one group for a pair of ranks.
+
+    `share`: pairs of positions of a (layer, head) in each side's page, in the order of the target page.
+    """
     vectors = [source.vector_bytes(plane) for plane in source.planes]
     *before, together = accumulate(vectors, initial=0)
     small = min(source.page_tokens, target.page_tokens)

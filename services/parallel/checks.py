@@ -1,4 +1,4 @@
-"""Is what this rank brings to a collective fit to be sent?"""
+"""Checks of a rank's own input to a collective."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,16 @@ from baton.rooms.ballot import HEADER
 
 
 class BallotShape:
-    """The length that the first ballot fixed."""
+    """Length of ballots, which the first ballot fixes."""
 
     def __init__(self) -> None:
         self.words: int | None = None
 
     def check(self, ballot: Sequence[int]) -> None:
-        """Raises BallotRefused. The first ballot that passes fixes the length. Numbers stand in the header
-        alone: what is behind it are votes, of which there are a few."""
+        """Check a ballot. The first valid one fixes the length. Raises BallotRefused.
+
+        Only the header has arbitrary numbers. The rest are votes, of which there are few values.
+        """
         if not 1 <= len(ballot) <= BALLOT_WORDS_MAX:
             raise BallotRefused(f"a ballot of {len(ballot)} words; 1 to {BALLOT_WORDS_MAX} are possible")
         if self.words is not None and len(ballot) != self.words:
@@ -33,7 +35,8 @@ class BallotShape:
 
 
 def check_commands(rank: int, commands: bytes | None) -> None:
-    """Raises BallotRefused if the leader brings nothing, another rank something, or it is too long."""
+    """Check a broadcast. Raises BallotRefused if the leader has none, another rank has one, or it is too
+    long."""
     if (commands is None) == (rank == 0):
         raise BallotRefused("the leader, and only the leader, brings commands")
     if commands is not None and len(commands) > COMMAND_BYTES_MAX:
@@ -41,12 +44,12 @@ def check_commands(rank: int, commands: bytes | None) -> None:
 
 
 def check_gathered(data: bytes) -> None:
-    """Raises BallotRefused if it is too long."""
+    """Check the data for a gather. Raises BallotRefused if it is too long."""
     if len(data) > GATHER_BYTES_MAX:
         raise BallotRefused(f"{len(data)} bytes to gather; at most {GATHER_BYTES_MAX} a rank")
 
 
 def check_rank(rank: int, size: int) -> None:
-    """Raises ValueError unless `rank` is one of a group of `size`."""
+    """Check that `rank` is in a group of `size` ranks. Raises ValueError."""
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: ranks are 0 to size - 1, and a group has one at least")

@@ -1,11 +1,11 @@
-"""How do two ranks tell each other short sentences, beside what they agree on?"""
+"""Control connection of two ranks, which carries short lines of text beside the collectives."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
 HELLO_S: Final = 5.0
-"""How long a connection may take to say which rank it is."""
+"""Seconds in which a new connection has to identify its rank."""
 LINE_BYTES_MAX: Final = 4096
 
 
@@ -20,10 +20,10 @@ class ControlLine(asyncio.Protocol):
         self._bytes = bytearray()
         self._transport: asyncio.Transport | None = None
         self.rank: int | None = None
-        """Who is at the other end, once it has said so."""
+        """Rank at the other end, once it has identified itself."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not every event loop's connections are formally of this class.
+        # Some event loops have connections of other classes.
         self._transport = cast("asyncio.Transport", transport)
         if self.rank is None:
             asyncio.get_running_loop().call_later(HELLO_S, self._hang_up_on_silence)
@@ -48,7 +48,7 @@ class ControlLine(asyncio.Protocol):
             self._transport.write(line[:LINE_BYTES_MAX] + b"\n")
 
     def close(self) -> None:
-        """What was said is still sent."""
+        """Close the connection after sending buffered lines."""
         if self._transport is not None:
             self._transport.close()
 

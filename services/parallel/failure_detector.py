@@ -1,13 +1,15 @@
-"""Which rank is to blame when a group can no longer agree?
+"""Failure detector: which rank is the cause when a group can no longer agree.
 
-Beside its collectives a group has one plain connection from every follower to the leader. A process that dies
-closes it, at once; one that is stopped leaves it open and does not answer on it; one that works, but has not
-come to the collective that the others wait in, says so. The leader draws the conclusion and tells all ranks
-the same sentence; of the leader itself the followers judge, by the same signs.
+Beside its collectives, a group has one plain connection from every follower to the leader. A process that
+dies closes it at once. A stopped process leaves it open and does not answer. A process that works, but has
+not entered the collective that the others wait in, reports that. The leader concludes and sends all ranks the
+same text. The followers judge the leader itself by the same signs.
 
-    follower -> leader    hello <token> <rank> <size>   failed <collective> <call> <how>
-                          at <collective>   left <text>
-    leader -> follower    ready   where   over <text>
+```
+follower -> leader    hello <token> <rank> <size>   failed <collective> <call> <how>
+                      at <collective>   left <text>
+leader -> follower    ready   where   over <text>
+```
 
 Everything here runs on the event loop and waits for nothing longer than `ANSWER_S`.
 """
@@ -22,53 +24,54 @@ from typing import Final
 from baton.parallel.control_line import ControlLine
 
 ANSWER_S: Final = 1.0
-"""How long a rank may take to say where it is, when another one's collective has failed."""
+"""Seconds in which a rank has to report its position after another rank's collective has failed."""
 LEADER_ANSWER_S: Final = 1.5
-"""The same of the leader, which asks the others first."""
+"""The same for the leader, which inquires of the other ranks first."""
 STRANGERS_MAX: Final = 64
-"""Connections that have not said yet which rank they are."""
+"""Most connections that have not identified their rank."""
 
 OnOver = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Whereabouts:
-    """Where this rank is. Written by the group, read by its watch."""
+    """Position of this rank in the sequence of collectives. Written by the group, read by its detector."""
 
     collective: int = 0
-    """How many collectives it has entered."""
+    """Number of collectives that it has entered."""
     turn: int = 0
     call: str = "meeting"
 
-    def says(self, text: str) -> str:
+    def describe(self, text: str) -> str:
         return f"turn {self.turn}: {text}" if self.turn else text
 
 
 class FailureDetector(ABC):
-    """What both sides have in common: the sentence that ends the group, said once."""
+    """Common part of both ends: the text that ends the group, sent once."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         self.where = where
         self.size = size
         self.timeout_s = timeout_s
         self.over: str | None = None
-        """Why the group is over."""
+        """Why the group is over, or None."""
         self.on_over: OnOver | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def blame(self, how: str) -> str:
-        """This rank's collective has failed: the sentence that says whose fault it is, soon."""
+        """Report that a collective failed on this rank. Return the text that names the cause, within a
+        bound."""
         if self.over is None:
             self._inquire(self.where.collective, self.where.call, how)
         return await asyncio.shield(self._ended)
 
     @abstractmethod
     def leave(self, text: str) -> None:
-        """Say why this rank goes, and hang up. Nothing when the group is over already."""
+        """Send why this rank leaves, and close. No effect if the group is over."""
 
     @abstractmethod
     def _inquire(self, collective: int, call: str, how: str) -> None:
-        """Find out, soon, whose fault it is that a collective failed."""
+        """Find out, within a bound, which rank made a collective fail."""
 
     def _end(self, text: str) -> None:
         if self.over is None:
@@ -79,7 +82,7 @@ class FailureDetector(ABC):
 
 
 class LeaderDetector(FailureDetector):
-    """The leader's end of every follower's connection."""
+    """Leader's end of all connections of followers."""
 
     def __init__(self, where: Whereabouts, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
@@ -89,19 +92,19 @@ class LeaderDetector(FailureDetector):
         self._server: asyncio.Server | None = None
         self._complete = asyncio.Event()
         self._asked: set[int] | None = None
-        """Ranks that have not answered yet, while an inquiry is under way."""
+        """Ranks that have not answered during an inquiry."""
         self._late: set[int] = set()
-        """Ranks that work, but have not come to the collective that failed."""
+        """Ranks that work but have not entered the failed collective."""
         self._failed, self._call, self._how = 0, "", ""
 
     async def listen(self, host: str) -> str:
-        """Where followers come to, and what they have to know: one word for each."""
+        """Listen for followers. Return the port and the token that each of them has to show."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._called, host, 0)
         return f"{self._server.sockets[0].getsockname()[1]} {self._token}"
 
     async def meet(self, within_s: float) -> None:
-        """Wait until every follower is here. Raises TimeoutError, which names those that are not."""
+        """Wait until every follower is connected. Raises TimeoutError, which names the missing ones."""
         try:
             if self.size > 1:
                 await asyncio.wait_for(self._complete.wait(), within_s)
@@ -117,7 +120,7 @@ class LeaderDetector(FailureDetector):
             line.send("ready")
 
     def leave(self, text: str) -> None:
-        self._end(self.where.says(text))
+        self._end(self.where.describe(text))
         for line in self._ranks.values():
             line.close()
 
@@ -132,7 +135,7 @@ class LeaderDetector(FailureDetector):
         if line.rank is None:
             self._introduced(line, word, text)
         elif word == "left" and self._complete.is_set():
-            self._end(self.where.says(text))
+            self._end(self.where.describe(text))
         elif word == "failed":
             collective, call, how = text.split(maxsplit=2)
             self._inquire(int(collective), call, how)
@@ -169,9 +172,9 @@ class LeaderDetector(FailureDetector):
         if line.rank is None or self._ranks.get(line.rank) is not line:
             return
         if not self._complete.is_set():
-            del self._ranks[line.rank]  # it may come again
+            del self._ranks[line.rank]  # it may connect again
             return
-        self._end(self.where.says(f"rank {line.rank} has gone (connection closed)"))
+        self._end(self.where.describe(f"rank {line.rank} has gone (connection closed)"))
 
     def _inquire(self, collective: int, call: str, how: str) -> None:
         if self._asked is not None or self.over is not None:
@@ -202,7 +205,7 @@ class LeaderDetector(FailureDetector):
             text = f"{names(sorted(self._late))} did not come to the {self._call} {self._how}"
         else:
             text = f"all ranks are there, but did not reach each other {self._how}"
-        self._end(self.where.says(text))
+        self._end(self.where.describe(text))
 
     def _end(self, text: str) -> None:
         super()._end(text)
@@ -211,7 +214,7 @@ class LeaderDetector(FailureDetector):
 
 
 class FollowerDetector(FailureDetector):
-    """A follower's connection to the leader."""
+    """Follower's connection to the leader."""
 
     def __init__(self, where: Whereabouts, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(where, size, timeout_s)
@@ -221,11 +224,11 @@ class FollowerDetector(FailureDetector):
         self._rank = rank
 
     async def meet(self, host: str, address: str, within_s: float) -> None:
-        """Wait until all ranks are there. Raises OSError."""
+        """Wait until all ranks are connected. Raises OSError."""
         port, token = address.split()
         loop = asyncio.get_running_loop()
         try:
-            # The leader gives up first, and can name who is missing.
+            # The leader gives up first, because it can name the missing ranks.
             async with asyncio.timeout(within_s + LEADER_ANSWER_S):
                 await loop.create_connection(lambda: self._line, host, int(port))
                 self._line.send("hello", f"{token} {self._rank} {self.size}")
@@ -240,7 +243,7 @@ class FollowerDetector(FailureDetector):
     def leave(self, text: str) -> None:
         if self.over is None:
             self._line.send("left", text)
-        self._end(self.where.says(text))
+        self._end(self.where.describe(text))
 
     def _received(self, line: ControlLine, word: str, text: str) -> None:
         if word == "ready":
@@ -251,11 +254,11 @@ class FollowerDetector(FailureDetector):
             self._end(text)
 
     def _gone(self, _: ControlLine) -> None:
-        self._end(self.where.says("rank 0 has gone (connection closed)"))
+        self._end(self.where.describe("rank 0 has gone (connection closed)"))
 
     def _inquire(self, collective: int, call: str, how: str) -> None:
         self._line.send("failed", f"{collective} {call} {how}")
-        text = self.where.says(f"rank 0 did not answer {how}")
+        text = self.where.describe(f"rank 0 did not answer {how}")
         patience_s = min(LEADER_ANSWER_S, 1.5 * self.timeout_s)
         asyncio.get_running_loop().call_later(patience_s, self._end, text)
 

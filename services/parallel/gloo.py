@@ -1,12 +1,12 @@
-"""How do the processes of one worker agree, over gloo?
+"""Rank group over gloo, with one process per rank.
 
-Followers send to the leader and it answers all of them: two steps for any number of ranks, and no rank waits
-for another that the leader does not wait for. Gloo's own all-reduce goes around the ring twice. The
-benchmark `agree` prints both. The group is not torch's default one, so that the engine's group and its
-time-out stay apart. Nobody spins: a group in which nobody calls costs nothing.
+Followers send to the leader, which answers all of them. So there are two steps for any number of ranks.
+Gloo's own all-reduce passes around the ring twice. The benchmark `agree` prints both. The group is not
+torch's default one, so that the engine's group and its time-out stay apart. No process spins: an idle group
+costs nothing.
 
-`gloo_exchange` carries the bytes, `rendezvous` brings the ranks together, and `failure_detector` says why a
-group breaks.
+`gloo_exchange` carries the bytes, `rendezvous` connects the ranks, and `failure_detector` finds why a group
+breaks.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from baton.parallel.rank_group import COMMAND_BYTES_MAX, GATHER_BYTES_MAX, Group
 from baton.parallel.rendezvous import Rendezvous, Store, meet
 
 FRAME_BYTES: Final = 1024
-"""What a message's first part carries: its length, and as much of it as fits."""
+"""Bytes of the first part of a message: its length, and as much of it as fits."""
 LENGTH_BYTES: Final = 8
 IN_FRAME_BYTES: Final = FRAME_BYTES - LENGTH_BYTES
 LAST_WORDS_S: Final = 1.0
-"""How long a collective that is under way may still go on when the group is over: the rank that left may have
-done its part of it."""
+"""Seconds for which a collective may go on after the group is over, because the rank that left may have
+done its part."""
 
 
 class Tag(IntEnum):
-    """What is sent. Ranks that make different calls do not take one for the other: they wait in vain."""
+    """Kind of a message. Ranks that make different calls wait in vain, and never take one for the other."""
 
     LENGTHS = 1
     BALLOT = 2
@@ -42,7 +42,7 @@ class Tag(IntEnum):
 
 
 class GlooGroup:
-    """`baton.parallel.rank_group.RankGroup` of one process per rank. Made by `join`."""
+    """`baton.parallel.rank_group.RankGroup` with one process per rank. Made by `join`."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class GlooGroup:
         self._store: Store | None = None
         self._shape = BallotShape()
         self._turns = 0
-        """Agreements reached."""
+        """Number of agreements reached."""
         self._unanswered = False
-        """Commands were sent, and nothing says yet that they have arrived."""
+        """Whether commands were sent whose arrival is not confirmed yet."""
         self._broken: str | None = None
         watch.on_over = self._over
         if watch.over is not None:
@@ -76,18 +76,17 @@ class GlooGroup:
     ) -> "GlooGroup":
         """Meet the other ranks at `host:port`, where rank 0 listens, and wait for all of them.
 
-        `meet_s` bounds the wait for them (not given: `timeout_s`), `timeout_s` connecting them and every
-        collective. A rank listens only at the address from which it reaches rank 0 (GLOO_SOCKET_IFNAME,
-        torch's own variable, names another network).
-        Raises GroupBroken if not all ranks come in time or the address cannot be used, ValueError for
-        a rank that cannot be.
+        `meet_s`: longest wait for them, in seconds. Default: `timeout_s`. `timeout_s`: bound for the
+        connections and for every collective. A rank listens only at the address from which it reaches rank
+        0. (torch's variable GLOO_SOCKET_IFNAME names another network.) Raises GroupBroken if not all ranks
+        arrive in time or the address cannot be used, and ValueError for an impossible rank.
         """
         check_rank(rank, size)
         where = Whereabouts()
         at = Rendezvous(host, port)
         store, watch, group = await meet(rank, size, at, timeout_s, meet_s or timeout_s, where)
         joined = cls(rank, size, timeout_s, where, watch, GlooExchange(group, timeout_s))
-        # Rank 0 serves it as long as the group lives: other groups of the worker meet there too.
+        # Rank 0 serves the store while the group lives, because other groups of the worker meet there, too.
         joined._store = store
         return joined
 
@@ -122,9 +121,9 @@ class GlooGroup:
         self._enter("broadcast", self._turns + 1)
         if commands is not None:
             if self._unanswered and self._exchange.under_way:
-                await self._end()  # of an earlier broadcast that no agreement followed
-            # The leader knows its commands, and whether they have arrived it learns from the agreement. So it
-            # does of the verdict before them, which may be on its way beside them.
+                await self._end()  # sends of an earlier broadcast without an agreement after it
+            # The next agreement proves that the commands have arrived, and the earlier verdict, which may
+            # still be on its way.
             self._unanswered = True
             self._send_to_all(_frame(commands), Tag.COMMANDS)
             if len(commands) > IN_FRAME_BYTES:
@@ -163,7 +162,7 @@ class GlooGroup:
         self._store = None
 
     async def _least(self, words: Sequence[int], tag: Tag) -> list[int]:
-        """The minimum of every rank's, place by place."""
+        """Return the element-wise minimum over all ranks."""
         mine = torch.frombuffer(array("q", words), dtype=torch.int64)
         if self._rank:
             agreed = torch.empty_like(mine)
@@ -185,7 +184,7 @@ class GlooGroup:
         return least
 
     async def _gathered(self, mine: bytes) -> list[bytes]:
-        """The leader's part of a gathering: what every rank brings."""
+        """Run the leader's part of a gather. Return the data of every rank."""
         frames = torch.empty(self._size, FRAME_BYTES, dtype=torch.uint8)
         for rank in range(1, self._size):
             self._open().receive(frames[rank], rank, Tag.GATHERED)
@@ -229,14 +228,14 @@ class GlooGroup:
         self._where.turn = turn
 
     async def _end(self) -> None:
-        """Wait for what was sent and asked for. Raises GroupBroken."""
+        """Wait for all sends and receives under way. Raises GroupBroken."""
         exchange = self._open()
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             problem = await exchange.end()
         except asyncio.CancelledError:
-            # The exchange goes on without its caller: this rank no longer knows what was agreed.
+            # The exchange goes on without its caller, so this rank does not know the agreed result.
             self._break(f"rank {self._rank} was cancelled while it waited")
             raise
         self._unanswered = False
@@ -246,18 +245,18 @@ class GlooGroup:
             raise GroupBroken(await self._watch.blame(how))
 
     def _open(self) -> GlooExchange:
-        """What to send and receive with, as long as the group lives. Raises GroupBroken."""
+        """Return the exchange while the group lives. Raises GroupBroken."""
         if self._broken is not None:
             raise GroupBroken(self._broken)
         return self._exchange
 
     def _break(self, why: str) -> GroupBroken:
-        """This rank ends the group, and says why to the others."""
+        """End the group on account of this rank, and send the reason to the others."""
         self._watch.leave(why)
         return GroupBroken(self._broken)
 
     def _over(self, why: str) -> None:
-        """The group has ended, by whomever."""
+        """Note that some rank has ended the group."""
         self._broken = why
         self._exchange.give_up(LAST_WORDS_S, why)
         self._exchange.close()

@@ -1,7 +1,7 @@
-"""How do tensors go between two ranks over gloo without the event loop waiting for them?
+"""Exchange of tensors between two ranks over gloo without blocking the event loop.
 
-To send, and to ask for what is to be received, takes no time. What blocks is to wait for the end of it: that
-does one thread, which wakes the loop. It is a daemon: a wait for a rank that hangs delays nobody's leaving.
+To start a send or a receive takes no time. Waiting for its end blocks, so one thread waits and wakes the
+loop. It is a daemon thread, so that a rank that hangs delays no exit.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from baton.parallel.rendezvous import ProcessGroup, post
 from baton.runtime.gloo_connections import first_line
 
 WAIT_UNIT_S: Final = 0.001
-"""Gloo waits for whole units of this, and cuts off the rest."""
+"""Unit of gloo's waits, in seconds. Gloo cuts off fractions."""
 
 Ended = asyncio.Future[str | None]
-"""Of what is under way: what went wrong, if anything."""
+"""Result of an operation: its error, or None."""
 Works = list[tuple[Any, torch.Tensor]]
 """Gloo's handles, each with the memory that it reads or writes."""
 
 
 class GlooExchange:
-    """This rank's connections to the others. Made by `rendezvous`, used by one event loop."""
+    """Connections of this rank to the others. Made by `rendezvous`, used by one event loop."""
 
     def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
         self._group: ProcessGroup | None = group
@@ -44,22 +44,22 @@ class GlooExchange:
         return bool(self._works) or self._problem is not None
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        """The tensor is not to be written before `end`, which also says what went wrong."""
+        """Start to send a tensor. It must not change before `end`, which returns the error."""
         self._start(tensor, lambda group: group.send([tensor], to, tag))
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
-        """The tensor is whole after `end`, which also says what went wrong."""
+        """Start to receive a tensor. It is complete after `end`, which returns the error."""
         self._start(tensor, lambda group: group.recv([tensor], source, tag))
 
     def _start(self, tensor: torch.Tensor, start: Callable[[ProcessGroup], Any]) -> None:
         assert self._group is not None
         try:
             self._works.append((start(self._group), tensor))
-        except RuntimeError as error:  # the connection is known to be closed
+        except RuntimeError as error:  # gloo knows that the connection is closed
             self._problem = first_line(error)
 
     async def end(self, within_s: float | None = None) -> str | None:
-        """Wait for everything under way, at most `within_s` or the time-out. What went wrong, if anything."""
+        """Wait for everything under way, at most `within_s` or the time-out. Return the error, or None."""
         if self._problem is not None:
             return self._problem
         loop = asyncio.get_running_loop()
@@ -75,12 +75,12 @@ class GlooExchange:
         return problem
 
     def give_up(self, after_s: float, why: str) -> None:
-        """What is under way may go on a little; then it counts as failed."""
+        """Let operations under way go on for a short time, after which they count as failed."""
         if self._ended is not None:
             asyncio.get_running_loop().call_later(after_s, _settle, self._ended, why)
 
     def close(self) -> None:
-        """Idempotent. The connections go as soon as gloo's own threads let go of them."""
+        """Close the connections as soon as gloo's threads release them. Idempotent."""
         if self._group is not None:
             self._waits.put(None)
             threading.Thread(target=_let_go, args=([self._group, *self._works],), daemon=True).start()
@@ -103,7 +103,7 @@ def _problem(works: Works, until: float) -> str | None:
 
 
 def whole_wait(left_s: float) -> timedelta:
-    """Never less than `left_s`: who is told that the time-out is over finds it over by his own clock, too."""
+    """Return a whole wait of at least `left_s`, so that the time-out is over by the caller's clock, too."""
     units = max(math.ceil(left_s / WAIT_UNIT_S), 1)
     return timedelta(seconds=units * WAIT_UNIT_S)
 

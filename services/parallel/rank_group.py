@@ -1,8 +1,8 @@
-"""How do the ranks of one worker reach the same verdict, and hear the same commands, in every turn?
+"""Protocol of a rank group: agreement and broadcast among the ranks of one worker in every turn.
 
-The smallest interface that a turn needs. Backends: `gloo` (one process per rank) and `solo` (one rank). One
-conformance suite, `tests/parallel`, runs on each, and on the group within one process that tests and the
-simulation use.
+It is the smallest interface that a turn needs. Backends are `gloo` (one process per rank) and `solo` (one
+rank). One conformance suite, `tests/parallel`, runs on each, and on the in-process group of tests and the
+simulation.
 
 Every rank makes the same calls in the same order, one at a time. A group that fails once is over: every
 further call raises, and the worker ends.
@@ -14,56 +14,66 @@ from typing import Final, Protocol
 from baton.rooms.ballot import HEADER, PLACES_MAX
 
 BALLOT_WORDS_MAX: Final = HEADER + PLACES_MAX
-"""Longest ballot."""
+"""Most numbers of a ballot."""
 
 COMMAND_BYTES_MAX: Final = 16 << 20
-"""Longest message of one broadcast."""
+"""Most bytes of one broadcast."""
 
 GATHER_BYTES_MAX: Final = 1 << 20
-"""Longest message that one rank brings to a gathering."""
+"""Most bytes of one rank in a gather."""
 
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
 
 
 class GroupBroken(Exception):
-    """The ranks can no longer agree: one left, died, was late, or made another call. Names the turn, and
-    the rank where it is known. Not to be recovered from within the process."""
+    """The ranks can no longer agree: one left, died, was late, or made another call.
+
+    The text names the turn, and the rank if known. The process cannot recover.
+    """
 
 
 class BallotRefused(ValueError):
-    """This rank's own input is wrong: another length than before, a number outside 64 bits, too long a
-    message, commands from a rank that does not lead. A bug of the caller; nothing was sent."""
+    """This rank's own input is invalid, which is a bug of the caller. Nothing was sent.
+
+    It has another length than before, a number outside 64 bits, is too long, or has commands of a rank that
+    does not lead.
+    """
 
 
 class RankGroup(Protocol):
-    """One rank's view of its group."""
+    """View of the group from one rank."""
 
     @property
     def rank(self) -> int:
-        """0 leads."""
+        """Index of this rank. Rank 0 leads."""
 
     @property
     def size(self) -> int:
-        """Ranks in the group, >= 1."""
+        """Number of ranks in the group, >= 1."""
 
     @property
     def broken(self) -> str | None:
-        """Why the group is over, as soon as this rank knows it: also between two calls."""
+        """Reason for which the group is over, or None. It is set as soon as this rank knows it, also
+        between two calls."""
 
     async def agree(self, ballot: Sequence[int]) -> list[int]:
-        """The element-wise minimum over all ranks' ballots, the same list on every rank.
+        """Return the element-wise minimum over all ranks' ballots, the same list on every rank.
 
         Numbers are signed 64-bit. The first ballot fixes the length for the life of the group, and the
         ranks' lengths are compared then. Raises BallotRefused, GroupBroken.
         """
 
     async def broadcast(self, commands: bytes | None) -> bytes:
-        """The leader gives `commands` (possibly empty), the others None; all return the leader's bytes,
-        in the leader's order. Raises BallotRefused, GroupBroken."""
+        """Return the leader's `commands`, on every rank in the leader's order.
+
+        The leader passes bytes, possibly empty, and the others None. Raises BallotRefused, GroupBroken.
+        """
 
     async def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, by rank, the same list on every rank. Raises BallotRefused, GroupBroken."""
+        """Return the `data` of all ranks in rank order, the same list on every rank. Raises BallotRefused,
+        GroupBroken."""
 
     async def close(self) -> None:
-        """Leave. Idempotent; never raises. The other ranks' next call fails, so leaving is agreed first."""
+        """Leave the group. Idempotent, and never raises. The other ranks' next call fails, so agree to
+        leave first."""

@@ -1,8 +1,8 @@
-"""How do the processes of one worker find each other, and what is said when they do not?
+"""Rendezvous of the processes of one worker, and the errors if they do not meet.
 
-Rank 0 hosts a store at the rendezvous, for the whole life of the group. Through it the followers learn where
-their watch connections go; when the leader has all of them, every rank makes its gloo connections. What
-blocks runs on a thread of its own, which is left behind when its caller gives up.
+Rank 0 hosts a store for the whole life of the group. It gives followers the address of the leader's failure
+detector. When the leader has all of them, every rank makes its gloo connections. Blocking calls run on
+their own thread, which is abandoned if its caller gives up.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ GLOO_PREFIX: Final = "baton/agreement"
 Outcome = TypeVar("Outcome")
 
 c10d: Any = torch.distributed
-"""Untyped: the stubs lack the classes' methods."""
+"""Untyped module, because its stubs lack the methods of its classes."""
 ProcessGroup = Any
 Store = Any
 
@@ -42,8 +42,11 @@ class Rendezvous:
 async def meet(
     rank: int, size: int, at: Rendezvous, timeout_s: float, meet_s: float, where: Whereabouts
 ) -> tuple[Store, FailureDetector, ProcessGroup]:
-    """The store, this rank's watch and its gloo connections, when all ranks are there. That takes at most
-    `meet_s`, and connecting them `timeout_s`. Raises GroupBroken."""
+    """Return the store, this rank's failure detector and its gloo connections, once all ranks have arrived.
+
+    `meet_s`: longest wait for the ranks, in seconds. `timeout_s`: bound for the connections. Raises
+    GroupBroken.
+    """
     watch: FailureDetector | None = None
     try:
         store = await aside(lambda: open_store(rank, size, at, meet_s))
@@ -73,8 +76,8 @@ async def meet(
 
 
 def aside(work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
-    """What `work` returns, or raises, on a daemon thread: neither this loop nor the end of the process waits
-    for it."""
+    """Return or raise the result of `work` on a daemon thread. Neither this loop nor the end of the process
+    waits for that thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Outcome] = loop.create_future()
 
@@ -99,7 +102,7 @@ def aside(work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
 
 
 def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
-    """Have the loop make a call, from another thread; nothing when the loop is closed."""
+    """Schedule a call in the loop from another thread. No effect if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:
@@ -112,9 +115,10 @@ def _stop(waiting: "asyncio.Future[Outcome]", why: str) -> None:
 
 
 def open_store(rank: int, size: int, at: Rendezvous, timeout_s: float) -> Store:
-    """Blocks, at most `timeout_s`. Rank 0 serves it as long as it holds it. Raises RuntimeError, OSError."""
+    """Open the store. It blocks for at most `timeout_s`. Rank 0 serves it while it exists. Raises
+    RuntimeError, OSError."""
     listening = _listen(at) if rank == 0 else None
-    # The store would listen on every network of the machine; it is handed a socket that does not.
+    # By itself the store would listen on every network, so it gets a socket of one address.
     return c10d.TCPStore(
         at.host,
         at.port,
@@ -135,7 +139,7 @@ def _listen(at: Rendezvous) -> int:
 
 
 def gloo_connections(rank: int, size: int, at: Rendezvous, timeout_s: float, store: Store) -> ProcessGroup:
-    """Blocks, at most `timeout_s`, until every rank has met every other. Raises RuntimeError, OSError."""
+    """Connect all ranks. It blocks for at most `timeout_s`. Raises RuntimeError, OSError."""
     group: ProcessGroup = connect_gloo(
         c10d, store, rank, size, timedelta(seconds=timeout_s), at.host, at.port
     )

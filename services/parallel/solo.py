@@ -1,4 +1,4 @@
-"""What does agreement cost a worker of one rank? Nothing, but the same checks as in a larger one."""
+"""Rank group of one rank: no communication, but the same checks as in a larger group."""
 
 from collections.abc import Sequence
 from typing import Final

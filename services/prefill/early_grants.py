@@ -1,7 +1,7 @@
-"""What becomes of a grant that comes before its room does?
+"""Grants that arrive before their rooms.
 
-A room is opened on both workers at once, so that the receiver may be the faster one. Its grant creates
-nothing here (`room-issued`): it is kept beside the rooms, and asked again when the room has come.
+A room is opened on both workers at once, so the receiver may be faster. Its grant creates no room here
+(`room-issued`). It waits beside the rooms, and is applied again when the room has opened.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Final
 from baton.ids import Incarnation, RoomId
 
 EARLY_GRANT_S: Final = 60.0
-"""As long as whoever opens a room may take to bring it to both workers
-(`baton.fleet.registry.DELIVERY_MS`): after that it does not come."""
+"""Seconds for which a grant waits. It is the time in which the router delivers a room to both workers
+(`baton.fleet.registry.DELIVERY_MS`)."""
 
 
 @dataclass(eq=False, slots=True)
 class EarlyGrant:
-    """One that is kept, of one receiver."""
+    """Waiting grant of one receiver."""
 
     room: RoomId
     receiver: Incarnation
@@ -29,10 +29,10 @@ class EarlyGrant:
 
 
 class EarlyGrants:
-    """Keyed by room and receiver: one receiver's grant does not take the place of another's. The leader's."""
+    """Waiting grants by room and receiver, on the leader. Grants of one receiver never displace another's."""
 
     def __init__(self, most: int) -> None:
-        """`most`: of one receiver."""
+        """Make it empty. `most`: most waiting grants of one receiver."""
         self._most = most
         self._kept: dict[RoomId, dict[Incarnation, EarlyGrant]] = {}
         self._counts: Counter[Incarnation] = Counter()
@@ -43,9 +43,11 @@ class EarlyGrants:
     def keep(
         self, room: RoomId, receiver: Incarnation, again: Callable[[], None], expired: Callable[[], None]
     ) -> EarlyGrant | None:
-        """Call `again` when the room comes, or `expired` when it does not in time. Of an earlier grant of
-        the room and receiver, which was said on another stream, nothing is called. None when the receiver has
-        as many as it may have; nothing is called then either."""
+        """Add a grant. `again` is called when the room opens, `expired` if it does not in time.
+
+        It replaces an earlier grant of the same room and receiver, sent on another stream, without any
+        call. Return None, without any call, if the receiver has too many.
+        """
         before = self._kept.get(room, {}).get(receiver)
         if before is not None:
             self.drop(before)
@@ -58,13 +60,13 @@ class EarlyGrants:
         return kept
 
     def come(self, room: RoomId) -> None:
-        """The room was opened."""
+        """Apply the waiting grants of a room that has opened."""
         for kept in list(self._kept.get(room, {}).values()):
             self.drop(kept)
             kept.again()
 
     def drop(self, kept: EarlyGrant) -> None:
-        """It is not wanted any more. Idempotent: another that took its place stays."""
+        """Drop a grant. Idempotent. A later one in its place stays."""
         grants = self._kept.get(kept.room, {})
         if grants.get(kept.receiver) is not kept:
             return

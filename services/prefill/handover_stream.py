@@ -1,8 +1,8 @@
-"""What does one decode worker say to this prefill worker, and what does it hear?
+"""Stream of one decode worker to this prefill worker.
 
-One stream of each, on which what is asked of many rooms at one time comes in one message, enters one turn,
-and is answered in one message. A question is answered when a turn has taken it, a close when it is proven;
-nothing here has a deadline, for as long as the stream lives the receiver knows that this worker does.
+Requests for many rooms at one time arrive in one message, enter one turn, and are answered in one message.
+A request is answered when a turn has taken it, a close when it is proven. Nothing here has a deadline: as
+long as the stream lives, the receiver knows that this worker does.
 """
 
 import asyncio
@@ -22,16 +22,17 @@ from baton.wire.errors import refusal_to_wire
 from baton.wire.layout_messages import layout_to_wire
 
 ANSWERS_MAX: Final = 4_096
-"""That the receiver has not taken: above what its rooms can ask at one time. Past it nothing more is read."""
+"""Most answers that the receiver has not taken, above what its rooms can request. Beyond it no message is
+read."""
 MESSAGE_MAX: Final = 1_024
-"""Answers in one message."""
+"""Most answers in one message."""
 
 Answer: TypeAlias = inference_pb2.ConnectReply | inference_pb2.GrantReply | inference_pb2.CloseReply
 
 
 class HandOverStream:
-    """When it is left, its questions are forgotten: rooms end by their own deadlines, or by their next
-    close."""
+    """Stream of one receiver. When it ends, its requests are forgotten: rooms end by deadline or by their
+    next close."""
 
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
@@ -39,17 +40,17 @@ class HandOverStream:
         self._mine = work.ports.incarnation
         self._layouts = work.ports.layouts
         self.receiver: Incarnation | None = None
-        """Who speaks, once it has proven it."""
+        """Incarnation of the receiver, once proven."""
         self._secret = b""
         self._said: deque[Answer] = deque()
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._asked: set[asyncio.Future[None]] = set()
-        """Questions that no turn has answered, and closes that are not proven."""
+        """Requests without a result of a turn, and closes without a proof."""
         self._early: dict[RoomId, EarlyGrant] = {}
-        """Grants that are kept until their rooms come."""
+        """Grants that wait for their rooms."""
         self._closing: set[RoomId] = set()
-        """Rooms whose close is not answered: what a turn answers of their grants is not wanted."""
+        """Rooms with an unanswered close. Results of their grants are not sent any more."""
         self._end: Exception | None = None
         self._over = False
         self._reading: asyncio.Task[None] | None = None
@@ -60,7 +61,7 @@ class HandOverStream:
         requests: AsyncIterator[inference_pb2.HandOverRequest],
         greeted: Callable[["HandOverStream"], None],
     ) -> AsyncIterator["HandOverStream"]:
-        """Ask what `requests` say. `greeted`: told when it is known who speaks."""
+        """Process `requests` while the context lasts. `greeted`: called when the receiver is known."""
         self._reading = asyncio.create_task(self._read(requests, greeted))
         self._reading.add_done_callback(lambda _: self._news.set())
         try:
@@ -74,7 +75,7 @@ class HandOverStream:
                 self._work.early.drop(self._early.popitem()[1])
 
     async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
-        """The answers, a message at a time, until the stream ends. Raises what ended it early."""
+        """Yield the answers, a message at a time, until the stream ends. Raises the error that ended it."""
         while not self._over:
             await self._news.wait()
             self._news.clear()
@@ -88,7 +89,7 @@ class HandOverStream:
                 return
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more is said: this worker leaves, or `error` is why."""
+        """End the stream, because this worker leaves or because of `error`."""
         self._end, self._over = error, error is None
         self._news.set()
 
@@ -111,15 +112,15 @@ class HandOverStream:
                 await self._taken.wait()
 
     def _greet(self, request: inference_pb2.HandOverRequest) -> None:
-        """Raises WrongIncarnation, UnknownReceiver, NotAdmitted."""
+        """Check a greeting. Raises WrongIncarnation, UnknownReceiver, NotAdmitted."""
         greeting = request.greeting
         check_incarnation(self._mine, greeting.incarnation)
         self._work.receivers.check(Incarnation(greeting.receiver), greeting.secret)
         self.receiver, self._secret = Incarnation(greeting.receiver), greeting.secret
 
     def _take(self, request: inference_pb2.HandOverRequest) -> None:
-        """All that one message asks enters one turn. Raises UnknownReceiver when the receiver was declared
-        gone meanwhile."""
+        """Enter all requests of a message into one turn. Raises UnknownReceiver if the receiver is gone
+        meanwhile."""
         if self.receiver is None:
             raise AssertionError("nobody has greeted")
         self._work.receivers.check(self.receiver, self._secret)
@@ -132,7 +133,7 @@ class HandOverStream:
         for close in request.closes:
             room = RoomId(close.room)
             if room in self._closing:
-                continue  # it is answered once
+                continue  # it has one answer
             close.receiver = self.receiver
             self._drop_early(room)
             self._closing.add(room)
@@ -175,7 +176,7 @@ class HandOverStream:
     def _granted(self, grant: inference_pb2.GrantRequest, error: Exception | None) -> None:
         room = RoomId(grant.room)
         if isinstance(error, UnknownRoom) and room not in self._closing:
-            if room in self._work.roster:  # it came in the same turn, behind the grant
+            if room in self._work.roster:  # the room opened in the same turn, after the grant
                 self._ask_grant(grant)
                 return
             if not self._work.roster.retired(room) and self._keep_early(grant, error):

@@ -1,4 +1,4 @@
-"""What does a prefill worker count?"""
+"""Metrics of a prefill worker."""
 
 from typing import Final
 
@@ -68,7 +68,7 @@ class PrefillMetrics(WorkerMetrics):
         self._bytes.inc(length)
 
     def transferred(self, busy_s: float, hidden_s: float) -> None:
-        """The pages of one room."""
+        """Record the transfer of one room's pages."""
         self._transfer.inc(busy_s)
         self._hidden.inc(hidden_s)
 

@@ -1,24 +1,27 @@
-"""How much of a room's transfer went on beside the engine's steps?"""
+"""Measurement of how much of a room's transfer happens while the engine computes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Overlap:
-    """Of one room's pages. What goes on beside a step costs its answer nothing."""
+    """Overlap of one room. Time of a transfer beside a step does not delay its answer."""
 
     length: int = 0
-    """Bytes seen to have been written."""
+    """Bytes whose writes are known to have ended."""
     spent_us: int = 0
-    """While pages that were ready were not all written."""
+    """Microseconds during which ready pages were not all written."""
     hidden_us: int = 0
-    """Of that, beside a step."""
+    """Microseconds of that during which a step ran."""
     _until_us: int | None = None
-    """How far the transfer that goes on is counted."""
+    """Time in microseconds up to which the present transfer is counted."""
 
     def looked(self, start_us: int, stop_us: int, *, goes_on: bool, beside: bool) -> None:
-        """Pages were to be written when a look at them began, at `start_us`. `goes_on`: there still are some
-        at `stop_us`. `beside`: a step was running."""
+        """Add one look at the pages of a room that had pages to write.
+
+        `start_us`, `stop_us`: begin and end of the look, in microseconds. `goes_on`: whether pages were
+        left at its end. `beside`: whether a step was running.
+        """
         spent_us = stop_us - (start_us if self._until_us is None else self._until_us)
         self.spent_us += spent_us
         if beside:

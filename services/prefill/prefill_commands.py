@@ -1,4 +1,4 @@
-"""What does each command of a prefill worker change on a rank?"""
+"""Commands that only a prefill worker has: what each changes on a rank."""
 
 from baton.handover.route import Route
 from baton.handover.sending_side import SendingSide
@@ -65,7 +65,7 @@ class PrefillCommands(RankCommands[SendingSide[PrefillRoom]]):
         try:
             self._routes.connect(wire)
         except NotConnected:
-            self._revoke(wire)  # true whether or not the memory can be reached where it is now
+            self._revoke(wire)  # valid even if the memory cannot be reached now
             raise
         self._revoke(wire)
 

@@ -1,4 +1,4 @@
-"""What does a prefill worker keep of a room, beside what its hand-over needs?"""
+"""Record of a room on a prefill worker, with the fields of its driver."""
 
 from collections import abc
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from baton.wire.conversions import SCORE_MESSAGES_MAX, scores_to_wire
 from baton.worker.called_room import CalledRoom
 
 REPLIES_MAX: Final = 4 + SCORE_MESSAGES_MAX
-"""A room's whole stream: accepted, its prompt's scores, first token, outcome."""
+"""Most messages of a room's stream: accepted, scores of the prompt, first token, outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,10 +25,10 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     sequence: Sequence = field(init=False)
     push: RoomTransfer = field(init=False)
-    """Once it has begun."""
+    """Writes of the room, once it has begun."""
     overlap: Overlap = field(default_factory=Overlap, init=False)
     reported_tokens: int = field(default=0, init=False)
-    """Leading tokens of which the timeline says that they are computed."""
+    """Number of leading tokens that the timeline reports as computed."""
 
     def __post_init__(self) -> None:
         self.sequence = Sequence(self.request, list(self.request.output))
@@ -37,11 +37,11 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What it draws."""
+        """Sequences that are sampled."""
         return [self.sequence]
 
     def pages_checksum(self, heads: abc.Sequence[GroupHead]) -> int:
-        """Of what was computed for a rank of the receiver that holds `heads`, as its record says it."""
+        """Return the sum of the pages for a receiver's rank with these KV heads, as the record has it."""
         summed = self.sequence.page_sum
         return 0 if summed is None else nonzero_sum(summed.of(heads))
 
@@ -50,21 +50,21 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
 
     @property
     def scored(self) -> int:
-        """How many of the prompt's tokens were scored."""
+        """Number of scored prompt tokens."""
         return 0 if self.sequence.scores is None else len(self.sequence.scores.told)
 
     @property
     def under_way(self) -> bool:
-        """Something is to be sent, or is being written."""
+        """Whether something is to be written or is being written."""
         return self.begun and self.push.under_way
 
     @property
     def unproven(self) -> bool:
-        """It failed, and nothing says yet that what was posted for it has ended."""
+        """Whether the room failed, and its writes are not known to have ended."""
         return self.phase is Phase.FAILED and self.proof is None and self.under_way
 
     def reply_scores(self) -> None:
-        """All of the prompt's, in order."""
+        """Send the scores of all prompt tokens, in order."""
         if self.replies is not None and self.sequence.scores is not None:
             for scores in scores_to_wire(self.sequence.scores.told):
                 self.reply(inference_pb2.RunRoomReply(scores=scores))

@@ -1,4 +1,4 @@
-"""What does a step compute of each prompt, and what comes of it?"""
+"""Scheduling of prefill steps: chunks of prompts, and their results."""
 
 from typing import Final
 
@@ -18,9 +18,9 @@ from baton.worker.prompt_chunks import PromptChunk, next_chunks
 from baton.worker.step_scheduler import StepScheduler
 
 RATED_TOKENS: Final = 64
-"""Of a step by which it is told how fast prompts are computed: with so many it takes longer for each."""
+"""Fewest tokens of a step that counts for the measured rate. Smaller steps take longer per token."""
 CHUNK_LINES_MAX: Final = 64
-"""Of one room's timeline, but for the steps in which it shared its budget with others."""
+"""Most chunk lines in one room's timeline, except for steps whose budget it shared."""
 
 
 class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
@@ -46,10 +46,10 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._scored_tokens = scored_tokens
         self._prompt_budget = prompt_budget
         self._left = chunk_tokens
-        """What the neighbour left of a step that runs."""
+        """Prompt tokens that the budget left to the running step."""
 
     def start(self) -> None:
-        """The next step, if there is one. Only while `free`."""
+        """Start the next step, if there is one. Only while `free`."""
         computable = (room for room in self._sending.roster if room.computable)
         self._left = self._prompt_budget.chunk_tokens(self._chunk_tokens)
         costs = self.cost.told
@@ -63,7 +63,7 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         self._start(parts, [part.row for part in parts])
 
     def observe(self) -> bool:
-        """Whether a step has ended."""
+        """Process the end of a step. Return whether one has ended."""
         ended, now_ms = self._take(), self._ports.clock.now_ms()
         if ended is None:
             if self.goes_on:
@@ -89,9 +89,9 @@ class PrefillScheduler(StepScheduler[PromptChunk[PrefillRoom]]):
         return True
 
     def _computed(self, room: PrefillRoom) -> None:
-        """Tell of a chunk, or of the first token behind the last one."""
+        """Report a chunk, or the first token after the last one."""
         if room.first is None:
-            # A long prompt's chunks do not take the place of what comes after them.
+            # Chunk lines of a long prompt must not displace later lines.
             if room.computed - room.reported_tokens >= room.request.prefill_tokens / CHUNK_LINES_MAX:
                 room.reported_tokens = room.computed
                 self._ports.reporter.report(room.id, Moment.CHUNK_COMPUTED, f"{room.computed} tokens so far")

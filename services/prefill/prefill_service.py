@@ -1,4 +1,4 @@
-"""What may be asked of a prefill worker?"""
+"""gRPC services of a prefill worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -39,7 +39,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
         self._streams: dict[Incarnation, HandOverStream] = {}
-        """One of each receiver that speaks: the latest."""
+        """Latest stream of each receiver."""
 
     async def HandOver(
         self,
@@ -60,7 +60,7 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
                 del self._streams[stream.receiver]
 
     async def leave(self) -> None:
-        """End every stream: this worker holds nothing that anyone could still ask of it."""
+        """End every stream. This worker has no memory left that a receiver could ask about."""
         for stream in self._streams.values():
             stream.end()
 

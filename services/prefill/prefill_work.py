@@ -1,8 +1,8 @@
-"""What does a prefill rank see, do and compute in a turn?
+"""Work of a prefill rank in its turns.
 
-Queues, in the field's words: *bootstrap* (no destination yet), *waiting* (destination known, to be
-computed), *inflight* (computed, not all written). A room's queue follows from its phase and from how much
-of its prompt is computed; there are no lists beside the roster that could disagree with it.
+Queues, in the terms of SGLang: *bootstrap* (no destination yet), *waiting* (destination known, not
+computed), *inflight* (computed, not all written). The queue of a room follows from its phase and from how
+much of its prompt is computed. There are no lists beside the roster that could contradict it.
 """
 
 import asyncio
@@ -42,13 +42,15 @@ from baton.worker.prompt_budget import FULL_BUDGET, PromptBudget
 from baton.worker.rank_work import RankWork
 
 EARLY_PER_PLACE: Final = 4
-"""Grants of one receiver that may wait for their rooms: it grants no more rooms than it and this worker have
-places for, and some of those may be over here already."""
+"""Most waiting grants of one receiver, for each room that this worker can have.
+
+A receiver grants no more rooms than both workers can have, and some of them may already be over here.
+"""
 SCORED_TOKENS: Final = 64
-"""Of a step, where nobody says how many the engine scores at once."""
+"""Scored tokens of a step if the engine gives no limit."""
 LOOKS_MAX: Final = 16
-"""Turns without a pause, while no step runs, after something of what is under way has moved: most writes end
-sooner than the shortest pause."""
+"""Turns without a pause after a write has moved, while no step runs. Most writes end sooner than the
+shortest pause."""
 
 
 class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
@@ -89,19 +91,22 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._commands = PrefillCommands(sending, self.callers, ports, computing.cost, self.early, routes)
         self._pushes = TransferScheduler(sending, ports, metrics, window_bytes)
         self._connecting: list[Answer] = []
-        """To whoever asked for the turn's connections."""
+        """Functions that set the results of this turn's connections."""
         self._closers: dict[RoomId, set[asyncio.Future[None]]] = {}
-        """Who waits for the proof that a room is quiet."""
+        """Futures of callers that wait for the proof that a room is quiet."""
         self._looks = 0
-        """Turns without a pause, from here on."""
+        """Number of turns without a pause that are left."""
         self._held_back = False
-        """Nothing is posted in this turn. Never twice in a row, however fast steps are."""
+        """Whether this turn posts no writes. It never happens twice in a row, however fast steps are."""
 
     # ---- what the handlers of the leader call
 
     def quiet(self, room: RoomId) -> asyncio.Future[None]:
-        """Of a room that was closed: done when it is proven that nothing is or will be written for it
-        (`ack-is-proof`), however long that takes. To be cancelled by whoever waits no longer."""
+        """Return a future that is done when no write for a closed room is under way or can follow
+        (`ack-is-proof`).
+
+        It may take arbitrarily long. The caller cancels it when it waits no longer.
+        """
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if room in self.roster:
             closers = self._closers.setdefault(room, set())

@@ -1,8 +1,8 @@
-"""Which decode workers may speak to this prefill worker?
+"""Decode workers that may use this prefill worker: those that a room named, and that prove their identity
+(`authorised-writer`).
 
-Those that a room named, and that prove to be it (`authorised-writer`). Kept by the leader alone: it is the
-only rank that anybody outside reaches, and what it lets in is the same for every rank behind it. So no rank
-can come to another answer than the leader's, and no secret is broadcast.
+Only the leader has this table, because it is the only rank that other processes call. Its answers hold for
+all ranks. So no rank can decide differently, and no secret is broadcast.
 """
 
 from collections import OrderedDict
@@ -15,12 +15,12 @@ from baton.wire.errors import NotAdmitted, UnknownReceiver
 from baton.wire.receiver_secret import DIGEST_BYTES, matches_secret
 
 NAMED_MAX: Final = 4_096
-"""Above what a stack has of decode workers that are not known to be gone. Past it the one that was named
-longest ago is forgotten: the next room names it again."""
+"""Most receivers, above the number of live decode workers of a stack. Beyond it, the one that was named
+longest ago is forgotten until the next room names it."""
 
 
 class Receivers:
-    """Keyed by incarnation. Forgotten with it."""
+    """Named receivers by incarnation."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[Incarnation, bytes] = OrderedDict()
@@ -29,8 +29,7 @@ class Receivers:
         return len(self._digests)
 
     def name(self, peer: rooms_pb2.Peer) -> None:
-        """A room is for this decode worker. Raises PeerFault when the peer names no digest of a secret, or
-        another one than an earlier room did."""
+        """Name the decode worker of a room. Raises PeerFault for a missing or different secret digest."""
         receiver = Incarnation(peer.incarnation)
         if len(peer.secret_digest) != DIGEST_BYTES:
             raise PeerFault(f"decode worker {peer.name[:64]!r} comes without the digest of its secret")
@@ -44,8 +43,8 @@ class Receivers:
             self._digests.popitem(last=False)
 
     def check(self, receiver: Incarnation, secret: bytes) -> None:
-        """Raises UnknownReceiver when no room has named it (yet, or any more), NotAdmitted when the secret is
-        another one."""
+        """Check a receiver's secret. Raises UnknownReceiver if no room has named it, NotAdmitted for a
+        wrong secret."""
         digest = self._digests.get(receiver)
         if digest is None:
             raise UnknownReceiver(f"no room has named receiver {receiver:#x}")
@@ -53,5 +52,5 @@ class Receivers:
             raise NotAdmitted(f"this is not the secret of receiver {receiver:#x}")
 
     def forget(self, receiver: Incarnation) -> None:
-        """Its process is gone. Idempotent."""
+        """Forget a receiver whose process is gone. Idempotent."""
         self._digests.pop(receiver, None)

@@ -1,11 +1,11 @@
-"""How do a room's pages, its record and its seal get from this rank to the receiver, and when is it quiet?
+"""Writes of one room: its pages, its record and its seal, from this rank to the receiver.
 
-Pages leave in windows as chunks are computed; where a window's bytes lie is found when it is to be posted, so
-that a turn costs no more for a long prompt. When all is computed the elected rank writes the record to each
-rank of the receiver, before the pages that are left: so the receiver knows that the seal is near. When every
-rank of this worker has written what it has to, and all of that is DONE, the elected one writes the seals
-(`seal-last`, `one-writer`). Nothing relies on an order between two writes. A room of which no page is to be
-sent has a record and a seal all the same (`zero-page-hand-over`).
+Pages leave in windows as chunks are computed. The bytes of a window are located when it is posted, so that
+a turn costs no more for a long prompt. When the whole prompt is computed, the elected rank writes the
+record to each rank of the receiver, before the remaining pages. So the receiver knows that the seal is
+near. When the writes of every rank of this worker are DONE, the elected rank writes the seals (`seal-last`,
+`one-writer`). Nothing relies on an order between two writes. A room without pages to send has a record and
+a seal all the same (`zero-page-hand-over`).
 """
 
 from collections import deque
@@ -26,31 +26,31 @@ from baton.transfer.transfer_protocol import SLOTS, PutId, PutState, Run, Transf
 
 WINDOWS_IN_FLIGHT_MAX: Final = 2
 POSTS_A_TURN_MAX: Final = 3
-"""Of one room."""
+"""Most windows of one room that a turn posts."""
 WINDOWS_A_TURN_MAX: Final = 6
-"""Of all rooms together: some paths copy while they post."""
+"""Most windows of all rooms that a turn posts. Some transports copy while posting."""
 RUNS_MAX: Final = 4096
-"""Of a window: each takes a microsecond or two, here and in the transfer."""
+"""Most runs of a window. Each costs a microsecond or two, here and in the transfer."""
 
 
 class TransferStage(Enum):
     PAGES = "pages"
-    """And the record."""
+    """Pages and the record are written."""
     SEAL = "seal"
-    """To be written: every rank has written the rest."""
+    """The seal is to be written: every rank has written the rest."""
     SEALING = "sealing"
     SEALED = "sealed"
 
 
 @dataclass(slots=True)
 class Quota:
-    """What all rooms together may still post in this turn."""
+    """Number of windows that all rooms together may still post in this turn."""
 
     windows: int = WINDOWS_A_TURN_MAX
 
 
 class RoomTransfer:
-    """One room's writes. `advance` is called every turn; it never waits."""
+    """Writes of one room. `advance` is called every turn, and never waits."""
 
     def __init__(
         self,
@@ -63,8 +63,11 @@ class RoomTransfer:
         staging: memoryview,
         staging_index: int,
     ) -> None:
-        """`source`: the room's pages on this side, by group and from position 0 on, of `page_tokens`
-        tokens each. `staging`: this side's metadata slot, from which record and seal are written."""
+        """Make the writes of a room.
+
+        `source`: page tables of the room on this side, by KV group, from position 0. `page_tokens`: tokens
+        per page, by group. `staging`: metadata slot of this side, from which record and seal are written.
+        """
         self._transfer = transfer
         self._route = route
         self._source = source
@@ -72,31 +75,33 @@ class RoomTransfer:
         self._grant = grant
         self._window_bytes = window_bytes
         self._targets = [each for each in route.targets if not each.plan.empty]
-        """That this rank has pages for."""
+        """Ranks of the receiver that get pages of this rank."""
         stretches = [each.plan.stretch(window_bytes, RUNS_MAX) for each in self._targets]
         self._stretch = min(stretches, default=0)
-        """Positions that are planned together, for one target after the other."""
+        """Number of positions that are planned together, for one target after the other."""
         self._staging = staging
         self._staging_offset = staging_index * SLOT_BYTES
         self._slot_offset = grant.slot * SLOT_BYTES
         self._ready = grant.prefix_tokens
-        """Positions before it may leave, or were held by the receiver before."""
+        """Position up to which pages may leave, or were cached by the receiver."""
         self._planned = grant.prefix_tokens
-        """Positions before it are planned for every target."""
+        """Position up to which all targets are planned."""
         self._planning = (0, 0)
-        """Where the stretch behind it ends, and how many targets it is planned for."""
+        """End of the stretch that follows, and number of targets that are planned for it."""
         self._complete = False
         self._waiting: deque[tuple[Incarnation, str, Window]] = deque()
         self._in_flight: dict[PutId, int] = {}
-        """How many bytes of pages each carries: none, from the metadata slot."""
+        """Bytes of pages in each write under way. 0 for writes from the metadata slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
         self.stage = TransferStage.PAGES
         self.failure: str | None = None
 
     def ready(self, tokens: int, *, complete: bool = False) -> None:
-        """The first `tokens` positions will not change any more: whole pages of them may leave. `complete`:
-        there are no more, so that the last pages may leave as they are."""
+        """Note that the first `tokens` positions are final, so that whole pages of them may leave.
+
+        `complete`: whether these are all, so that the last pages leave even if not full.
+        """
         stop = tokens if complete else tokens // self._block_tokens * self._block_tokens
         self._complete |= complete
         self._ready = max(self._ready, stop)
@@ -105,18 +110,20 @@ class RoomTransfer:
 
     @property
     def sealed(self) -> bool:
-        """The seals' writes are DONE."""
+        """Whether the writes of the seals are DONE."""
         return self.stage is TransferStage.SEALED
 
     @property
     def written(self) -> bool:
-        """All pages were ready, and their writes are DONE, as are the records'."""
+        """Whether all pages were ready, and their writes and those of the records are DONE."""
         return self._complete and self.failure is None and not (self._unposted or self._in_flight)
 
     def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[GroupHead]], int]) -> None:
-        """What each rank of the receiver is to know beside the pages; it leaves at once. To be called by the
-        elected rank alone, with the last of the pages. `checksum`: of the pages, for the KV heads that the
-        receiver's rank holds."""
+        """Add the metadata record for each rank of the receiver. It leaves at once.
+
+        Called by the elected rank only, with the last pages. `checksum`: returns the sum of the pages for
+        the KV heads of a receiver's rank.
+        """
         told = [(checksum(target.heads), target.peer) for target in self._route.targets]
         for value, group in groupby(told, key=lambda each: each[0]):
             own = record if value == record.pages_checksum else replace(record, pages_checksum=value)
@@ -128,14 +135,16 @@ class RoomTransfer:
             self.failure = str(error)
 
     def seal(self) -> None:
-        """Every rank has written. After `add_record`."""
+        """Write the seals, because every rank has written the rest. Call it after `add_record`."""
         self._staging[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES] = self._seal
         self.stage = TransferStage.SEAL
 
     def advance(self, count_bytes: Callable[[int], None], quota: Quota | None = None) -> bool:
-        """Poll what is under way and post what may follow, as long as there is something to post, and no more
-        than POSTS_A_TURN_MAX. `quota`: of windows; a record or a seal costs next to nothing. True when
-        something moved."""
+        """Poll writes under way and post the next ones, at most POSTS_A_TURN_MAX.
+
+        `quota`: windows left for all rooms. A record or a seal costs next to nothing. Return whether
+        something moved.
+        """
         quota = quota or Quota()
         moved = False
         for _ in range(POSTS_A_TURN_MAX):
@@ -153,7 +162,7 @@ class RoomTransfer:
         return moved or self.failure is not None
 
     def drain(self, count_bytes: Callable[[int], None]) -> bool:
-        """Post nothing more; poll what is under way. True when it is quiet."""
+        """Poll writes under way without posting more. Return True when there are none left."""
         self._waiting.clear()
         self._ready, self._planning = self._planned, (0, 0)
         self._records.clear()
@@ -166,12 +175,12 @@ class RoomTransfer:
 
     @property
     def waits(self) -> bool:
-        """For more to be computed: nothing is on its way, and nothing to be posted or reported."""
+        """Whether it waits for the engine: no write is under way, and none is due."""
         return not (self._complete or self.under_way or self.failure)
 
     @property
     def _unposted(self) -> bool:
-        """Something is ready that was not posted."""
+        """Whether a ready page is not posted yet."""
         return bool(self._records) or self._pages_left
 
     @property
@@ -193,7 +202,7 @@ class RoomTransfer:
         return moved
 
     def _plan(self) -> None:
-        """Find what carries the next stretch to the next target."""
+        """Plan the writes of the next stretch to the next target."""
         stop, count = self._planning
         if count == 0:
             stop = min(self._planned + self._stretch, self._ready)
@@ -231,7 +240,7 @@ class RoomTransfer:
         return True
 
     def _post_record(self) -> None:
-        """The next one. Nothing is read from the slot meanwhile that it is written over."""
+        """Post the next record. No write reads the metadata slot while it is overwritten."""
         record, peers = self._records.popleft()
         body = record.pack()
         self._staging[: len(body)] = body

@@ -1,7 +1,7 @@
-"""How does this rank reach the memory of each decode worker's ranks?
+"""Routes from this rank to the memory of each decode worker's ranks.
 
-A route leads to one exposure: when a decode worker takes its memory back from its senders, it exposes it anew
-under other names, and whatever was to be written by the old route fails.
+A route leads to one exposure. A decode worker that takes its memory back exposes it anew under other names,
+and writes by the old route fail.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from baton.wire.layout_messages import checksum_from_wire, layout_from_wire
 
 
 class Routes:
-    """One per decode worker, by its incarnation. Forgotten with it."""
+    """Routes by the incarnation of the decode worker."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Routes:
         rank: int = 0,
         checksum: KvChecksum = KvChecksum.RECORD,
     ) -> None:
-        """`layouts`: of every rank of this worker, in rank order."""
+        """Make it without routes. `layouts`: KV layouts of all ranks of this worker, in rank order."""
         self._transfer = transfer
         self._layouts = tuple(layouts)
         self._rank = rank
@@ -43,16 +43,16 @@ class Routes:
 
     @property
     def elected(self) -> bool:
-        """This rank writes the records and the seals of this worker (`one-writer`)."""
+        """Whether this rank writes the records and the seals of its worker (`one-writer`)."""
         return self._rank == 0
 
     def connect(self, wire: inference_pb2.ConnectRequest) -> None:
-        """Make a decode worker's memory known here. Where an older exposure of it was known, that one is
-        forgotten: writes to it fail.
+        """Connect to a decode worker's memory. It replaces an older exposure, writes to which then fail.
 
-        Raises WorkerRefused and LayoutMismatch by the differing field and Malformed, the same on every rank,
-        and NotConnected when its memory cannot be reached from this one (now), or not by this exposure any
-        more; NotQuiet where it could be but for writes that have not ended."""
+        Raises WorkerRefused and LayoutMismatch, which name the differing field, and Malformed: the same on
+        every rank. Raises NotConnected if this rank cannot reach the memory now, or this exposure no more.
+        Raises NotQuiet if only unfinished writes prevent it.
+        """
         if wire.schema != SCHEMA_HASH:
             raise WorkerRefused("schema", SCHEMA_HASH, wire.schema)
         theirs = checksum_from_wire(wire.kv_checksum)
@@ -92,7 +92,7 @@ class Routes:
         self._routes[receiver] = route
 
     def _check(self, receiver: Incarnation, endpoints: Sequence[Endpoint]) -> None:
-        """Before anything is forgotten for it: nonsense takes no route from anyone. Raises Malformed."""
+        """Check endpoints before any route is dropped for them. Raises Malformed."""
         named = {each.incarnation for each in endpoints}
         if not receiver or 0 in named or len(named) != len(endpoints):
             raise Malformed("a receiver and each of its endpoints need an incarnation of their own")
@@ -116,7 +116,7 @@ class Routes:
         return Route(endpoints[0].incarnation, layouts[0].page_tokens, targets, named)
 
     def granted(self, receiver: Incarnation, exposure: Incarnation) -> Route:
-        """The route to the memory that a grant names. Raises NotConnected if there is none that holds."""
+        """Return the route to the memory that a grant names. Raises NotConnected if there is none."""
         route = self._routes.get(receiver)
         if (
             route is None
@@ -127,8 +127,10 @@ class Routes:
         return route
 
     def forget(self, receiver: Incarnation, *, gone: bool) -> None:
-        """Nothing is written there any more; what is under way may still land, unless the memory is `gone`.
-        Idempotent."""
+        """Forget the route to a decode worker. Idempotent.
+
+        Writes under way may still land, unless the memory is `gone`.
+        """
         route = self._routes.pop(receiver, None)
         if route is not None:
             for target in route.targets:

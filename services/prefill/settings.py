@@ -1,4 +1,4 @@
-"""What can be set on a prefill worker?"""
+"""Settings of a prefill worker."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from baton.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings(WorkerSettings):
-    """Sizes are bytes, times milliseconds."""
+    """Settings of a prefill worker. Sizes are in bytes, times in milliseconds."""
 
     role: ClassVar[str] = "prefill"
 

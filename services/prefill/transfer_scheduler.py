@@ -1,4 +1,4 @@
-"""Which rooms' writes are looked at in a turn, and what does a worker count of them?"""
+"""Scheduling of the writes of all rooms in a turn, and their metrics."""
 
 from baton.engine_interface import PageSum
 from baton.handover.sending_side import SendingSide
@@ -28,10 +28,10 @@ class TransferScheduler:
         self._ports = ports
         self._metrics = metrics
         self._first: PrefillRoom | None = None
-        """The first room for which no window was left the last time: the next time it comes first."""
+        """First room that got no window in the last turn. It comes first in the next one."""
 
     def begin(self, room: PrefillRoom, slot: Slot) -> None:
-        """The room has its pages here and its destination: whole pages leave from now on."""
+        """Begin the writes of a room that has pages and a destination: whole pages leave from now on."""
         if room.grant is None or room.route is None:
             raise AssertionError(f"room {room.id} computes without a destination")
         if self._checksum is KvChecksum.PAGES:
@@ -48,8 +48,11 @@ class TransferScheduler:
         )
 
     def poll(self, *, beside: bool) -> bool:
-        """Look at every room that is sent: a few windows of all together leave, and no room is passed over
-        for long. As `poll_room`."""
+        """Advance the writes of every room: a few windows of all together leave, and no room waits for
+        long.
+
+        Arguments and result: see `poll_room`.
+        """
         rooms, quota, moved = list(self._sending.sent()), Quota(), False
         first, self._first = self._first, None
         start = rooms.index(first) if first is not None and first in rooms else 0
@@ -60,8 +63,10 @@ class TransferScheduler:
         return moved
 
     def poll_room(self, room: PrefillRoom, quota: Quota | None = None, *, beside: bool) -> bool:
-        """Look at what is under way and post what may follow. True when something moved. `beside`: a step is
-        running."""
+        """Poll the writes of a room under way, and post the next ones. Return whether something moved.
+
+        `beside`: whether a step is running.
+        """
         if room.push.waits:
             return False
         moved, written = self._advance(room, quota, beside=beside), room.written
@@ -77,7 +82,7 @@ class TransferScheduler:
         return news
 
     def drain(self) -> bool:
-        """Post nothing more for rooms that failed. True when the writes of one have ended."""
+        """Poll the writes of failed rooms without posting more. Return True if those of one have ended."""
         ended = False
         for room in self._sending.unproven():
             if not room.begun or room.push.drain(self._metrics.sent):
@@ -86,12 +91,12 @@ class TransferScheduler:
         return ended
 
     def give_up(self, room: PrefillRoom) -> None:
-        """It failed. What its pages took is counted all the same, if they were not all written."""
+        """Give a failed room up. The time of its pages counts all the same if they were not all written."""
         if room.begun and not room.written:
             self._count(room)
 
     def _count(self, room: PrefillRoom) -> None:
-        """What the room's pages took."""
+        """Record the time of a room's pages."""
         self._metrics.transferred(room.overlap.spent_us / 1e6, room.overlap.hidden_us / 1e6)
 
     def _advance(self, room: PrefillRoom, quota: Quota | None, *, beside: bool) -> bool:

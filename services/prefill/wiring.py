@@ -1,4 +1,4 @@
-"""Which implementations is a prefill worker made of, beside what every worker is?"""
+"""Wiring of a prefill worker: the implementations that it uses."""
 
 import grpc
 
@@ -15,15 +15,17 @@ from baton.worker.wiring import Fitting, Rank, run_worker
 
 
 def run(settings: PrefillSettings, load: EngineLoader) -> int:
-    """Run a prefill worker, or one rank of it, on the engine that `load` brings up, until it is told to
-    stop. Returns the exit code."""
+    """Run a prefill worker, or one rank of it, until it is told to stop. Return the exit code.
+
+    `load`: loads the engine.
+    """
     return run_worker(settings, load, PrefillMetrics, fit)
 
 
 def fit(
     rank: Rank[PrefillSettings], metrics: PrefillMetrics, prompt_budget: PromptBudget = FULL_BUDGET
 ) -> Fitting:
-    """The prefill side of a rank. `prompt_budget`: who else has steps made on its engine's thread."""
+    """Return the prefill side of a rank. `prompt_budget`: limit set by another side on the same thread."""
     settings = rank.settings
     deadlines = Deadlines(
         bootstrapping_ms=settings.bootstrap_timeout_ms,

@@ -1,4 +1,4 @@
-"""How does a worker that holds no room take its turns?"""
+"""Turns of a worker without rooms."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from baton.rooms.roster import NOTHING, Capacity, Roster
 
 
 class IdleWork:
-    """`baton.worker.turn_loop.Work` of a worker that holds no room."""
+    """`baton.worker.turn_loop.Work` of a worker without rooms."""
 
     def __init__(self, places: int) -> None:
         self.roster = Roster[Receiver](places)

@@ -1,9 +1,9 @@
-"""When do the bytes of an in-process network land, and which of them never do?
+"""In-process network: when the bytes of each put land, and which of them never do.
 
-No clock and no thread: time is a count of steps, one per `poll` or `progress` of any endpoint, and the
-faults are drawn from the plan's seed. Bytes move between real addresses of this process at the moment
-they land, not when they are posted: a source that changes too early, or a target that is re-used too
-early, shows as it would on a real network.
+It has no clock and no thread. Time is a count of steps, one for each `poll` or `progress` of any endpoint.
+Faults are drawn from the seed of the plan. Bytes move between real addresses of this process when they
+land, not when they are posted. So a source that changes too early, or a target that is reused too early,
+shows as on a real network.
 """
 
 import ctypes
@@ -17,17 +17,17 @@ from baton.testing.transfer_faults import NO_FAULTS, FaultPlan
 from baton.transfer.transfer_protocol import Endpoint, PutState, Region, Run, TransferError
 
 UNDER_WAY_MAX: Final = 1 << 16
-"""Most puts under way in a fabric; past it a put is refused."""
+"""Most puts under way in a fabric. Further puts are refused."""
 NEVER: Final = 1 << 62
-"""No step has this number."""
+"""Number that no step has."""
 
 
 @dataclass(slots=True)
 class _Part:
     due: int
-    """The step at which it lands."""
+    """Step at which it lands."""
     source: int | bytes
-    """An address; the bytes themselves once their process may have given the memory back."""
+    """Address of the source, or its bytes if their process may have freed the memory."""
     target: int
     length: int
 
@@ -39,12 +39,12 @@ class Write:
     sender: Incarnation
     receiver: Incarnation
     parts: list[_Part]
-    """What has not landed yet."""
+    """Parts that have not landed yet."""
     fails_at: int | None
-    """The step at which it ends without reaching the peer."""
+    """Step at which it ends without reaching the peer."""
     state: PutState = PutState.PENDING
     due: int = 0
-    """Before this step nothing happens to it."""
+    """First step at which something happens to it."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Port:
 
 
 class MemoryFabric:
-    """The network between the endpoints of one process. Deterministic per plan and order of calls."""
+    """Network between the endpoints of one process. Deterministic for a plan and an order of calls."""
 
     def __init__(self, plan: FaultPlan = NO_FAULTS) -> None:
         self._plan = plan
@@ -63,22 +63,25 @@ class MemoryFabric:
         self._ports: dict[Incarnation, _Port] = {}
         self._writes: list[Write] = []
         self._due_next = NEVER
-        """Before this step nothing happens to any of them."""
+        """First step at which something happens to any put."""
         self._closed: set[Incarnation] = set()
-        """Endpoints whose process lives on, and may be written to by who still knows its addresses."""
+        """Closed endpoints whose process lives, so that peers that know its addresses may still write to
+        them."""
 
     # ---- what tests and simulations do to it
 
     def stall(self, incarnation: Incarnation) -> None:
-        """That process stops: nothing lands in it or comes from it, and nothing is lost, until `resume`.
-        Raises KeyError if it is not attached."""
+        """Stop a process: until `resume`, nothing lands in it or comes from it, and nothing is lost.
+
+        Raises KeyError if it is not attached.
+        """
         self._ports[incarnation].stalled = True
 
     def resume(self, incarnation: Incarnation) -> None:
         self._ports[incarnation].stalled = False
 
     def kill(self, incarnation: Incarnation) -> None:
-        """That process dies: nothing lands in it or comes from it any more, its closed endpoint included.
+        """End a process: nothing lands in it or comes from it any more, its closed endpoint included.
         Idempotent."""
         for write in self._writes:
             if incarnation in (write.sender, write.receiver):
@@ -89,20 +92,22 @@ class MemoryFabric:
 
     @property
     def puts_under_way(self) -> int:
-        """0: no byte can land any more."""
+        """Return the number of puts under way. 0: no byte can land any more."""
         return len(self._writes)
 
     # ---- what endpoints do
 
     def attach(self, endpoint: Endpoint) -> None:
-        """Raises TransferError if that incarnation is attached already."""
+        """Attach an endpoint. Raises TransferError if its incarnation is attached already."""
         if endpoint.incarnation in self._ports:
             raise TransferError(f"incarnation {endpoint.incarnation:#x} is attached already")
         self._ports[endpoint.incarnation] = _Port(endpoint)
 
     def detach(self, incarnation: Incarnation) -> None:
-        """That endpoint closes. What it sent still lands, from copies; what is sent to it does not, but for
-        the plan's share that asks no endpoint."""
+        """Close an endpoint. Its own puts still land, from copies.
+
+        Puts toward it do not land, except for the plan's share that ignores endpoints.
+        """
         for write in self._writes:
             if write.sender == incarnation:
                 for part in write.parts:
@@ -126,7 +131,7 @@ class MemoryFabric:
         target: Region,
         runs: Sequence[Run],
     ) -> Write:
-        """Raises TransferError if too much is under way."""
+        """Post a put. Raises TransferError if too many are under way."""
         if len(self._writes) >= UNDER_WAY_MAX:
             raise TransferError(f"{UNDER_WAY_MAX} puts are under way")
         held = self._draw(self._plan.hold_share)
@@ -147,7 +152,7 @@ class MemoryFabric:
         return write
 
     def step(self) -> None:
-        """One step passes: whatever is due lands."""
+        """Take one step: all parts that are due land."""
         self._step += 1
         if self._step < self._due_next:
             return
@@ -182,6 +187,6 @@ class MemoryFabric:
 
 
 def due_next(write: Write) -> int:
-    """The first step in which something happens to it."""
+    """Return the first step at which something happens to a put."""
     due = min(part.due for part in write.parts)
     return due if write.fails_at is None else min(due, write.fails_at)

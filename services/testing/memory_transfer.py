@@ -1,7 +1,7 @@
-"""How do puts travel between the endpoints of one process, in tests and simulations?
+"""Transfer backend between the endpoints of one process, for tests and simulations.
 
-Same interface, same bookkeeping and same answers as between processes; the network underneath is a
-`MemoryFabric`, which decides when bytes land, by its fault plan.
+It has the same interface, bookkeeping and answers as between processes. The network underneath is a
+`MemoryFabric`, which decides by its fault plan when bytes land.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,11 @@ METADATA: Final = b"memory"
 
 
 class MemoryTransfer:
-    """`baton.transfer.transfer_protocol.Transfer` within a process. Regions are real addresses, which stay
-    mapped until `close` of this endpoint (or `kill` of its incarnation)."""
+    """`baton.transfer.transfer_protocol.Transfer` within a process.
+
+    Regions are real addresses, which stay mapped until `close` of this endpoint, or `kill` of its
+    incarnation.
+    """
 
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, agent_name: str | None = None) -> None:
         self._fabric = fabric
@@ -101,7 +104,7 @@ class MemoryTransfer:
                 self._ledger.end_abandoned(put, write.state)
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
-        self._ledger.leave(peer, gone=gone)  # which changes nothing else: every end is told here
+        self._ledger.leave(peer, gone=gone)  # nothing else changes, since every end is known here
 
     def close(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Which faults does an in-process network have, and how often?"""
+"""Faults of an in-process network, and how often each occurs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,25 +6,28 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """One seed is one schedule: the same calls in the same order meet the same faults.
+    """Plan of faults. One seed is one schedule: the same calls in the same order meet the same faults.
 
-    Shares lie in [0, 1]; delays are counted in the fabric's steps, of which each `poll` and each
-    `progress` of any endpoint is one. Raises ValueError on anything else.
+    Shares lie in [0, 1]. Delays are in steps of the fabric, one for each `poll` and each `progress` of any
+    endpoint. Raises ValueError for anything else.
     """
 
     seed: int = 0
     delay_steps_max: int = 0
-    """Each run of a put lands after 1 to 1 + this many steps, whatever was posted before it: runs of one put
+    """Most further steps after which each run of a put lands, whatever was posted before. Runs of a put
     land one by one, and puts overtake each other."""
     hold_share: float = 0.0
-    """Of puts: held, and landed late."""
+    """Share of puts that land late."""
     hold_steps: int = 0
-    """How much later a held put lands; its sender may have disconnected or closed long ago."""
+    """Steps by which such a put is late. Its sender may have disconnected or closed by then."""
     fail_share: float = 0.0
-    """Of puts: end FAILED, after some of their runs may have landed."""
+    """Share of puts that end FAILED, after some of their runs may have landed."""
     blind_share: float = 0.0
-    """Of puts toward an endpoint that has closed: land all the same, at the addresses that it had told, as
-    cross-memory attach does, which asks no endpoint. Its memory must stay mapped until they have."""
+    """Share of puts toward a closed endpoint that land all the same, at the addresses that it had.
+
+    Cross-memory attach does that, since it ignores endpoints. The memory must stay mapped until they have
+    landed.
+    """
 
     def __post_init__(self) -> None:
         for name in ("hold_share", "fail_share", "blind_share"):
@@ -38,4 +41,4 @@ class FaultPlan:
 
 
 NO_FAULTS: Final = FaultPlan()
-"""Every put lands at the next step, none is held."""
+"""Plan without faults: every put lands at the next step."""

@@ -1,6 +1,6 @@
-"""Does every byte of a put stay inside both regions, and does a peer's endpoint make sense?
+"""Checks of puts and endpoints: each run lies inside both regions, and a peer's endpoint is valid.
 
-Everything in an endpoint came from a peer: it is checked here, once, before a backend sees it.
+All parts of an endpoint come from a peer. They are checked here, once, before a backend uses them.
 """
 
 import re
@@ -17,7 +17,7 @@ DEVICE: Final = re.compile(r"cpu|cuda:(\d{1,3})", re.ASCII)
 
 
 def check_region(region: Region) -> None:
-    """Raises TransferError if `region` cannot be a run of memory."""
+    """Check that `region` can be a run of memory. Raises TransferError."""
     if not region.name:
         raise TransferError("a region has no name")
     if region.length < 1:
@@ -33,13 +33,13 @@ def check_region(region: Region) -> None:
 
 
 def device_index(device: str) -> int | None:
-    """N of "cuda:N"; None is the main memory. Of a region that was checked."""
+    """Return N of "cuda:N", or None for main memory. The region was checked before."""
     found = DEVICE.fullmatch(device)
     return int(found[1]) if found and found[1] else None
 
 
 def check_endpoint(peer: Endpoint) -> None:
-    """Raises TransferError by the field that makes no sense."""
+    """Check an endpoint. Raises TransferError, which names the invalid field."""
     if not 1 <= peer.incarnation < ADDRESS_END:
         raise TransferError(f"endpoint: incarnation {peer.incarnation} is not a positive 64-bit number")
     if not peer.agent or len(peer.agent) > AGENT_CHARS_MAX or not peer.agent.isprintable():
@@ -57,7 +57,7 @@ def check_endpoint(peer: Endpoint) -> None:
 
 
 def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region:
-    """Raises TransferError if there is none of that name."""
+    """Return the region of a name. Raises TransferError if there is none."""
     region = regions.get(name)
     if region is None:
         raise TransferError(f"{whose} has no region {name!r}")
@@ -65,8 +65,8 @@ def region_named(name: str, regions: Mapping[str, Region], whose: str) -> Region
 
 
 def check_runs(runs: Sequence[Run], source: Region, target: Region) -> None:
-    """Raises OutOfRegion if one reaches outside `source` or `target` or has no bytes, TransferError if there
-    are none."""
+    """Check the runs of a put. Raises OutOfRegion for an empty run or one that exceeds `source` or
+    `target`, and TransferError for no runs."""
     if not runs:
         raise TransferError("a put of no runs")
     source_length, target_length = source.length, target.length

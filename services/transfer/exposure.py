@@ -1,11 +1,10 @@
-"""What do peers know of this process's memory, and how is it taken away from them?
+"""Exposure of this process's memory to peers, and its revocation.
 
-An exposure is one exposing of the memory: a transfer endpoint under an id of its own, with every memory
-registered. To the peers, each exposure is a peer of its own. Revoking it is the one proof against a sender
-that neither answers nor dies: its endpoint is gone, so that what travels by a connection or a registration
-has nowhere to land, and the memory lies elsewhere, so that what travels by address lands where nobody reads.
-Ids grow from one exposure of a process to the next: a peer that hears of two knows which one is no more, in
-whichever order it hears of them.
+An exposure is a transfer endpoint with its own id and all memory registered. Peers treat each exposure as a
+peer of its own. Its revocation is the only proof against a sender that neither answers nor dies. The
+endpoint is closed, so that writes over a connection or a registration find no target. The memory is moved,
+so that writes by address reach memory that is not read. Ids grow from one exposure of a process to the
+next. So a peer that learns of two knows which one is the later, in any order of arrival.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from baton.transfer.transfer_protocol import Endpoint, Region, Transfer
 
 
 class Exposure:
-    """The present exposure of `memories`, region name to memory."""
+    """Present exposure of `memories`, a mapping from region name to memory."""
 
     def __init__(
         self,
@@ -25,8 +24,8 @@ class Exposure:
         new_id: Callable[[], Incarnation],
         memories: Mapping[str, Movable],
     ) -> None:
-        """`new_id`: a fresh one each time; one that is not larger than the last gives way to the next number.
-        Raises TransferError."""
+        """Expose the memory. `make`: makes an endpoint of the backend. `new_id`: returns a fresh id. An id
+        that is not larger than the last is replaced by the next number. Raises TransferError."""
         self._make: Final = make
         self._new_id: Final = new_id
         self._memories: Final = dict(memories)
@@ -39,29 +38,31 @@ class Exposure:
 
     @property
     def transfer(self) -> Transfer:
-        """The present endpoint. After `revoke` it is another; after `close`, a closed one."""
+        """Present transfer endpoint. `revoke` replaces it. After `close` it is a closed one."""
         return self._transfer
 
     def endpoint(self) -> Endpoint:
-        """What peers need in order to write. Raises TransferError when closed."""
+        """Return the data that peers need in order to write. Raises TransferError when closed."""
         return self._transfer.endpoint()
 
     def revoke(self) -> None:
-        """Take the memory away from everyone who knows it. Its contents stay, at other addresses.
+        """Move the memory out of reach of all peers that know it. Its contents stay, at other addresses.
 
-        What was written before is there; nothing that lands later changes anything. While nobody reads or
-        writes the memory; views and tensors of it have to be taken anew. Own puts that are pending are not
-        seen to end. Raises CannotMove or TransferError, and is then closed: nothing is exposed at all, but
-        some memory may not have moved, and late writes may reach it. The process has to end.
+        Data that landed before is kept. Data that lands later changes nothing. Nothing may read or write
+        the memory during the call, and views and tensors of it are invalid afterwards. The ends of own
+        pending puts remain unknown.
+
+        Raises CannotMove or TransferError, and is then closed. Nothing is exposed in that case, but some
+        memory may not have moved, and late writes may reach it. The process has to end.
         """
-        # First the endpoint: a network card knows pages by registration, and would follow them.
+        # The endpoint first: a network card knows pages by registration, and would follow moved ones.
         self._transfer.close()
         for memory in self._memories.values():
             memory.move()
         self._expose()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the endpoint. Idempotent."""
         self._transfer.close()
 
     def _expose(self) -> None:

@@ -1,10 +1,9 @@
-"""Which peers are known here, and which puts toward them have not been seen to end?
+"""Ledger of known peers, and of puts toward them whose end is not known.
 
-The bookkeeping that every backend shares, so that they cannot differ in it. A peer that is given up
-while puts toward it are under way stays in the ledger, out of callers' sight, until the last one ends:
-only then may the backend drop the connection, since a dropped connection tells nothing any more.
-
-Pure: no backend, socket or clock; `forget` is called when a connection may be dropped.
+All backends share this bookkeeping, so that they cannot differ in it. A peer may be given up while puts
+toward it are under way. It then stays in the ledger, invisible to callers, until the last of these has
+ended. Only then may the backend drop the connection, since a dropped connection reports nothing any more.
+The ledger is pure: it has no backend, socket or clock. It calls `forget` when a connection may be dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,19 +25,19 @@ from baton.transfer.transfer_protocol import (
 PEERS_MAX: Final = 1024
 
 Write = TypeVar("Write")
-"""What a backend keeps of a put under way."""
+"""Backend's record of a put under way."""
 
 
 @dataclass(slots=True)
 class PeerLink:
     endpoint: Endpoint
     regions: Mapping[str, Region]
-    """The endpoint's, by name."""
+    """Regions of the endpoint, by name."""
     pending: int = 0
     leaving: bool = False
     broken: bool = False
     gone: bool = False
-    """What it leads to exists no more, so that nothing can land there."""
+    """Whether the peer or its memory no longer exists, so that nothing can land there."""
 
 
 @dataclass(slots=True)
@@ -49,11 +48,11 @@ class Ledger(Generic[Write]):
     _links: dict[Incarnation, PeerLink] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
     _ends: dict[PutId, PutState] = field(default_factory=dict)
-    """Of abandoned puts, until they are polled."""
+    """Ends of abandoned puts that were not polled yet."""
     _posted: int = 0
 
     def lacks(self, peer: Endpoint) -> bool:
-        """Whether `peer` is still to be connected. Raises TransferError if it cannot be as things stand."""
+        """Return whether `peer` is to be connected. Raises TransferError if it cannot be at present."""
         if peer.incarnation == self.incarnation or peer.agent == self.agent:
             raise TransferError(f"endpoint {peer.agent}: incarnation or agent name is this process's own")
         link = self._links.get(peer.incarnation)
@@ -86,7 +85,7 @@ class Ledger(Generic[Write]):
         self._links[peer.incarnation] = PeerLink(peer, {region.name: region for region in peer.regions})
 
     def link(self, peer: Incarnation) -> PeerLink:
-        """Raises UnknownPeer if it was never connected, or given up."""
+        """Return the link to a peer. Raises UnknownPeer if it was never connected, or was given up."""
         link = self._links.get(peer)
         if link is None or link.leaving:
             raise UnknownPeer(f"no connection to incarnation {peer:#x}")
@@ -102,7 +101,7 @@ class Ledger(Generic[Write]):
             link.broken = True
 
     def unproven(self, peer: Incarnation) -> PutState:
-        """How a put toward `peer` stands whose end the backend cannot tell."""
+        """Return the state of a put toward `peer` whose end the backend cannot know."""
         link = self._links.get(peer)
         return PutState.FAILED if link is not None and link.gone else PutState.PENDING
 
@@ -114,15 +113,15 @@ class Ledger(Generic[Write]):
         return put
 
     def note_end(self, put: PutId) -> PutState | None:
-        """How an abandoned put ended, once."""
+        """Return the end of an abandoned put, once."""
         return self._ends.pop(put, None)
 
     def write(self, put: PutId) -> Write:
-        """Raises KeyError if it has ended or never was."""
+        """Return the record of a put. Raises KeyError if it has ended or never existed."""
         return self._writes[put]
 
     def end(self, put: PutId) -> Write:
-        """It has been seen to end."""
+        """Note that a put has ended."""
         write = self._writes.pop(put)
         link = self._links[put.peer]
         link.pending -= 1
@@ -131,19 +130,19 @@ class Ledger(Generic[Write]):
         return write
 
     def end_abandoned(self, put: PutId, state: PutState) -> Write:
-        """It has ended, and nobody asked: `note_end` will say it."""
+        """Note that an abandoned put has ended. `note_end` will return it."""
         self._ends[put] = state
         while len(self._ends) > ABANDONED_ENDS_MAX:
             del self._ends[next(iter(self._ends))]
         return self.end(put)
 
     def abandoned(self) -> list[tuple[PutId, Write]]:
-        """Puts under way toward peers that were given up."""
+        """Return the puts under way toward peers that were given up."""
         leaving = {peer for peer, link in self._links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
     def known(self) -> list[Endpoint]:
-        """Every peer whose connection the backend still holds."""
+        """Return every peer whose connection the backend still has."""
         return [link.endpoint for link in self._links.values()]
 
     def under_way(self) -> list[Write]:
@@ -163,7 +162,7 @@ class Ledger(Generic[Write]):
             self._drop(link)
 
     def leave_all(self) -> None:
-        """Nothing will be seen to end any more: what is under way stays under way."""
+        """Give all peers up at the end: puts under way stay so for ever."""
         for peer in list(self._links):
             self.leave(peer)
 

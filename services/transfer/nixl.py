@@ -1,6 +1,6 @@
-"""How do puts travel between processes, over NIXL's UCX backend?
+"""Backend for puts between processes, over NIXL's UCX backend.
 
-What was measured with nixl 1.5.1, and what follows from it:
+Measured with nixl 1.5.1, and the consequences:
 
 * Its progress thread spins a core per agent, so it is off: `poll` and `progress` drive progress, at 3-5 µs
   each when nothing happens.
@@ -50,21 +50,27 @@ from baton.transfer.transfer_protocol import Endpoint, PutId, PutState, Region, 
 log = Log(__name__)
 
 CLOSING_ROUNDS: Final = 64
-"""Progress made before the agent goes, so that connections wind up: UCX aborts the whole process when its
-worker goes while something is still queued to a peer that died. (One round was enough.)"""
+"""Rounds of progress before the agent is closed, so that connections can end.
+
+UCX aborts the process if its worker ends while something is queued to a peer that died. One round was
+enough.
+"""
 
 
 @dataclass(slots=True)
 class _Write:
     handle: Any
     fate: PutState | None = None
-    """Known without asking the library. PENDING: it went wrong in a way that proves nothing, and the ledger
-    says what follows from that."""
+    """State known without the library. PENDING: it failed in a way that proves nothing, and the ledger
+    decides."""
 
 
 class NixlTransfer:
-    """`baton.transfer.transfer_protocol.Transfer` between processes. Raises TransferError if nixl or its UCX
-    backend does not load. To be closed before the process ends: see CLOSING_ROUNDS."""
+    """`baton.transfer.transfer_protocol.Transfer` between processes.
+
+    Raises TransferError if nixl or its UCX backend does not load. Close it before the process ends: see
+    CLOSING_ROUNDS.
+    """
 
     def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:
         self._nixl = Library()
@@ -142,8 +148,8 @@ class NixlTransfer:
         return self._ledger.post(peer, write)
 
     def _post(self, agent: Any, peer: Incarnation, write: _Write) -> None:
-        """Raises TransferError if the library refused before it began; after that the write is a put
-        under way, whatever went wrong."""
+        """Post a write. Raises TransferError if the library refused before the write began. After any other
+        error the write counts as under way."""
         try:
             status = agent.transfer(write.handle)
         except self._nixl.refusals as error:
@@ -195,7 +201,7 @@ class NixlTransfer:
 
     def progress(self) -> None:
         agent = self._open_agent()
-        # Our own kind sends no notices. Those of a stranger are dropped, whose name may be no UTF-8 either.
+        # Baton sends no notices. Notices of others, whose names may not even be UTF-8, are dropped.
         with self._nixl.as_transfer_error("the agent makes no progress"), suppress(UnicodeDecodeError):
             agent.get_new_notifs()
         for put, write in self._ledger.abandoned():
@@ -245,6 +251,6 @@ class NixlTransfer:
 
 @lru_cache(maxsize=2 * REGIONS_MAX)
 def nixl_memory(device: str) -> tuple[str, int]:
-    """What the library calls the memory of `device`, and that device's number."""
+    """Return the library's name for the memory of `device`, and the number of the device."""
     index = device_index(device)
     return ("DRAM", 0) if index is None else ("VRAM", index)

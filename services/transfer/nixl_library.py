@@ -1,6 +1,7 @@
-"""How is nixl loaded without noise, what do its errors mean, and how does its metadata travel unharmed?
+"""Loading of nixl without its output, its errors, and a digest for its metadata.
 
-The only module that imports nixl. What of it unpickles is never called on a peer's bytes (`no-pickle`).
+This is the only module that imports nixl. Its functions that unpickle are never called with bytes of a peer
+(`no-pickle`).
 """
 
 import hashlib
@@ -16,14 +17,14 @@ MAGIC: Final = b"baton-nixl-1\0"
 DIGEST_BYTES: Final = 16
 LIBRARY_VARIABLES: Final = ("UCX_", "NIXL_")
 OURS: Final = ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL")
-"""Set here, and without effect on what works."""
+"""Variables set by this process, without effect on transports."""
 
 
 class Library:
-    """nixl, loaded at first use (2 s) and without its greetings."""
+    """nixl, loaded at its first use (2 s) and without its greetings."""
 
     def __init__(self) -> None:
-        # Errors arrive as exceptions; a dying peer is no news for stderr.
+        # Errors arrive as exceptions. The death of a peer needs no line on stderr.
         os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
         os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
         raise_exceptions = logging.raiseExceptions
@@ -35,7 +36,7 @@ class Library:
             logging.raiseExceptions = raise_exceptions  # nixl's own logging set-up turns it off
         self._api = _api
         self.ends = (_bindings.nixlRemoteDisconnectError, _bindings.nixlCancelledError)
-        """The write is over: its connection is."""
+        """Errors after which the write has ended, because its connection has."""
         self.refusals = (
             _bindings.nixlInvalidParamError,
             _bindings.nixlMismatchError,
@@ -43,7 +44,7 @@ class Library:
             _bindings.nixlNotFoundError,
             _bindings.nixlNotSupportedError,
         )
-        """Said before anything is posted."""
+        """Errors raised before anything is posted."""
         rest = (
             _bindings.nixlBackendError,
             _bindings.nixlNotPostedError,
@@ -65,14 +66,14 @@ class Library:
 
 
 def describe_settings() -> str:
-    """For the end of an error: the variables by which its environment sets the library, with their values."""
+    """Return a text for the end of an error: the variables that configure the library, with their values."""
     told = {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_VARIABLES)}
     listed = " ".join(f"{name}={value}" for name, value in sorted(told.items()) if name not in OURS)
     return f"; the environment sets {listed}" if listed else ""
 
 
 class AsTransferError:
-    """Turns the library's errors, which share no base class, into one that names what was tried."""
+    """Converts the library's errors, which share no base class, into one that names the failed call."""
 
     def __init__(self, errors: tuple[type[Exception], ...], what: str, besides: str = "") -> None:
         self._errors = errors
@@ -88,9 +89,12 @@ class AsTransferError:
 
 
 def install_memory_hooks() -> None:
-    """Make and drop the process's first agent. UCX then rewrites the C library's `mmap`, `madvise` and their
-    like in place, and a thread that is inside one of them at that moment crashes. So this comes first: while
-    there is one thread, and before the large memories are mapped. Raises StartupError."""
+    """Make and drop the first agent of the process.
+
+    UCX then rewrites `mmap`, `madvise` and related functions of the C library in place. A thread inside one
+    of them at that moment crashes. So call this first: while there is one thread, and before large memory
+    is mapped. Raises StartupError.
+    """
     try:
         Library().new_agent("baton-memory-hooks")
     except TransferError as error:
@@ -98,12 +102,12 @@ def install_memory_hooks() -> None:
 
 
 def framed(metadata: bytes) -> bytes:
-    """The library's bytes, with a digest before them."""
+    """Return the library's bytes with a digest before them."""
     return MAGIC + hashlib.sha256(metadata).digest()[:DIGEST_BYTES] + metadata
 
 
 def unframed(peer: Endpoint) -> bytes:
-    """The library's bytes. Raises TransferError if they are not what their sender's library wrote."""
+    """Return the library's bytes. Raises TransferError if the digest does not match."""
     head = len(MAGIC) + DIGEST_BYTES
     metadata = peer.metadata[head:]
     if peer.metadata[:head] != framed(metadata)[:head]:

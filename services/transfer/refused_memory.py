@@ -1,4 +1,4 @@
-"""What is said where a worker's memory cannot be given to the transfer at its start?"""
+"""Start-up error for memory that the transfer refuses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,11 @@ from baton.transfer.transfer_protocol import TransferError
 
 @contextmanager
 def explain_refused_memory(device: str) -> Iterator[None]:
-    """While the memory of `device` ("cpu", "cuda:N") is first made known: raises StartupError, in one line,
-    where the transfer cannot be loaded or does not take it."""
+    """Convert a TransferError into a StartupError of one line, while the memory of `device` is first
+    registered.
+
+    `device`: "cpu" or "cuda:N".
+    """
     try:
         yield
     except TransferError as error:

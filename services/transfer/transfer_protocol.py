@@ -1,11 +1,11 @@
-"""How do bytes get from one worker's memory into another's?
+"""Protocol of a transfer backend: one-sided writes into another worker's memory.
 
-The smallest interface that a hand-over needs. Backends: `nixl` (between processes) and `memory`
+It is the smallest interface that a hand-over needs. Backends are `nixl` (between processes) and `memory`
 (in-process, with a seeded fault plan). One conformance suite, `tests/transfer`, runs on each.
 
-Nothing here blocks for longer than one window's copy, nothing here starts a thread, and the caller
-drives all progress by calling `poll` and `progress`, on both sides: some paths need the target's progress
-for a write to land. One thread makes all calls of an endpoint.
+Nothing here blocks for longer than one window's copy, and nothing here starts a thread. The caller drives
+all progress by `poll` and `progress` on both sides, because some transports need the target's progress for
+a write to land. One thread makes all calls of an endpoint.
 """
 
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ from baton.ids import Incarnation
 from baton.pages.transfer_plan import PageRun
 
 ABANDONED_ENDS_MAX: Final = 4096
-"""Ends of abandoned puts that are kept until they are polled; the oldest go first."""
+"""Most ends of abandoned puts that wait to be polled. The oldest are dropped first."""
 
 SLOTS: Final = "slots"
-"""The region of the metadata slots."""
+"""Name of the region of the metadata slots."""
 
 
 def kv_region(group: int) -> str:
-    """The name of the region in which a layout's group has its pages."""
+    """Return the name of the region of a KV group's pages."""
     return f"kv{group}"
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A run of this process's memory that peers may write to or that puts are read from."""
+    """Memory of this process that peers may write to, or that puts are read from."""
 
     name: str
-    """What it holds, the same word on every worker: SLOTS, or `kv_region` of a group."""
+    """Name, the same on every worker: SLOTS, or `kv_region` of a group."""
     address: int
     length: int
-    """Bytes."""
+    """Length in bytes."""
     device: str = "cpu"
     """"cpu" or "cuda:N"."""
 
@@ -48,12 +48,12 @@ class Endpoint:
     incarnation: Incarnation
     agent: str
     metadata: bytes
-    """Opaque to everyone but the backend of the same kind."""
+    """Data for a backend of the same kind, opaque to all others."""
     regions: tuple[Region, ...]
 
 
 Run: TypeAlias = PageRun
-"""(source, target, length): from an offset of my region to one of the peer's same-named one, in bytes."""
+"""(source, target, length) in bytes: offsets in this region and in the peer's region of the same name."""
 
 
 class PutState(Enum):
@@ -61,8 +61,8 @@ class PutState(Enum):
     DONE = "done"
     """Every byte is visible at the peer."""
     FAILED = "failed"
-    """The backend says the write has ended without reaching the peer. A write that may still land is
-    PENDING, however long it takes."""
+    """The write has ended without reaching the peer. A write that may still land is PENDING, however long
+    it takes."""
 
 
 class PutId(NamedTuple):
@@ -77,11 +77,11 @@ class TransferError(Exception):
 
 
 class UnknownPeer(TransferError):
-    """No connection to that incarnation."""
+    """There is no connection to that incarnation."""
 
 
 class PutsUnended(TransferError):
-    """The connection to that incarnation broke, and puts toward it have not been seen to end (yet)."""
+    """The connection to that incarnation broke, and puts toward it are not known to have ended."""
 
 
 class OutOfRegion(TransferError):
@@ -89,58 +89,70 @@ class OutOfRegion(TransferError):
 
 
 class Transfer(Protocol):
-    """One process's endpoint."""
+    """Endpoint of one process."""
 
     def register(self, region: Region) -> None:
-        """Make `region` known to the backend. Before the first `endpoint()`; once per name. The memory
-        stays mapped until `close`. Raises TransferError."""
+        """Register `region` with the backend, before the first `endpoint()` and once per name.
+
+        The memory stays mapped until `close`. Raises TransferError.
+        """
 
     def endpoint(self) -> Endpoint:
-        """What peers need in order to `connect` here. From the first call on it does not change."""
+        """Return the data that peers need for `connect`. It does not change after the first call."""
 
     def connect(self, peer: Endpoint) -> None:
-        """Learn a peer. Idempotent per incarnation. One way is enough to put.
+        """Connect to a peer. Idempotent per incarnation. Puts need the connection of the sender only.
 
-        Raises TransferError if it cannot be reached, if the endpoint makes no sense, or if its agent
-        name is still held by another incarnation: `disconnect` that one first. A connection that broke
-        is made anew once nothing is pending on it; PutsUnended until then.
+        Raises TransferError if the peer cannot be reached, if its endpoint is invalid, or if another
+        incarnation still uses its agent name: `disconnect` that one first. A broken connection is made anew
+        when no put is pending on it, and until then raises PutsUnended.
         """
 
     def connected(self, peer: Incarnation) -> bool:
-        """The peer was connected, and its connection has neither been given up nor been seen to break.
-        Never asks the network: True does not say that the peer lives."""
+        """Return whether the peer was connected, and its connection neither given up nor seen to break.
+
+        It does not use the network: True is no proof that the peer lives.
+        """
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         """Post one one-sided write of `runs` to the peer's region of the same name.
 
-        The caller keeps `runs` to one window (a few MB): some paths copy before they return. The
-        source bytes must stay unchanged until `poll` says DONE or FAILED. No order holds between
-        two puts; a put is posted only after the ones it must follow are DONE.
+        The caller limits `runs` to one window (a few MB), because some transports copy before they return.
+        The source must not change until `poll` returns DONE or FAILED. Two puts have no order: post a put
+        after those that it must follow are DONE.
 
-        Raises UnknownPeer, OutOfRegion (a run of no bytes included: it is a plan gone wrong) and
-        TransferError (no such region, no runs, a broken connection); then nothing was posted.
+        Raises UnknownPeer, OutOfRegion (also for an empty run, which is an error of the plan) and
+        TransferError (no such region, no runs, a broken connection). Nothing was posted then.
         """
 
     def poll(self, put: PutId) -> PutState:
-        """Drive progress and tell how `put` stands. After DONE or FAILED was returned once, the put is
-        forgotten and polling it again is a KeyError. Never raises for what the peer does: a peer that
-        died shows as FAILED."""
+        """Drive progress and return the state of `put`.
+
+        After DONE or FAILED was returned once, the put is forgotten, and another poll raises KeyError. The
+        acts of a peer never raise: a peer that died yields FAILED.
+        """
 
     def pending(self, peer: Incarnation) -> int:
-        """Puts to `peer` that have not been seen to end: 0 means quiet toward it. Stays true after
-        `disconnect`; after `close` it never falls any more, since nothing is seen to end."""
+        """Return the number of puts to `peer` whose end is not known. 0 means quiet.
+
+        It remains correct after `disconnect`. After `close` it never falls any more.
+        """
 
     def progress(self) -> None:
-        """Let writes of either side go on, and see the ends of abandoned puts."""
+        """Drive the writes of either side, and look for the ends of abandoned puts."""
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
-        """Forget a peer. Idempotent. Puts still pending toward it are abandoned, not stopped: they may
-        land, their source stays pinned, `poll` still tells their end, and `progress` watches for it too,
-        so that `pending` falls to 0 without polling them. (The ends of the last ABANDONED_ENDS_MAX such
-        puts are kept for `poll`.) `gone`: the peer, or its memory, is known to exist no more, so that a put
-        whose end the backend cannot tell, now or later, has FAILED."""
+        """Forget a peer. Idempotent.
+
+        Pending puts toward it are abandoned, not stopped. They may land, and their source must not change.
+        `poll` still returns their end, for the last ABANDONED_ENDS_MAX of them. `progress` looks for it,
+        too, so that `pending` falls to 0 without polls. `gone`: the peer or its memory no longer exists, so
+        that a put with an unknowable end has FAILED.
+        """
 
     def close(self) -> None:
-        """Release every handle, connection and registration. Idempotent. Puts still pending may yet
-        land: `poll` says PENDING for ever. Every other call but `pending`, `connected`, `disconnect` and
-        `close` raises TransferError."""
+        """Release every handle, connection and registration. Idempotent.
+
+        Pending puts may yet land, and `poll` returns PENDING for them for ever. All calls but `pending`,
+        `connected`, `disconnect` and `close` raise TransferError.
+        """

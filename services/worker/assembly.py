@@ -73,7 +73,7 @@ class RankPorts:
     """What the turns of a rank use, whatever the role of its worker."""
 
     incarnation: Incarnation
-    """The worker's: all its ranks have it."""
+    """Incarnation of the worker, the same for all its ranks."""
     layouts: Sequence[KvLayout]
     """KV layouts of all ranks of the worker, in rank order."""
     rank: int = 0
@@ -81,14 +81,14 @@ class RankPorts:
     bounds: ModelBounds
     """The model's vocabulary and context length."""
     checksum: KvChecksum = KvChecksum.RECORD
-    """What is summed of each hand-over."""
+    """Kind of checksum that proves each hand-over."""
     step_thread: StepThread
-    """Runs the engine's steps on their thread."""
+    """Thread on which the engine's steps run."""
     grammars: Grammars | None = None
     """Compiler of grammars. None on a rank that does not sample."""
     memory: RankMemory
     exposure: Exposure
-    """The transfer endpoint by which peers know `memory`."""
+    """Transfer endpoint by which peers know `memory`."""
     mailbox: Mailbox
     """Commands for the next turn."""
     reporter: Reporter

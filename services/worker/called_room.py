@@ -1,4 +1,4 @@
-"""What does a worker keep of a room, whatever its role, beside what the hand-over does?"""
+"""Fields of a room's record for its caller and its timeline, the same on both sides."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -14,23 +14,23 @@ Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomRep
 
 @dataclass(eq=False)
 class CalledRoom(Generic[Reply]):
-    """Added to a side's record."""
+    """Mixin of a side's room record: replies to the room's caller, on the leader."""
 
-    __slots__ = ()  # the record has them
+    __slots__ = ()  # they are in the record
 
     REPLY: ClassVar[type[Any]]
-    """The message by which its caller hears of it."""
+    """Message type of the replies."""
 
     replies: Replies[Reply] | None = field(default=None, init=False)
-    """Where its caller hears of it, on the leader, until it has heard how the room ended."""
+    """Queue of the caller's replies. None on other ranks, without a caller, and after the outcome."""
     voted: tuple[Phase, Vote] | None = field(default=None, init=False)
-    """This rank's last vote that was told, of those that the other ranks did not share at once."""
+    """Last vote of this rank that was reported, because other ranks voted differently."""
 
     def reply(self, reply: Reply) -> None:
         if self.replies is not None:
             self.replies.put_nowait(reply)
 
     def conclude(self, cause: Cause | None) -> None:
-        """The last that its caller hears."""
+        """Send the caller the outcome, its last reply."""
         self.reply(self.REPLY(outcome=outcome_to_wire(cause)))
         self.replies = None  # type: ignore[misc]

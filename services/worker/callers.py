@@ -1,7 +1,7 @@
-"""How does the caller of a room's stream hear of its room, and the room of its caller?
+"""Callers of room streams, on the leader.
 
-A call that opens a room enters a command and then reads from a queue of its own, which the leader's turn
-fills. A call that ends early, for whatever reason, cancels its room: nothing goes on that nobody hears.
+A call that opens a room enters a command, and then reads from its own queue, which the leader's turn fills.
+A call that ends early for any reason cancels its room, so that no room runs without a reader.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ AnyReply = TypeVar("AnyReply", contravariant=True)
 
 
 class Replies(Protocol[AnyReply]):
-    """Where a room's replies go."""
+    """Destination of a room's replies."""
 
     def put_nowait(self, reply: AnyReply, /) -> None:
-        """Never waits. Raises QueueFull for more replies than a room can have."""
+        """Add a reply without waiting. Raises QueueFull beyond the number of replies that a room can have."""
 
 
 class Callers(Generic[Reply]):
     """Calls whose rooms have not been opened yet: at most one a room. Used from one event loop."""
 
     def __init__(self, mailbox: Mailbox, here: Container[RoomId]) -> None:
-        """`here`: the rooms that were opened, and not given back."""
+        """Make it without calls. `here`: rooms that are open on this worker."""
         self._mailbox = mailbox
         self._here = here
         self._waiting: dict[RoomId, Replies[Reply]] = {}
@@ -39,14 +39,14 @@ class Callers(Generic[Reply]):
         return len(self._waiting)
 
     def take(self, room: RoomId) -> Replies[Reply] | None:
-        """The room was opened: where its replies go from now on. None on a rank that nobody called."""
+        """Return the destination of an opened room's replies, or None on a rank without its call."""
         return self._waiting.pop(room, None)
 
     async def open(self, room: RoomId, command: group_pb2.Command, replies: Replies[Reply]) -> None:
-        """Open `room` by `command`; `replies` has its first one by then.
+        """Open `room` by `command`. `replies` has its first reply on return.
 
-        Raises RoomExists while another call is opening it, and what opening it raised. After any other
-        exception, a cancellation included, the room is to be given up: a turn may open it yet.
+        Raises RoomExists while another call is opening it, and whatever opening it raised. After any other
+        exception, cancellation included, call `give_up`: a turn may still open the room.
         """
         if room in self._waiting:
             raise RoomExists(f"room {room} is being opened by another call")
@@ -58,13 +58,13 @@ class Callers(Generic[Reply]):
                 del self._waiting[room]
 
     async def cancel(self, request: inference_pb2.CancelRequest) -> bool:
-        """The room is over, whoever opened it. Whether it is here once a turn has taken this. Raises what
-        `Mailbox.ask` does."""
+        """Cancel a room that anyone opened. Return whether it is here once a turn took the command. Raises
+        as `Mailbox.ask`."""
         await self._mailbox.ask(group_pb2.Command(cancel=request))
         return RoomId(request.room) in self._here
 
     def give_up(self, room: RoomId) -> None:
-        """Nobody hears the room any more: it ends."""
+        """Cancel a room whose caller is gone."""
         cause = Cause(Reason.BOOTSTRAP_LOST, "the caller ended the room's stream")
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
         self._mailbox.put(group_pb2.Command(cancel=cancel))
@@ -73,18 +73,17 @@ class Callers(Generic[Reply]):
     async def calling(
         self, room: RoomId, command: group_pb2.Command, replies_max: int
     ) -> AsyncIterator[asyncio.Queue[Reply]]:
-        """Open `room` by `command`; the queue holds its first reply by then. `replies_max`: more than its
-        stream can ever carry.
+        """Open `room` by `command`, and yield the queue of its replies, which holds the first one.
 
-        Raises what `open` raises. Left by an exception that is no refusal, a cancellation included, it gives
-        the room up.
+        `replies_max`: bound above the number of replies that the stream can carry. Raises as `open`. On any
+        exception but a refusal, cancellation included, the room is given up.
         """
         replies: asyncio.Queue[Reply] = asyncio.Queue(replies_max)
         try:
             await self.open(room, command, replies)
             yield replies
         except (Refusal, PeerFault):
-            raise  # it was not opened
+            raise  # the room was not opened
         except BaseException:
             self.give_up(room)
             raise

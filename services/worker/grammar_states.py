@@ -1,8 +1,8 @@
-"""Which rooms' grammars are compiled on this rank?
+"""Grammar states by room, for rooms whose grammar this rank compiles.
 
-A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room whose grammar is
-not compiled waits as it waits for its peer: within a deadline, and in its vote. Nothing is handed over: each
-room folds its output anew, and each choice of it its own (`mask-is-fold`).
+A grammar is compiled beside the turns (`no-blocking`), from when its room is opened. A room without its
+compiled grammar waits as for its peer: within a deadline, and in its vote. A state is not handed over. Each
+room, and each of its choices, folds its own from the output (`mask-is-fold`).
 """
 
 import asyncio
@@ -27,7 +27,8 @@ NOT_HERE: Final = (
     "the grammar that intake took is not compiled here",
     "the output that the room goes on behind is not its grammar's",
 )
-"""Why, by whether it is compiled; a cause is logged, so that nothing of the grammar is in it."""
+"""Text of the cause, by whether the grammar was compiled and its worker lost. The exception is logged and
+not included, so that no cause contains parts of a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +39,29 @@ class _WaitingRoom:
 
 
 class GrammarStates:
-    """Used from one event loop. One entry a room that waits."""
+    """Grammar states that are being compiled, one entry for each waiting room. Used from one event loop."""
 
     def __init__(self, shelf: Grammars | None, wake: Callable[[], None]) -> None:
-        """`shelf`: of the rank that draws; the others have None. `wake` is called when one is compiled."""
+        """Make it without waiting rooms.
+
+        `shelf`: compiler of grammars, or None on a rank that does not sample. `wake`: called when a grammar
+        is compiled.
+        """
         self._shelf = shelf
         self._wake = wake
         self._waiting: dict[RoomId, _WaitingRoom] = {}
 
     def __len__(self) -> int:
-        """Rooms that wait."""
+        """Return the number of waiting rooms."""
         return len(self._waiting)
 
     def needs(self, request: Request) -> bool:
-        """Whether a room of `request` has to wait here for its grammar."""
+        """Return whether a room of `request` has to wait for its grammar on this rank."""
         return self._shelf is not None and request.grammar is not None
 
     def begin(self, room: Room, *sequences: Sequence) -> None:
-        """Compile what the room's `sequences` are held to, if it is to be compiled here, and go through the
-        output that they share, once for all."""
+        """Start to compile the grammar of a room, if this rank does so, and to fold the output that its
+        `sequences` share."""
         grammar = sequences[0].request.grammar
         if self._shelf is None or grammar is None:
             return
@@ -66,7 +71,7 @@ class GrammarStates:
         self._waiting[room.id] = _WaitingRoom(room, sequences, folds)
 
     def observe(self) -> bool:
-        """Whether one that was waited for is compiled, or cannot be."""
+        """Take finished states. Return whether a waiting room got its state or failed."""
         if not self._waiting:
             return False
         done = [each for each in self._waiting.values() if each.folds.done()]
@@ -85,7 +90,7 @@ class GrammarStates:
         return bool(done)
 
     def forget(self, room: RoomId) -> None:
-        """The room is over."""
+        """Drop a room that is over."""
         waiting = self._waiting.pop(room, None)
         if waiting is not None:
             waiting.folds.cancel()

@@ -1,21 +1,19 @@
-"""How do a worker's turns and its handlers share one event loop?
+"""Sharing of one event loop between a worker's turns and its gRPC handlers.
 
-A turn keeps the loop for as long as it takes. Meanwhile calls come in, streams bring messages, and what was
-sent is taken: each needs several rounds of the loop, and the gRPC library's threads between them. So after a
-turn the handlers have the loop until nothing waits for it, and no longer than turns have had it since the
-handlers had it last. That is fair to both:
+A turn has the loop for as long as it takes. Meanwhile calls arrive, streams bring messages, and sent
+messages are taken. Each needs several rounds of the loop, and the threads of the gRPC library in between.
+So after a turn the handlers have the loop until nothing waits for it, and at most for as long as turns have
+had it since the handlers' last share. This is fair to both:
 
-* What has come waits for the turn that it came in, and not for as many turns as it takes rounds
-  (`live-is-not-lost`). It waits for more only where what came before it fills the handlers' whole share.
-* Handlers without end take half of the loop, and no more: turns go on at half their pace (`no-starvation`).
-* Where nothing has come, a turn is followed by one round of the loop and one look: some microseconds.
+* An event waits for the turn during which it arrived, and not for as many turns as it takes rounds
+  (`live-is-not-lost`). It waits longer only if earlier events fill the handlers' whole share.
+* Endless handlers take half of the loop. Turns then go on at half their pace (`no-starvation`).
+* Without events, a turn is followed by one round of the loop and one look, which takes microseconds.
 
-Time is measured and rounds are not counted: what a round takes depends on who has something to do in it.
-
-While a turn waits for other ranks, the handlers have the loop: that time is not the turn's (`TimedGroup`). A
-rank that is stopped for ten seconds would otherwise be followed by ten seconds of handlers, and no token. No
-share is longer than SHARE_MAX_US: a process that was itself stopped measures a long turn, too
-(`stall-is-no-work`).
+The share is measured in time, not in rounds, because rounds differ in length. While a turn waits for other
+ranks, the handlers have the loop, so that time does not count as the turn's (`TimedGroup`). Otherwise a
+pause of one rank for ten seconds would be followed by ten seconds without tokens. No share is longer than
+SHARE_MAX_US, because a process that was itself stopped measures a long turn (`stall-is-no-work`).
 """
 
 import asyncio
@@ -27,8 +25,11 @@ from baton.runtime.clock import Clock
 from baton.runtime.pending_events import PendingEvents
 
 LULL_PART: Final = 4
-"""The handlers are done when nothing has come for a fourth of what they may have: from one event to the next
-that follows from it a library's threads take some ten microseconds, which is little beside a long turn."""
+"""Part of the share without events after which the handlers are done: one fourth.
+
+A library's threads take some ten microseconds from one event to the next, which is little beside a long
+turn.
+"""
 SHARE_MAX_US: Final = 100_000
 """Longest share of the handlers, in microseconds. A turn takes a few milliseconds of the loop."""
 
@@ -44,7 +45,7 @@ class TimedGroup:
         self.rank = group.rank
         self.size = group.size
         self.waited_us = 0
-        """Microseconds that all calls took so far."""
+        """Microseconds that all calls have taken so far."""
 
     @property
     def broken(self) -> str | None:
@@ -71,23 +72,23 @@ class TimedGroup:
 
 
 class LoopShare:
-    """Times are of `clock`'s host."""
+    """Share of the handlers, in microseconds of `clock.host_us`."""
 
     def __init__(self, clock: Clock, arrivals: PendingEvents, group: TimedGroup) -> None:
-        """`group`: what the turns call, whose waits are not the turns' time."""
+        """Make it. `group`: rank group of the turns, whose waits are subtracted from their time."""
         self._clock = clock
         self._arrivals = arrivals
         self._group = group
         self._began_us = self._turned_us = clock.host_us()
         self._waited_us = group.waited_us
-        """Waits for other ranks before the turns that count for the next share."""
+        """Microseconds of `group.waited_us` before the turns that count for the next share."""
 
     def turned(self) -> None:
-        """A turn has ended after which the handlers have the loop, or may rest."""
+        """Note that a turn has ended after which the handlers may run."""
         self._turned_us = self._clock.host_us()
 
     async def give(self) -> None:
-        """Let the handlers have what is left of their share, if they have a use for it."""
+        """Let the handlers run until their share is used or nothing waits for them."""
         waited_us = self._group.waited_us - self._waited_us
         had_us = min(self._turned_us - self._began_us - waited_us, SHARE_MAX_US)
         ends_us = self._turned_us + had_us

@@ -1,8 +1,8 @@
-"""How do calls from outside enter the turn loop?
+"""Mailbox of commands from handlers to the turn loop.
 
-Handlers put commands in; the leader's turn takes them all, in order, and broadcasts them, so that every
-rank applies the same list (`commands-ordered`). A handler may wait for what became of its command: the
-answer is given by the leader when it applies it.
+Handlers put commands in. The leader's turn takes them all, in order, and broadcasts them, so that every
+rank applies the same list (`commands-ordered`). A handler may wait for the result of its command, which the
+leader sets when it applies the command.
 """
 
 import asyncio
@@ -15,28 +15,30 @@ from baton.wire.errors import CommandTooLong, MailboxFull
 from baton.wire.message_limits import TAKEN_BYTES_MAX
 
 COMMANDS_MAX: Final = 16_384
-"""Most commands that wait, for those who ask: far above what a worker's rooms and leases can produce. What
-follows from something accepted (a cancel, a departed peer) may wait beside as many again."""
+"""Most waiting commands of callers that await the result. It is far above what a worker's rooms and leases
+can produce. As many commands again may wait that follow from accepted work, such as cancels."""
 
 TURN_COMMANDS_MAX: Final = 64
 TURN_OPENINGS_MAX: Final = 8
 TURN_BYTES_MAX: Final = 64 << 10
-"""What a turn takes, and broadcasts, of several commands; the rest waits for the next turn. To open a room
-takes some hundred microseconds, and as much again for a prompt of thousands of tokens; anything else takes a
-tenth of it. So no burst makes a turn long, and handlers have their share between its turns."""
+"""Most bytes of several commands that one turn takes and broadcasts. The rest waits for the next turn.
+
+To open a room takes some hundred microseconds, and as much again for a prompt of thousands of tokens. Any
+other command takes a tenth of it. So no burst makes a turn long, and handlers run between its turns.
+"""
 OPENINGS: Final = frozenset({"run", "stream"})
 
 FRAME_BYTES: Final = 8
-"""What a command in a list takes beside itself, at most."""
+"""Most bytes that a command adds to a list beside its own."""
 
 
 Answer = Callable[[Exception | None], None]
-"""Gives a command's answer to whoever asked; only the first counts."""
+"""Function that sets the result of a command. Only its first call counts."""
 
 
 class News:
-    """Something has come, or not yet. An event that is waited for within a bound: turns wait for it all the
-    time, so that no task is cancelled and no exception raised where the time is over."""
+    """Event with a bounded wait that cancels no task and raises no exception when time is up. Turns wait on
+    it all the time."""
 
     def __init__(self) -> None:
         self._there = False
@@ -54,7 +56,7 @@ class News:
         self._there = False
 
     async def wait(self, bound_s: float) -> bool:
-        """Whether something has come, at once or within `bound_s` seconds."""
+        """Wait at most `bound_s` seconds. Return whether it is set."""
         if self._there:
             return True
         loop = asyncio.get_running_loop()
@@ -70,7 +72,7 @@ class News:
 
 
 class Mailbox:
-    """Used from one event loop, by the leader."""
+    """Commands for the next turns. Used from one event loop, by the leader."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
@@ -80,17 +82,20 @@ class Mailbox:
 
     @property
     def empty(self) -> bool:
-        """No command waits to be taken."""
+        """Whether no command waits to be taken."""
         return not self._waiting
 
     def put(self, command: group_pb2.Command) -> None:
-        """Enter a command whose fate nobody waits for. Raises MailboxFull at twice COMMANDS_MAX."""
+        """Enter a command without a result. Raises MailboxFull at twice COMMANDS_MAX."""
         self._append(command, None, 2 * COMMANDS_MAX)
 
     def enter(self, command: group_pb2.Command) -> asyncio.Future[None]:
-        """Enter a command. Done when it was applied, with what applying it raised or the mailbox ended with.
-        What is entered without a pause between enters one turn, as far as a turn carries it. Raises
-        MailboxFull and CommandTooLong when it was not entered, and what the mailbox has ended with."""
+        """Enter a command. Return a future of its result: None, or the exception of applying it or of
+        `fail`.
+
+        Commands entered without a pause enter one turn, as far as a turn can carry them. Raises MailboxFull
+        or CommandTooLong if the command was not entered, and the exception of `fail`.
+        """
         if self._end is not None:
             raise self._end
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,19 +103,21 @@ class Mailbox:
         return answer
 
     async def ask(self, command: group_pb2.Command) -> None:
-        """Enter a command and wait until it was applied, for as long as the caller does. That it waits for a
-        turn of this very process says nothing about anybody (`live-is-not-lost`): turns that stand still are
-        told of by the worker's health, and end by `fail`. Raises what applying it raised, MailboxFull and
-        CommandTooLong when it was not entered, and what the mailbox ended with."""
+        """Enter a command and wait until it was applied, for as long as the caller does.
+
+        A wait for a turn of this process proves nothing about any peer (`live-is-not-lost`). The worker's
+        health page shows turns that stand still, and `fail` ends all waits. Raises the exception of
+        applying the command, and as `enter`.
+        """
         await self.enter(command)
 
     def wake(self) -> None:
-        """Something other than a command wants a turn."""
+        """Ask for a turn without a command."""
         self.news.set()
 
     def take(self) -> bytes:
-        """The waiting commands, oldest first and as many as a turn carries, serialised for the group. Their
-        answers are awaited in the same order."""
+        """Return the waiting commands, oldest first, as many as a turn carries, serialised for the group.
+        Their results are expected in the same order."""
         self.news.clear()
         if not self._waiting:
             return b""
@@ -130,19 +137,19 @@ class Mailbox:
         return commands.SerializeToString()
 
     def answer(self, error: Exception | None) -> None:
-        """The next taken command was applied, or could not be. Called once per command, in order."""
+        """Set the result of the next taken command. Called once for each command, in order."""
         if not self._asked:
-            return  # a follower: nobody asked here
+            return  # a follower has no callers
         _answer(self._asked.popleft(), error)
 
     def hold(self) -> Answer:
-        """Instead of `answer`: the next taken command's answer is given later, by what is returned."""
+        """Postpone the result of the next taken command. Return the function that sets it."""
         waiting = self._asked.popleft() if self._asked else None
         return lambda error: _answer(waiting, error)
 
     def fail(self, error: Exception) -> None:
-        """No turn takes or applies anything any more: who waits for an answer, or asks for one from now on,
-        gets this one."""
+        """End the mailbox: no turn takes a command any more. All present and later callers get this
+        exception."""
         self._end = error
         for answer in (*self._asked, *(answer for _, answer in self._waiting)):
             _answer(answer, error)
@@ -150,7 +157,7 @@ class Mailbox:
         self._waiting.clear()
 
     async def rest(self, bound_s: float) -> bool:
-        """Wait for news, `bound_s` at most. True when there is some."""
+        """Wait for news, at most `bound_s` seconds. Return whether there is some."""
         return await self.news.wait(bound_s)
 
     def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:

@@ -1,7 +1,7 @@
-"""What does every worker count, whatever its role?
+"""Metrics of every worker.
 
-Gauges are set once a turn from a census, never per event, so that they cannot drift; at idle each is
-back where it started (`zero-at-idle`). Every series is there from the start, so that none appears late.
+Gauges are set once a turn from a census, and never by single events, so that they cannot drift. At idle
+each is back at its start (`zero-at-idle`). Every series exists from the start of the process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ State = TypeVar("State", Phase, PageState)
 
 
 class Counts(Generic[Member]):
-    """A gauge for each member of a closed set. What a turn does not change costs nothing here."""
+    """A gauge for each member of a closed set. Unchanged values cost nothing."""
 
     def __init__(self, gauges: Mapping[Member, Gauge]) -> None:
         self._gauges: Mapping[Member, Gauge] = gauges
@@ -76,7 +76,7 @@ def _labelled(gauge: Gauge, members: Iterable[State]) -> Counts[State]:
 
 
 class _Total:
-    """A counter of what somebody else counts, from his count since the start."""
+    """A counter that follows a total that is counted elsewhere since the start."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -89,12 +89,13 @@ class _Total:
 
 
 class WorkerMetrics:
-    """Injected registry: tests are isolated."""
+    """Metrics in a given registry, so that tests are isolated."""
 
     def __init__(
         self, moves: Moves, queues: Mapping[RoomQueue, tuple[str, str]], registry: CollectorRegistry
     ) -> None:
-        """`moves`: of this side's rooms. `queues`: what the gauge of each is called, and what it says."""
+        """Make all series. `moves`: moves of this side's rooms. `queues`: name and help of the gauge of
+        each queue."""
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
         rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
         pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
@@ -157,7 +158,8 @@ class WorkerMetrics:
         self._turns = Counter("baton_turns_total", "Turns of the worker's loop.", registry=registry)
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
-        """`unknown`: news about rooms that are not held here, since start."""
+        """Set the gauges of rooms. `unknown`: evidence for rooms that are not here, counted since the
+        start."""
         self._rooms.record(census)
         self._unknown.record(unknown)
 
@@ -169,12 +171,12 @@ class WorkerMetrics:
         self._slots.record(slots)
 
     def reused(self, tokens: int, of: int) -> None:
-        """A room began: so many of its tokens need not be computed, or received."""
+        """Count `tokens` tokens of a beginning room that need not be computed or received."""
         self._reused.inc(tokens)
         self._queried.inc(of)
 
     def record_turn(self, agreement_s: float, lines_dropped: int) -> None:
-        """`lines_dropped`: of timelines, since start."""
+        """Record a turn. `lines_dropped`: timeline lines lost since the start."""
         self._turns.inc()
         self._agreement.observe(agreement_s)
         self._lines.record(lines_dropped)
@@ -186,7 +188,7 @@ class WorkerMetrics:
         self._failed.count(cause)
 
     def room_retired(self, phase_ms: Mapping[Phase, int]) -> None:
-        """`phase_ms`: milliseconds spent in each phase."""
+        """Record a retired room. `phase_ms`: milliseconds spent in each phase."""
         for phase, spent_ms in phase_ms.items():
             self._phases[phase].observe(spent_ms / 1000)
 

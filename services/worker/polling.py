@@ -1,4 +1,4 @@
-"""How long may the turns rest, when nothing wakes them?"""
+"""Bounds for the rest between turns when nothing wakes them."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,11 +9,12 @@ from baton.rooms.room import Room
 HEARTBEAT_S: Final = 1.0
 POLL_S: Final = 0.001
 DRAIN_S: Final = 0.01
-"""While a room that failed waits for its writes to end: what was posted may end only while somebody looks."""
+"""Seconds between looks while a failed room waits for its writes. Some backends complete writes only when
+polled."""
 
 
 def deadline_s(rooms: Iterable[Room], now_ms: int) -> float:
-    """How soon time alone may ask for a turn."""
+    """Return the seconds until the first deadline of a room, at most HEARTBEAT_S."""
     least_ms = HEARTBEAT_S * 1000
     for room in rooms:
         wait_ms = room.deadline_ms - now_ms

@@ -1,24 +1,24 @@
-"""How much of prompts may a step of prefill compute, where decode's steps wait for it on the same thread?
+"""Limit on the prompt tokens of a prefill step whose thread also runs decode steps.
 
-As much as a decode worker computes beside the sequences that run there, while any do: so a prompt holds these
-up for as long at most, whichever side of the process computes it.
+While sequences run on the decode side, the limit is what that side computes of prompts beside them. So a
+prompt delays running sequences by the same time on either side of the process.
 """
 
 from typing import Final, Protocol
 
 
 class PromptBudget(Protocol):
-    """Who else has steps made on a prefill worker's thread."""
+    """Limit set by another side whose steps run on the thread of a prefill worker."""
 
     def chunk_tokens(self, most: int) -> int:
-        """Of `most` tokens that a step would compute by itself, at least one."""
+        """Return how many of `most` tokens a step may compute, at least one."""
 
     def stepped(self, tokens: int, ms: float) -> None:
-        """A step computed so many tokens of prompts, and took so long."""
+        """Note that a step computed `tokens` prompt tokens in `ms` milliseconds."""
 
 
 class FullBudget:
-    """The thread is the worker's alone."""
+    """No limit: the thread belongs to the worker alone."""
 
     def chunk_tokens(self, most: int) -> int:
         return most

@@ -1,20 +1,20 @@
-"""Which parts of which prompts does the next step compute?
+"""Chunks of prompts that the next step computes.
 
-Several prompts share a step, up to a budget of tokens. Half of it goes to the oldest rooms, so that each
-room's turn comes; of the other half, those that need least are done, so that a short prompt does not wait for
-a very long one; what is left over goes to the oldest again. Prompts of one length are computed one after the
-other, since each is soonest done so.
+Several prompts share a step, up to a budget of tokens. Half of the budget goes to the oldest rooms, so that
+every room makes progress. The other half goes to the prompts that need least, so that a short prompt does
+not wait for a very long one. The remainder goes to the oldest again. Prompts of equal length are computed
+one after the other, because each then ends as early as possible.
 
-First tokens come when their step ends. So a step that ends some prompt is no longer than is worth it to the
-others: see `_lot`.
+First tokens come when their step ends. So a step that ends a prompt is not much longer than that prompt
+needs (`_lot`).
 
-A token that is scored takes longer than one that is not, so it counts for more of the budget
-(`counted-work`). A step with scored prompts is about as long as any other, and has room for others.
+A scored token takes longer than another, and counts for more of the budget (`counted-work`). So a step with
+scored prompts takes about as long as any other, and has room for other prompts.
 
-What the last step of a prompt computed is the one part of its KV that a sender does not write beside a step.
-So the last part of a sender's prompt of several steps is a small one.
+The KV of a prompt's last chunk is the only part that a sender cannot write while another step runs. So the
+last chunk of a prompt of several steps is a small one.
 
-Pure: the same tables give the same step on every rank.
+The choice is pure: equal tables give the same step on every rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,28 +27,29 @@ from baton.engine_interface import Row
 from baton.rooms.request import Request
 
 STEPS_MIN: Final = 4
-"""Of a prompt whose last part is a small one: shorter ones pay a step more for too little."""
+"""Fewest steps of a prompt whose last chunk is made small. For shorter prompts another step costs more than
+it gains."""
 LAST_SHARE: Final = 4
-"""Of the budget: a fourth."""
+"""Part of the budget for a small last chunk: one fourth."""
 LOT_MIN: Final = 64
-"""Tokens of a step that spares others a wait: of fewer none is known to be quicker."""
+"""Smallest step that is cut short for others, in tokens. Smaller steps are not known to be quicker."""
 
 
 class PromptRoom(Protocol):
-    """Of which a prompt is to be computed, and the output it goes on behind."""
+    """A room whose prompt, and the output that it continues, are to be computed."""
 
     @property
     def request(self) -> Request: ...
     @property
     def cached(self) -> int:
-        """Leading tokens whose KV was there when it began."""
+        """Number of leading tokens whose KV was cached when the room began."""
 
     @property
     def computed(self) -> int:
-        """Leading tokens whose KV is in its pages."""
+        """Number of leading tokens whose KV is in the room's pages."""
 
     def prompt_row(self, start: int, stop: int) -> Row:
-        """Of these positions; behind all that is known the first token is drawn."""
+        """Return the row of positions [start, stop). The first token is sampled after the last known one."""
 
 
 P = TypeVar("P", bound=PromptRoom)
@@ -56,7 +57,7 @@ P = TypeVar("P", bound=PromptRoom)
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk(Generic[P]):
-    """Positions [start, stop) of one room's prompt, and of the output it goes on behind."""
+    """Positions [start, stop) of one room's prompt, and of the output that it continues."""
 
     room: P
     start: int
@@ -68,12 +69,12 @@ class PromptChunk(Generic[P]):
 
     @property
     def scored(self) -> int:
-        """How many of the prompt's tokens it scores."""
+        """Number of prompt tokens that the chunk scores."""
         return max(min(self.stop, self.room.request.scores) - self.start, 0)
 
     @property
     def last(self) -> bool:
-        """The end of what is known: the room's first token is drawn with it."""
+        """Whether the chunk ends with the last known token, so that the first token is sampled."""
         return self.stop == self.room.request.prefill_tokens
 
 
@@ -86,11 +87,13 @@ def next_chunks(
     fixed_tokens: int | None = None,
     score_price: int = 0,
 ) -> list[PromptChunk[P]]:
-    """Fill one step. `rooms`: that may be computed, oldest first. `scored_tokens`: most of the budget
-    that goes to prompts that are scored, whose logits take memory; they share that in the same way. `sent`:
-    what is computed is to be written to a receiver. `fixed_tokens`: of a prompt, which take as long as a step
-    of none; None: it is not known, and the whole budget is used. `score_price`: thousandths of a token that a
-    scored token takes of the budget beside its own."""
+    """Return the chunks of one step.
+
+    `rooms`: rooms that may be computed, oldest first. `scored_tokens`: most tokens of the budget for scored
+    prompts, whose logits take memory. `sent`: whether the KV is written to a receiver. `fixed_tokens`:
+    number of prompt tokens that take as long as an empty step. None: unknown, and the whole budget is used.
+    `score_price`: additional cost of a scored token, in thousandths of a token.
+    """
     waiting = [room for room in rooms if room.computed < room.request.prefill_tokens]
     if not waiting:
         return []
@@ -115,13 +118,16 @@ def next_chunks(
 
 
 def _costs(tokens: Sequence[int], prices: Sequence[int]) -> list[int]:
-    """What each would take of a budget, in tokens that are not scored, rounded up. `prices`: thousandths."""
+    """Return the cost of each prompt in unscored tokens, rounded up. `prices`: in thousandths of a token."""
     return [-(-count * price // 1000) for count, price in zip(tokens, prices, strict=True)]
 
 
 def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> list[int]:
-    """How many tokens of each the budget has room for. The oldest gets one at least, whatever it costs: else
-    cheaper ones that come without end would keep it waiting."""
+    """Return how many tokens of each prompt the budget has room for.
+
+    The oldest one gets at least one token at any cost. Otherwise an endless stream of cheaper ones would
+    block it.
+    """
     costs = _costs(left, prices)
     shares = _shared(costs, budget_tokens)
     takes = [
@@ -135,20 +141,20 @@ def _bought(left: Sequence[int], prices: Sequence[int], budget_tokens: int) -> l
 
 
 def _lot(left: Sequence[int], waits: int, fixed_tokens: int) -> int:
-    """Tokens of a step by which those that wait have their first tokens soon, in the mean. `left`: what each
-    wants, the oldest first. `waits`: tokens of all.
+    """Return the step length, in tokens, that minimises the mean wait for first tokens.
 
-    In steps of s tokens each waits for s / 2 that its own step computes beside it, and for what is fixed of
-    half of the waits / s steps: least where s is the root of waits * fixed_tokens (Harris's economic order
-    quantity). Twice that costs these a quarter more of both, and those that come next half of what is fixed.
-    It is long enough for one prompt. All tokens are what they cost.
+    `left`: remaining cost of each prompt, oldest first. `waits`: cost of all waiting prompts. In steps of s
+    tokens, each prompt waits for the s / 2 tokens that its own step computes beside it. It also waits for
+    the fixed cost of half of the waits / s steps. The sum is least if s is the square root of waits *
+    fixed_tokens (Harris's economic order quantity). The result is twice that. It costs present prompts a
+    quarter more of both, and later ones half of the fixed cost. It is never shorter than one prompt needs.
     """
     ends = 2 * min((each for each in left if each), default=0)
     return max(isqrt(4 * waits * fixed_tokens), LOT_MIN, min(ends, left[0]) if left[0] else ends)
 
 
 def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
-    """How many tokens each gets that wants so many, the oldest first."""
+    """Return how many tokens of a budget each prompt gets, by how many each wants, oldest first."""
     left, takes = list(wanted), [0] * len(wanted)
 
     def take(order: Iterable[int], tokens: int, *, whole: bool = False) -> None:
@@ -167,7 +173,7 @@ def _shared(wanted: Sequence[int], budget_tokens: int) -> list[int]:
 
 
 def _before_the_last(room: PromptRoom, budget_tokens: int) -> int:
-    """Most tokens of it that may be computed next, so that its last part is a small one."""
+    """Return the most tokens of a prompt that the next step may compute, so that its last chunk is small."""
     left, last = room.request.prefill_tokens - room.computed, budget_tokens // LAST_SHARE
     short = room.request.prefill_tokens - room.cached <= (STEPS_MIN - 1) * budget_tokens
     return left if short or left <= last else max(left - last, left // 2)

@@ -1,4 +1,4 @@
-"""What does each command change on a rank, the same as on every other?"""
+"""Commands that both sides have: what each changes, the same on every rank."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ Core = TypeVar("Core", bound=SendingSide[Any] | ReceivingSide[Any])
 
 
 class RankCommands(ABC, Generic[Core]):
-    """They open rooms and end none: that is voted."""
+    """Applies commands. They open rooms, but end none: an end is voted."""
 
     def __init__(self, core: Core, callers: Callers[Any], ports: RankPorts, cost: StepCost) -> None:
         self._core: Core = core
@@ -32,7 +32,7 @@ class RankCommands(ABC, Generic[Core]):
         self._cost = cost
 
     def apply(self, command: group_pb2.Command) -> None:
-        """Raises Refusal, PeerFault, Truncated and LayoutMismatch, for whoever asked."""
+        """Apply a command. Raises Refusal, PeerFault, Truncated and LayoutMismatch for its sender."""
         match command.WhichOneof("what"):
             case "cancel":
                 cause = cause_from_wire(command.cancel.cause)
@@ -50,7 +50,7 @@ class RankCommands(ABC, Generic[Core]):
 
     @abstractmethod
     def _apply(self, what: str | None, command: group_pb2.Command) -> bool:
-        """Carry out a command of this side alone; False where it has none of that name."""
+        """Apply a command of this side alone. Return False if it has no such command."""
 
     def _open(
         self,
@@ -58,8 +58,11 @@ class RankCommands(ABC, Generic[Core]):
         peer: rooms_pb2.Peer | None,
         field: str,
     ) -> Any:
-        """Enter a room, and tell its caller so. `peer`: the `field` of the message; None: there is none.
-        Returns the room's record. Raises Malformed and a Refusal."""
+        """Open a room and accept it towards its caller. Return the room's record.
+
+        `peer`: worker of the other side, or None if there is none. `field`: name of its field in the
+        message. Raises Malformed and Refusal.
+        """
         name, request, ports = room_from_wire(wire.room), request_from_wire(wire.request), self._ports
         if peer is not None:
             check_peer(peer, field)

@@ -1,7 +1,7 @@
-"""What does a rank of either role do in a turn, around its side of the hand-over?
+"""Work of a rank in its turns, the same on both sides.
 
-Commands, evidence and time go into the core (`baton.handover`); what it asks of the world is carried out
-here, and what comes of that goes in again. Nothing is decided here.
+Commands, evidence and time go into the core (`baton.handover`). Its requests to the world are carried out
+here, and their results go into the core again. Nothing is decided here.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +53,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self._computing = computing
         self._turns = 0
         self._loads = 0
-        """How often it was said by what rooms are placed here."""
+        """Number of loads reported so far, which numbers them."""
 
     # ---- what one side alone does
 
@@ -73,15 +73,15 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     @abstractmethod
     def _do(self, request: OwnRequest) -> None:
-        """Carry out what only this side's core asks of the world."""
+        """Carry out a request that only this side's core makes."""
 
     @abstractmethod
     def _load(self) -> WorkerLoad:
-        """By what rooms are placed here."""
+        """Return the load by which the router places rooms here."""
 
     @abstractmethod
     def _queues(self, rooms: Mapping[Phase, int]) -> Mapping[RoomQueue, int]:
-        """How many rooms are where, in the field's words. `rooms`: by phase."""
+        """Return the number of rooms in each queue. `rooms`: number of rooms in each phase."""
 
     # ---- what the leader's process calls
 
@@ -90,24 +90,26 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         return self._core.draining
 
     def names_of(self, room: RoomId) -> Mapping[str, str]:
-        """What a room's request is known by; nothing once it is retired."""
+        """Return the log names of a room's request. Empty once the room is retired."""
         names: Mapping[str, str] = self.roster.get(room).request.names if room in self.roster else {}
         return names
 
     def break_off(self, cause: Cause) -> None:
-        """This worker ends here and now, in the middle of a turn it may be: tell whoever was not told how its
-        room ended, with what ended it before if anything did (`first-cause-wins`). Nothing is given back: all
-        that is held ends with the process."""
+        """Conclude all rooms because this worker ends at once, perhaps in the middle of a turn.
+
+        A room that already has a cause keeps it (`first-cause-wins`). No memory is given back, because it
+        ends with the process.
+        """
         for room in self.roster:
             room.conclude(None if room.succeeded else room.cause or cause)
 
     def load(self) -> rooms_pb2.WorkerLoad:
-        """By what rooms are placed here, right now."""
+        """Return the present load, by which the router places rooms here, as a message."""
         self._loads += 1
         return load_to_wire(self._load(), self._loads)
 
     def holds(self) -> workers_pb2.RenewRequest:
-        """What is held right now, and for people to look at."""
+        """Return a lease renewal with the present load, and a census for operators."""
         rooms = self.roster.census()
         tokens = self._computing.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
@@ -124,7 +126,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     def apply(self, commands: bytes) -> None:
         if not commands:
-            return  # as in most turns
+            return  # most turns have none
         for command in group_pb2.Commands.FromString(commands).commands:
             problem: Exception | None = None
             try:
@@ -178,7 +180,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     # ---- what the hand-over asks of the world
 
     def _carry_out(self) -> None:
-        """All of it, and what that leads to."""
+        """Carry out all requests of the core, and those that follow from them."""
         reporter = self.ports.reporter
         while requests := self._core.take_requests():
             for request in requests:
@@ -200,7 +202,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
             self.ports.reporter.failed(room.id, cause)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
-        """Nothing of the room is left in the hand-over."""
+        """Forget a room that the core has retired."""
         self.ports.grammar_states.forget(retired.room)
         self._metrics.room_retired(retired.phase_ms)
         self.ports.reporter.retired(retired.room, detail)

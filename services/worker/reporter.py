@@ -1,8 +1,8 @@
-"""How do a worker's lines of a room's timeline reach the bootstrap without costing a turn?
+"""Timeline lines of a worker, sent to the bootstrap beside the turns.
 
-Events go into a bounded buffer and leave in batches. Timeline lines are dropped, and counted, when the
-buffer is full; the news that a room is retired is not, because the registry waits for it. What all
-ranks of a worker do together the leader tells; what one rank saw or wished each tells for itself.
+Lines go into a bounded buffer and leave in batches. When the buffer is full, lines are dropped and counted.
+The news that a room is retired is never dropped, because the registry waits for it. The leader reports what
+all ranks do together. Each rank reports its own evidence and votes.
 """
 
 import asyncio
@@ -35,17 +35,18 @@ DETAIL_CHARS_MAX: Final = 512
 
 
 class _Line(NamedTuple):
-    """Of a room's timeline."""
+    """Line of a room's timeline."""
 
     room: RoomId
     event: bytes
-    """A `RoomEvent`, encoded: nobody reads it on its way."""
+    """Encoded `RoomEvent`. It is not decoded on its way."""
     retired: bool
-    """It is the room's last one of this worker."""
+    """Whether it is this worker's last line of the room."""
 
 
 class Reporter:
-    """Runs as one task. `report` and `retired` are cheap and never wait."""
+    """Buffer and sender of timeline lines. It runs as one task. `report` and `retired` are cheap and never
+    wait."""
 
     def __init__(
         self,
@@ -57,9 +58,12 @@ class Reporter:
         on_unreachable: Callable[[], None] = lambda: None,
         credential: bytes = b"",
     ) -> None:
-        """`spans`: where the lines of rooms that are traced go as well. `on_unreachable`: told of each try
-        that nobody answered, so that the next may go another way. `credential`: proves that it speaks for its
-        worker."""
+        """Make an empty reporter.
+
+        `spans`: receives the lines of traced rooms as well. `on_unreachable`: called for each try without
+        an answer, so that the next one may use another channel. `credential`: proof that it reports for its
+        worker.
+        """
         self._clock = clock
         self._on_unreachable = on_unreachable
         self._spans = RoomSpans() if spans is None else spans
@@ -72,20 +76,20 @@ class Reporter:
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-        """By what rooms are placed on the worker; nothing of one where the bootstrap knows it by itself."""
+        """Load sent with batches in which rooms ended. None if the bootstrap gets it otherwise."""
         self.dropped = 0
-        """Lines that were lost, since start."""
+        """Number of lines lost since the start."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """By this channel from the next call on."""
+        """Use this channel from the next call on."""
         self._stub = rooms_pb2_grpc.RoomServiceStub(channel)
 
     def opened(self, room: RoomId, request: Request) -> None:
-        """What is told of the room from now on is part of its request's trace, if that has one."""
+        """Add the later lines of a room to the trace of its request, if that has one."""
         self._spans.begin(room, request.request_id, request.trace)
 
     def failed(self, room: RoomId, cause: Cause) -> None:
-        """It ended early. Where it has not failed the core has said how."""
+        """End the trace of a failed room with its cause."""
         if REASONS[cause.reason].is_attempt:
             self.report(room, Moment.FAILED, f"{cause.reason.value}: {cause.text}")
             log.info("room failed", room=room, reason=cause.reason.value, cause=cause.text)
@@ -96,7 +100,7 @@ class Reporter:
         self._spans.fail(room, cause)
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """What the worker did: the same on all its ranks."""
+        """Add a line of what the whole worker did, which is the same on all its ranks."""
         self._spans.event(room, name, detail)
         if len(self._waiting) >= LINES_MAX:
             self.dropped += 1
@@ -104,7 +108,7 @@ class Reporter:
         self._add(room, name, detail, retired=False)
 
     def report_of_rank(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """What this rank saw or wished."""
+        """Add a line of what this rank saw or voted."""
         self.report(room, name, detail)
 
     def retired(self, room: RoomId, detail: str = "") -> None:
@@ -120,7 +124,8 @@ class Reporter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what waits. A bootstrap that cannot be reached gets it later; what it refuses is lost."""
+        """Send the buffered lines. Lines stay buffered if the bootstrap cannot be reached, and are lost if
+        it refuses them."""
         async with self._sending:
             self._wake.clear()
             while self._waiting:
@@ -160,7 +165,7 @@ class Reporter:
 
 
 class RankReporter(Reporter):
-    """Of a rank that does not lead: its own evidence and votes, and nothing that the leader tells for all."""
+    """Reporter of a rank that does not lead: its own evidence and votes only."""
 
     def __init__(
         self,
@@ -173,8 +178,7 @@ class RankReporter(Reporter):
         self._rank = rank
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """Who the bootstrap knows this rank's worker as, and what it believes its ranks by. To be told before
-        anything is sent."""
+        """Set the worker's incarnation and the proof of its ranks. Call it before anything is sent."""
         self._incarnation = leader
         self._credential = credential
 
@@ -191,7 +195,7 @@ class RankReporter(Reporter):
 
 
 def wish_text(room: Room, wish: Vote, now_ms: int) -> str:
-    """A rank's vote, for people."""
+    """Return a rank's vote as a text for operators."""
     ending = room.ending(now_ms)
     if wish is Vote.ABORT and ending is not None:
         return f"to end it while {room.phase.value}: {ending.reason.value}: {ending.text}"

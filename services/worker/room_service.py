@@ -1,5 +1,6 @@
-"""How do calls open rooms on a worker: one room a call, or many on one stream? Without policy: parse, ask the
-turn loop, render.
+"""gRPC service that opens rooms on a worker: one room a call, or many on one stream.
+
+It has no policy. It parses, enters commands and renders replies.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ Reply = TypeVar("Reply", inference_pb2.RunRoomReply, inference_pb2.StreamRoomRep
 
 
 class Opener(Protocol[Reply]):
-    """The side of a worker whose rooms are opened."""
+    """Side of a worker on which rooms are opened."""
 
     ports: RankPorts
     callers: Callers[Reply]
@@ -34,14 +35,14 @@ class Opener(Protocol[Reply]):
 
 
 class RoomOpeningService(ABC, Generic[Reply]):
-    """What the servicers of both roles are."""
+    """Common part of the services of both sides."""
 
     side: ClassVar[Side]
     message: ClassVar[type[Any]]
-    """What a shared stream carries."""
+    """Message type of a shared stream."""
 
     def __init__(self, work: Opener[Reply], rest: Rest | None = None) -> None:
-        """`rest`: as of `SharedStream`."""
+        """Make the service of a side. `rest`: see `SharedStream`."""
         self._callers: Callers[Reply] = work.callers
         self._opener: Opener[Reply] = work
         self._mailbox = work.ports.mailbox
@@ -50,11 +51,13 @@ class RoomOpeningService(ABC, Generic[Reply]):
 
     @abstractmethod
     def opening(self, request: Any) -> tuple[group_pb2.Command, int]:
-        """The command that opens the room, and how many replies it can have. Raises a Refusal. Whether the
-        request makes sense is for the turn that takes it to say."""
+        """Return the command that opens the room, and the most replies that it can have.
+
+        Raises a Refusal. The turn that takes the command checks the request itself.
+        """
 
     async def room(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Reply]:
-        """One room's replies, until its outcome."""
+        """Yield the replies of one room, up to its outcome."""
         async with errors_as_status(context):
             command, most = self._judge(request)
             async with self._callers.calling(room_from_wire(request.room), command, most) as replies:
@@ -65,7 +68,7 @@ class RoomOpeningService(ABC, Generic[Reply]):
                     over = reply.HasField("outcome")
 
     async def rooms(self, request_iterator: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """All that the rooms of one caller have to say."""
+        """Yield the replies of all rooms of one caller."""
         shared = SharedStream(self._callers, self._judge, self._incarnation, self._rest)
         async with (
             errors_as_status(context),

@@ -1,4 +1,4 @@
-"""What does a step of the engine compute for each room, and what comes of it?"""
+"""Scheduling of engine steps, the same on both sides: their start, their end and their failures."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ from baton.worker.step_thread import STEP_MS, StepFailed
 
 
 class StepPart(Protocol):
-    """What a step computes for one room."""
+    """Part of a step that belongs to one room."""
 
     @property
     def room(self) -> Room: ...
@@ -24,15 +24,15 @@ P = TypeVar("P", bound=StepPart)
 
 
 class StepScheduler(Generic[P]):
-    """One step at a time. Its rooms are busy until it has ended, whatever becomes of them."""
+    """Runs one step at a time. Its rooms are busy until it has ended, whatever happens to them."""
 
     def __init__(
         self, core: HandOverSide[Any, Any], ports: RankPorts, metrics: WorkerMetrics, cost: StepCost
     ) -> None:
         self.tokens = 0
-        """Computed or drawn, since start."""
+        """Number of tokens computed or sampled since the start."""
         self.cost = cost
-        """Of what a step computes: measured here, and agreed."""
+        """Cost of the parts of a step. Measured on this rank, agreed by all ranks."""
         self._core_side = core
         self._ports = ports
         self._worker_metrics = metrics
@@ -40,7 +40,7 @@ class StepScheduler(Generic[P]):
         self._started_us = 0
 
     def __len__(self) -> int:
-        """Parts of the running step."""
+        """Return the number of parts of the running step."""
         return len(self._step)
 
     @property
@@ -49,7 +49,7 @@ class StepScheduler(Generic[P]):
 
     @property
     def goes_on(self) -> bool:
-        """A step runs, and for no longer than one may take."""
+        """Whether a step runs that has not exceeded STEP_MS."""
         return bool(self._step) and self.running_us < STEP_MS * 1000
 
     @property
@@ -59,11 +59,12 @@ class StepScheduler(Generic[P]):
 
     @property
     def computing_us(self) -> int:
-        """The same, without what the step waited for another worker's on its thread."""
+        """Microseconds since then, without the wait for another worker's step on the same thread."""
         return self.running_us - self._ports.step_thread.waited_us
 
     def _start(self, step: Sequence[P], rows: Sequence[Row]) -> bool:
-        """Whether there is anything to compute, which is started. Only while `free`. `rows`: of the parts."""
+        """Start a step if it has parts. Return whether it has. Only while `free`. `rows`: engine rows of
+        the parts."""
         if step:
             for part in step:
                 part.room.busy = True
@@ -72,8 +73,8 @@ class StepScheduler(Generic[P]):
         return bool(step)
 
     def _take(self) -> tuple[Sequence[P], Sequence[RowResult]] | None:
-        """The parts of the step that ended, and what comes of each; None where no step has. The rooms
-        of one that failed have failed."""
+        """Return the parts of the ended step with the result of each, or None if no step has ended. The
+        rooms of a failed step have failed."""
         failure: StepFailed | None = None
         taken: Sequence[RowResult] | None = ()
         try:
@@ -93,6 +94,6 @@ class StepScheduler(Generic[P]):
         return step, taken
 
     def _fail(self, part: P, why: Exception) -> None:
-        """The part's room ends: `why` nothing was drawn for it."""
+        """Fail the room of a part. `why`: reason for which no token was sampled."""
         reason = Reason.GRAMMAR_FAILED if isinstance(why, GrammarUnsatisfied) else Reason.ENGINE_FAILED
         self._core_side.fail(part.room, reason, f"{part.room.SIDE.value}: {why}")

@@ -1,7 +1,7 @@
-"""How does a step of the model run without the turn loop waiting for it?
+"""Thread that runs engine steps, so that no turn waits for one (`no-blocking`).
 
-One thread, one step at a time, so that no turn waits for it (`no-blocking`). The loop starts a
-step, is called when it has ended, and takes its tokens in a later turn.
+It runs one step at a time. The turn loop starts a step, is called when it has ended, and takes its tokens
+in a later turn.
 """
 
 import asyncio
@@ -18,18 +18,19 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 STEP_MS: Final = 600_000
-"""No step takes this long, also one that waits for other ranks: a device or a library hangs."""
+"""Milliseconds after which a step counts as hanging, also one that waits for other ranks."""
 END_S: Final = 2.0
 FAILED_MAX: Final = 8
-"""Steps in a row: where so many fail, none will do."""
+"""Number of failed steps in a row after which the engine counts as lost."""
 
 
 class StepFailed(Exception):
-    """The engine raised, on every rank of the worker. What the step was to write is not to be used."""
+    """The engine raised on every rank of the worker. The output of the step must not be used."""
 
 
 class StepThread:
-    """Used from one event loop. `on_done` is called in it when a step has ended."""
+    """Runs steps of an engine. Used from one event loop, in which `on_done` is called when a step has
+    ended."""
 
     def __init__(
         self,
@@ -38,8 +39,11 @@ class StepThread:
         thread: Executor | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`thread`: runs one step at a time. Not given: one of its own, which the engine binds. `clock`:
-        where others have steps made there, too."""
+        """Make it.
+
+        `thread`: executor that runs one step at a time. None: its own thread, which the engine binds.
+        `clock`: clock to measure waits with, if other workers use the thread, too.
+        """
         self._engine = engine
         self._on_done = on_done
         self._thread = thread or ThreadPoolExecutor(
@@ -47,16 +51,16 @@ class StepThread:
         )
         self._running: asyncio.Future[Any] | None = None
         self._summing = False
-        """What runs is a sum of pages, not a step."""
+        """Whether a sum of pages runs, and not a step."""
         self._failed = 0
-        """Steps in a row."""
+        """Number of failed steps in a row."""
         self._clock = clock
         self.waited_us = 0
-        """Microseconds for which the last run waited while the thread ran another's."""
+        """Microseconds that the last run waited while the thread ran another worker's step."""
 
     @property
     def free(self) -> bool:
-        """Nothing is running, and what the last run gave was taken."""
+        """Whether nothing runs, and the last result was taken."""
         return self._running is None
 
     def start(self, rows: Sequence[Row]) -> None:
@@ -64,15 +68,15 @@ class StepThread:
         self._start(self._engine.step, rows, summing=False)
 
     def start_sum(self, parts: Sequence[PageSumRequest]) -> None:
-        """Carry sums of pages on, between two steps. Only while `free`."""
+        """Continue sums of pages between two steps. Only while `free`."""
         self._start(self._engine.sum_pages, parts, summing=True)
 
     def take(self) -> Sequence[RowResult] | None:
-        """What comes of the ended step, one entry a row; None while it runs or when there was none.
+        """Return the result of the ended step, one entry a row. None: a step runs, or there was none.
 
-        Raises StepFailed, once, when the engine raised; EngineLost when it has raised FAILED_MAX times in a
-        row or says so itself; and RankGroupBroken as it is: then it raised on some rank. By both this worker
-        has to end.
+        Raises StepFailed once if the engine raised. Raises EngineLost if it raised FAILED_MAX times in a
+        row or reports that itself. Raises RankGroupBroken if it raised on some rank only. After these two the
+        worker has to end.
         """
         ended = self._ended(summing=False)
         if ended is None:
@@ -82,11 +86,11 @@ class StepThread:
         return taken
 
     def take_sum(self) -> bool:
-        """The sums that were started are there; said once. Raises StepFailed as `take` does."""
+        """Return whether the started sums are complete. True once. Raises StepFailed as `take` does."""
         return self._ended(summing=True) is not None
 
     async def end(self) -> None:
-        """Nothing is started any more. Raises EngineStuck when what runs has not ended within END_S."""
+        """Stop to start steps. Raises EngineStuck if a running one has not ended within END_S."""
         self.close(wait=False)
         if self._running is not None:
             await asyncio.wait({self._running}, timeout=END_S)
@@ -94,7 +98,7 @@ class StepThread:
                 raise EngineStuck(f"a step of the model has not ended {END_S:g} s after everything else")
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread once the running step, if any, has ended; `wait` for it, or leave it to itself."""
+        """End the thread after the running step. `wait`: whether to wait for it."""
         self._thread.shutdown(wait=wait)
 
     def _start(self, work: Callable[[Any], Any], given: Sequence[Any], *, summing: bool) -> None:
@@ -108,7 +112,7 @@ class StepThread:
         self._running.add_done_callback(lambda _: self._on_done())
 
     def _begin(self, work: Callable[[Any], Any], clock: Clock, asked_us: int, given: Sequence[Any]) -> Any:
-        """In the thread."""
+        """Run `work` in the thread, and measure how long it waited."""
         self.waited_us = clock.host_us() - asked_us
         return work(given)
 

@@ -1,12 +1,12 @@
-"""What does every rank do each turn, in the same order?
+"""Turn loop of a rank: what every rank does in each turn, in the same order.
 
     apply commands  ->  observe  ->  vote  ->  agree  ->  act  ->  compute
 
-All ranks run the same turns in the same order (`same-turns`), and each turn holds exactly one broadcast and
-one agreement, so that no rank can wait on a collective its peers will not reach. That holds for stopping
-too: leaving is voted. What else the ranks have to tell each other they gather at the end of a turn that
-all of them know to need it. A turn is short; a step of the model runs beside the turns, on its own thread,
-and starts only when every rank's engine is free.
+All ranks run the same turns in the same order (`same-turns`). Each turn has exactly one broadcast and one
+agreement, so that no rank waits for a collective that its peers never reach. Leaving is voted, too.
+Anything else that ranks exchange is gathered at the end of a turn that all of them know to need it. A turn
+is short. A step of the model runs beside the turns on its own thread, and starts only when the engine of
+every rank is free.
 """
 
 import asyncio
@@ -31,72 +31,80 @@ from baton.worker.loop_share import LoopShare, TimedGroup
 log = Log(__name__)
 
 BEHIND_S: Final = 0.001
-"""How soon the leader looks again when another rank was behind."""
+"""Seconds until the leader turns again while another rank lacks evidence that the leader has."""
 
 WORDS_MAX: Final = 300
 ROOMS_MAX: Final = 512
-"""Of how many rooms that end in one turn each rank says why, in so many characters: what is beyond ends with
-the reason alone."""
+"""Most rooms that end in one turn for which each rank sends the text of the cause, of WORDS_MAX characters.
+For the others the reason alone is known."""
 
 
 class Work(Protocol):
-    """What one side does in its turns. Nothing here waits, but for `rest`."""
+    """Work of one side in its turns. Only `rest` and `pause` wait."""
 
     @property
     def roster(self) -> Roster[Any]: ...
 
     def take_commands(self) -> bytes:
-        """The leader's: what came in since the last turn, in order."""
+        """Return the commands since the last turn, in order. Called on the leader only."""
 
     def apply(self, commands: bytes) -> None:
-        """Carry out the turn's commands: the same on every rank."""
+        """Apply the commands of the turn, the same on every rank."""
 
     def observe(self) -> bool:
-        """Note what has landed, ended or been computed. True when the next turn may see more at once."""
+        """Collect evidence: what has landed, ended or been computed. Return whether there may be more at
+        once."""
 
     def capacity(self) -> Capacity: ...
 
     def may_compute(self) -> bool:
-        """The engine is free."""
+        """Return whether the engine is free."""
 
     def may_leave(self) -> bool:
-        """Draining, and nothing is held."""
+        """Return whether this rank drains and has no room left."""
 
     def connects(self) -> int:
-        """How many of the turn's connections, from the first on, this rank could make."""
+        """Return how many connections of this turn, counted from the first, this rank could make."""
 
     def on_agreement(self, connects: int) -> None:
-        """All ranks have reached this turn, and so have done what the one before asked of them. So many of
-        the turn's connections every rank could make: whoever asked is answered."""
+        """Note that all ranks have reached this turn, and so have carried out the requests of the turn
+        before.
+
+        `connects`: number of connections of this turn that every rank could make. Their callers get the
+        result.
+        """
 
     def record_vote(self, room: Any, wish: Vote, now_ms: int) -> None:
-        """This rank wishes that the room end, or that it go on while another does not. In every such turn."""
+        """Report a vote of this rank to end a room, or to go on while another rank does not. Called in
+        every such turn."""
 
     def perform(self, room: Any, effect: Any) -> None:
-        """Do what a settled move asks of the world. `effect`: one of this side's."""
+        """Carry out a settled move of a room. `effect`: one of this side's effects."""
 
     def compute(self) -> bool:
-        """Start the next step, if there is one: its end wakes whoever rests. True when the next turn has
-        something to do before that."""
+        """Start the next step, if there is one. Its end wakes a rank that rests.
+
+        Return whether the next turn has work before that.
+        """
 
     def gather_payload(self) -> bytes | None:
-        """What every rank is to know of this one, once. None on all ranks or on none."""
+        """Return data that every rank needs from this one, once. None on all ranks or on none."""
 
     def on_gathered(self, told: Sequence[bytes]) -> None:
-        """What every rank told, by rank."""
+        """Take the data of all ranks, in rank order."""
 
     def record(self, agreement_s: float) -> None:
         """Publish the turn's census."""
 
     async def rest(self) -> bool:
-        """Wait, within a bound, until a turn may have something to do. True when something has come."""
+        """Wait, within a bound, until a turn may have work. Return whether an event arrived."""
 
     async def pause(self, most_s: float) -> None:
-        """Wait for what comes from outside, and no longer than `most_s`."""
+        """Wait for an event from outside, at most `most_s` seconds."""
 
 
 class TurnProgress:
-    """When the last turn ended, and when the engine was last free, for an honest health page."""
+    """Times of the last turn's end and of the engine's last free moment, for health pages."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -105,30 +113,30 @@ class TurnProgress:
         self._free_ms = 0
 
     def ended(self, *, free: bool) -> None:
-        """`free`: this rank's engine was, between two steps or resting."""
+        """Note the end of a turn. `free`: whether this rank's engine was free in it."""
         self.turn += 1
         self._ended_ms = self._clock.now_ms()
         if free:
             self._free_ms = self._ended_ms
 
     def stuck_ms(self) -> int | None:
-        """Milliseconds since a turn last ended; None before the first has."""
+        """Return the milliseconds since a turn last ended, or None before the first."""
         return None if self._ended_ms is None else self._clock.now_ms() - self._ended_ms
 
     def step_ms(self) -> int:
-        """Milliseconds for which a step has been running, at most; turns go on beside it."""
+        """Return an upper bound of the milliseconds for which a step has been running."""
         return 0 if self._ended_ms is None else self._ended_ms - self._free_ms
 
 
 class Lap(Enum):
-    """What a turn was like."""
+    """Kind of a turn, which decides when the next one follows."""
 
     QUEUED = "queued"
-    """Rooms have all but the capacity for the next move, which the next turn sees: before anything else."""
+    """Rooms lack only capacity for their next move. The next turn follows before anything else."""
     BUSY = "busy"
-    """Something moved, or there is more to see: the next turn may go on at once."""
+    """Something moved or more evidence may be there. The next turn may follow at once."""
     BEHIND = "behind"
-    """Nothing, but another rank has not seen yet what this one has: soon."""
+    """Nothing moved, but another rank lacks evidence that this one has. The next turn follows soon."""
     IDLE = "idle"
     LAST = "last"
     """All ranks agreed to leave."""
@@ -142,7 +150,7 @@ async def run_turns(
     arrivals: PendingEvents,
     behind_s: float = BEHIND_S,
 ) -> None:
-    """Turn until all ranks agree to leave. `arrivals`: of the loop that this runs in.
+    """Turn until all ranks agree to leave. `arrivals`: events of the loop that this runs in.
 
     Only the leader rests, since only the leader is woken from outside. The other ranks wait for it in the
     broadcast. Nothing wakes the leader when another rank has evidence that it lacks: it turns again after
@@ -154,7 +162,7 @@ async def run_turns(
     share = LoopShare(clock, arrivals, group)
     while (lap := await take_turn(work, group, clock, progress)) is not Lap.LAST:
         if lap is Lap.QUEUED:
-            continue  # bounded: none comes to a queue but by a command, and handlers enter none meanwhile
+            continue  # bounded: rooms are queued by commands only, and handlers enter none meanwhile
         if group.rank:
             await asyncio.sleep(0)
             continue
@@ -167,7 +175,7 @@ async def run_turns(
 
 
 async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnProgress) -> Lap:
-    """One turn. Raises GroupBroken, and what only a bug raises: the worker ends."""
+    """Take one turn. Raises GroupBroken, and whatever a bug raises, after which the worker ends."""
     is_leader = group.rank == 0
     work.apply(await group.broadcast(work.take_commands() if is_leader else None))
     news = work.observe()
@@ -200,14 +208,14 @@ async def take_turn(work: Work, group: RankGroup, clock: Clock, progress: TurnPr
         return Lap.LAST
     if not news and any(effect is Effect.QUEUE for _, effect in moves):
         return Lap.QUEUED
-    # What follows a grant comes from outside. Where there are other ranks, it leaves in the next turn only.
+    # The reply to a grant comes from outside. In a group, the grant itself leaves in the next turn.
     if news or more or any(effect is not ReceiverEffect.GRANT or group.size > 1 for _, effect in moves):
         return Lap.BUSY
     return Lap.BEHIND if group.size > 1 and _ahead(ballot, verdict) else Lap.IDLE
 
 
 def _ahead(mine: Ballot, verdict: Verdict) -> bool:
-    """This rank wished to go on, and another one did not yet."""
+    """Return whether this rank voted to advance and another one did not yet."""
     if mine.may_compute and not verdict.compute:
         return True
     return any(
@@ -217,7 +225,7 @@ def _ahead(mine: Ballot, verdict: Verdict) -> bool:
 
 
 def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: int) -> None:
-    """Where the ranks differ, timelines say which of them wished what."""
+    """Report this rank's votes to the timelines of rooms on which the ranks differ."""
     if not verdict.reasons and tuple(votes) == verdict.votes:
         return
     for room in work.roster:
@@ -227,8 +235,8 @@ def _report_wishes(work: Work, votes: Sequence[Vote], verdict: Verdict, now_ms: 
 
 
 async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms: int) -> None:
-    """Where rooms end, the ranks that saw nothing hear the words of the first that did: the cause that a
-    client reads is the root one (`first-cause-wins`)."""
+    """Give the cause's text of ending rooms to the ranks that did not see it. So the client reads the root
+    cause (`first-cause-wins`)."""
     if group.size == 1 or not verdict.reasons:
         return
     mine = [
@@ -243,8 +251,11 @@ async def _gather_causes(work: Work, group: RankGroup, verdict: Verdict, now_ms:
 
 
 def _encoded(causes: list[tuple[RoomId, str]]) -> bytes:
-    """As JSON, in which no character takes more than six bytes: so the bounds above are within the group's.
-    Half a pair of surrogates, which no text in UTF-8 has, becomes an escape."""
+    """Encode causes as JSON. No character takes more than six bytes, so the bounds above keep within the
+    group's.
+
+    An unpaired surrogate, which UTF-8 text cannot have, becomes an escape.
+    """
     return json.dumps(causes, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
@@ -255,15 +266,18 @@ async def _gather(work: Work, group: RankGroup) -> None:
 
 
 async def _who_holds_what(group: RankGroup, mine: Ballot) -> str:
-    """All ranks have read the same numbers, so that all of them come here. They end next: whatever breaks
-    the group by then is not why."""
+    """Return which rank has which turn and digest, for the error of diverged rosters.
+
+    All ranks read the same numbers, so all of them call this. They end next. An error of the group here is
+    not the cause.
+    """
     ranks: dict[str, list[str]] = {}
     try:
         each = await group.gather(f"turn {mine.turn}, digest {mine.digest:#x}".encode())
     except GroupBroken as error:
         return f"which rank holds which is not known ({error})"
     with suppress(GroupBroken):
-        await group.gather(b"")  # no rank leaves before all have heard
+        await group.gather(b"")  # no rank leaves before all have the data
     for rank, told in enumerate(each):
         ranks.setdefault(told.decode(), []).append(str(rank))
     return "; ".join(f"rank {', '.join(each)}: {told}" for told, each in ranks.items())

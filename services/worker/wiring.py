@@ -1,4 +1,4 @@
-"""Of what is a rank of any worker made, and how does it come up and end? Its role brings the rest."""
+"""Wiring of a worker's process: which implementations it uses, how it starts and how it ends."""
 
 import asyncio
 import secrets
@@ -48,7 +48,7 @@ from baton.worker.step_thread import StepThread
 from baton.worker.turn_loop import TurnProgress, run_turns
 
 BROKEN: Final = (GroupBroken, RostersDiverged, RankGroupBroken)
-"""What ends a rank's turns because of another rank."""
+"""Exceptions by which another rank ends this rank's turns."""
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
 Metrics = TypeVar("Metrics", bound=WorkerMetrics)
@@ -56,7 +56,7 @@ Metrics = TypeVar("Metrics", bound=WorkerMetrics)
 
 @dataclass(frozen=True, slots=True)
 class Rank(Generic[Settings]):
-    """One whose group has met, and which has its part of the model and of the memory."""
+    """A rank whose group has met and whose engine is loaded."""
 
     settings: Settings
     host: WorkerHost | FollowerHost
@@ -64,7 +64,7 @@ class Rank(Generic[Settings]):
     ports: RankPorts
 
     def registration(self, side: Side, peer: rooms_pb2.Peer) -> workers_pb2.RegisterRequest:
-        """`peer`: what the host does not know of it."""
+        """Return the registration of the worker. `peer`: fields of the worker that the host does not know."""
         return workers_pb2.RegisterRequest(
             worker=peer,
             side=side_to_wire(side),
@@ -84,18 +84,18 @@ class Rank(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What a role adds to a rank."""
+    """Parts that a side adds to a rank."""
 
     side: Side
     work: RankWork[Any, Any]
     services: Sequence[str]
     """Full names of its gRPC services."""
     listen: Callable[[grpc.aio.Server], None]
-    """Adds them to the leader's server."""
+    """Function that adds the services to the leader's server."""
     end: Callable[[], Awaitable[None]]
-    """Nothing more is said to the workers of the other side, once the turns have ended."""
+    """Function that ends all calls to workers of the other side, after the turns have ended."""
     peer: rooms_pb2.Peer
-    """What is registered of the worker beside its name and its place."""
+    """Registered fields of the worker beside its name and address."""
 
 
 Fit = Callable[[Rank[Settings], Metrics], Fitting]
@@ -129,19 +129,19 @@ def run_worker(
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[Settings]):
-    """A rank that has its ports, and nothing else yet."""
+    """Start of a rank that so far has its host only."""
 
     settings: Settings
     load: Callable[[], Engine]
     host: WorkerHost | FollowerHost
     mine: Incarnation
-    """The worker's, if this rank leads it."""
+    """Incarnation of the worker if this rank leads it."""
     ranks_word: bytes
-    """And what its other ranks show."""
+    """Proof that its other ranks show."""
     other_side: workers_pb2.OtherSide | None = None
-    """Of a worker whose process is one of the other side, too."""
+    """Other side of the same process, or None."""
     thread: Executor | None = None
-    """Of such a one: makes the steps of both. Not given: a thread of its own."""
+    """Executor of the steps of both sides, or None for a thread of its own."""
 
     async def serve(
         self,
@@ -171,7 +171,7 @@ class Start(Generic[Settings]):
         await agree_on(
             group, {"model": engine.layout.model, "pages": added(cache.pages for cache in engine.caches)}
         )
-        engine.bind_thread()  # this one makes all calls of the transfer
+        engine.bind_thread()  # this thread makes all calls of the transfer
         ports = self._ports(engine, leader, clock)
         rank = Rank(settings, host, engine, ports)
         fitted = fit(rank, metrics)
@@ -231,8 +231,11 @@ class Start(Generic[Settings]):
 async def end(
     group: RankGroup, leave: Callable[[], Awaitable[None]], step_thread: StepThread, exposure: Exposure
 ) -> None:
-    """The turns have ended, whatever it was: the other ranks, and then the workers of the other side
-    (`leave`), learn it before a step is waited for. Raises EngineStuck where that hangs."""
+    """End a rank after its turns.
+
+    The other ranks learn of it first, then the workers of the other side (`leave`), and then a running step
+    is awaited. Raises EngineStuck if that hangs.
+    """
     await group.close()
     await leave()
     await step_thread.end()

@@ -303,7 +303,7 @@ async def test_every_rank_hears_that_the_worker_drains_and_all_leave_in_one_turn
 
 async def test_same_turns_a_rank_that_has_something_to_tell_alone_breaks_the_group(group: Group) -> None:
     """It does not hang: the other one makes another call."""
-    group.follower.work._untold = True
+    group.follower.work._endpoint_due = True
     results = await asyncio.wait_for(
         asyncio.gather(*(_turns(each, 2) for each in group.ranks), return_exceptions=True), 20
     )

@@ -146,7 +146,7 @@ async def test_a_scored_prompt_is_prefills(bench: DecodeBench) -> None:
 async def test_sequences_that_run_wait_for_no_more_than_a_part_of_a_prompt(bench: DecodeBench) -> None:
     old = await running(bench, asked(2, arrived_ms=2))
     bench.sender.may_connect.clear()
-    bench.work._computing.pace.token_ms, bench.work._prompt_claims._tell_again_ms = GAP_MS / 5, 10**9
+    bench.work._computing.pace.token_ms, bench.work._prompt_claims._next_command_ms = GAP_MS / 5, 10**9
     await bench.enter(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=3, chunk_tokens=5)))
     await bench.stream(long(1, max_tokens=6), prefill=PREFILL + 1)
     seen: list[int] = []
@@ -290,14 +290,14 @@ async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_i
     for left_ms, expected in told:
         handed.prefill_by_ms = bench.clock.now_ms() + left_ms
         # What is more is told later, and what is less at once, if it is much less.
-        bench.work._prompt_claims._tell_again_ms = bench.clock.now_ms() + (
+        bench.work._prompt_claims._next_command_ms = bench.clock.now_ms() + (
             0 if left_ms == LATE_MS else LATE_MS
         )
         await bench.turns(1)
         [part] = computing._prompts()
         assert part.stop - part.start == expected, left_ms
     handed.prefill_by_ms = None
-    bench.work._prompt_claims._tell_again_ms = bench.clock.now_ms() + LATE_MS
+    bench.work._prompt_claims._next_command_ms = bench.clock.now_ms() + LATE_MS
     await bench.turns(1)
     [part] = computing._prompts()
     assert part.stop - part.start == small, "at once, and where nobody knows"

@@ -174,7 +174,7 @@ def test_no_blocking_of_a_long_prompts_scores_a_message_has_few() -> None:
     said = deque((RoomId(1), inference_pb2.RunRoomReply(scores=each)) for each in several)
     at = Bench()
     shared = SharedStream(at.callers, _judge, MINE)
-    shared._said.extend(said)
+    shared._pending.extend(said)
     while lines := shared._next():
         told = sum(
             len(line.reply.scores.logprobs)

@@ -72,7 +72,7 @@ async def test_turns_that_stop_are_unhealthy_and_a_missing_lease_is_not() -> Non
 async def test_honest_health_each_side_of_a_process_tells_what_is_wrong_with_either() -> None:
     async with worker() as at:
         other = StatusPages(load(DecodeSettings, {"name": "decode-0"}, {}))
-        at.pages.beside(other)
+        at.pages.share_problems(other)
         at.progress.ended(free=True)
         at.problem = None
         assert await at.codes() == {"started": 503, "health": 200, "ready": 503}

@@ -1,7 +1,7 @@
-"""How the exit of a worker's process is reported where nobody reports it who started the process.
+"""Report of the exit of a worker's process by the next process, if no supervisor does it.
 
-With `--exit-file` a process draws the secret of its own exit and leaves it to the next process, which has the
-file's lock once this one has ended (`baton.runtime.exit_file`).
+With `--exit-file` a process draws a secret for its own exit and stores it. The next process gets the lock
+of the file once this one has ended, and reports the exit (`baton.runtime.exit_file`).
 """
 
 import asyncio
@@ -22,15 +22,15 @@ log = Log(__name__)
 
 Settings = TypeVar("Settings", bound=WorkerSettings)
 Report = Callable[[str, int, bytes], Awaitable[None]]
-"""Reports the exit of a process (name, pid, secret). Raises RemoteError."""
+"""Function that reports the exit of a process, by name, pid and secret. Raises RemoteError."""
 
 PAUSE_S: Final = 2.0
 TRIES: Final = 300
-"""Ten minutes: a bootstrap that starts meanwhile knows no worker that has ended."""
+"""Tries in ten minutes. A bootstrap that starts later knows no worker that has ended by then."""
 
 
 class ExitReporter:
-    """Of one process, from before it can write to anybody until it ends."""
+    """Exit file of one process, from before its first outgoing message until its end."""
 
     def __init__(self, file: ExitFile | None = None) -> None:
         self._file = file
@@ -38,7 +38,10 @@ class ExitReporter:
 
     @classmethod
     def prepare(cls, settings: Settings, names: Sequence[str]) -> "tuple[ExitReporter, Settings]":
-        """`names`: by which the process registers. Returns the settings to run with. Raises StartupError."""
+        """Take the exit file and draw the secret. Return the settings to run with.
+
+        `names`: names under which the process registers. Raises StartupError.
+        """
         if not settings.exit_file:
             return cls(), settings
         if settings.grouped:
@@ -49,7 +52,7 @@ class ExitReporter:
         return cls(file), replace(settings, exit_file="", exit_digest=digest_of(secret).hex())
 
     def begin(self, settings: WorkerSettings) -> None:
-        """Report the exits of the processes before this one, beside all else."""
+        """Start to report the exits of earlier processes, beside everything else."""
         if self._file is not None:
             self._reporting = asyncio.create_task(report_previous(self._file, reporter_of(settings)))
 
@@ -60,7 +63,7 @@ class ExitReporter:
 
 
 def reporter_of(settings: WorkerSettings) -> Report:
-    """Reports to the worker's bootstrap."""
+    """Return a function that reports to the worker's bootstrap."""
 
     async def report(name: str, pid: int, secret: bytes) -> None:
         await report_exit(settings.bootstrap, settings.tls, settings.run_token, name, pid, secret)
@@ -71,7 +74,7 @@ def reporter_of(settings: WorkerSettings) -> Report:
 async def report_previous(
     file: ExitFile, report: Report, pause_s: float = PAUSE_S, tries: int = TRIES
 ) -> None:
-    """Report each until the bootstrap answers. A refusal is an answer, and is logged."""
+    """Report each exit until the bootstrap answers. A refusal is an answer, and is logged."""
     for record in list(file.previous):
         for _ in range(tries):
             try:
@@ -85,6 +88,6 @@ async def report_previous(
                 log.info("the exit of the last process was reported", worker=record.name, pid=record.pid)
             try:
                 file.reported(record)
-            except StartupError as error:  # it is reported again by the next process, and refused
+            except StartupError as error:  # the next process reports it again, and is refused
                 log.warning("a reported exit stays in its file", cause=str(error))
             break

@@ -1,7 +1,7 @@
-"""How does the process of a rank live that does not lead? It turns with its group; nobody outside calls it.
+"""Process of a rank that does not lead. It turns with its group and serves no calls.
 
-The leader alone is registered, called and told to stop: what it hears reaches this rank as commands, and this
-one leaves when all agree to. What this rank itself saw of a room it tells the bootstrap, as its leader does.
+Only the leader is registered, called and told to stop. Its commands reach this rank in the turns, and this
+rank leaves when all ranks agree. It reports its own evidence of rooms to the bootstrap, as its leader does.
 """
 
 import asyncio
@@ -30,14 +30,15 @@ from baton.worker.reporter import RankReporter
 log = Log(__name__)
 
 FLUSH_S: Final = 1.0
-"""What a rank still gives to its last lines, once all have left."""
+"""Seconds for the last timeline lines after all ranks have left."""
 
 
 class FollowerHost:
-    """Made before the slow part of a start: a busy port fails first."""
+    """Host of a follower rank. It is made before the slow part of the start, so that a busy port fails
+    first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises StartupError for a port that is in use."""
+        """Bind the port of the status pages. Raises StartupError if it is in use."""
         self._settings = settings
         self._pages = StatusPages(settings)
         self._problem: str | None = "still starting"
@@ -51,7 +52,7 @@ class FollowerHost:
         )
 
     def led_by(self, leader: Incarnation, credential: bytes) -> None:
-        """The group has met."""
+        """Set the leader's incarnation and the proof of its ranks, once the group has met."""
         self.reporter.led_by(leader, credential)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
@@ -65,11 +66,13 @@ class FollowerHost:
         broken: tuple[type[Exception], ...],
         shutdown: asyncio.Event,
     ) -> int:
-        """Turn until the group leaves. Returns the exit code. Raises what ended the turns; when that is one
-        of `broken` it does not return: the process ends."""
+        """Turn until the group leaves. Return the exit code.
+
+        Raises the error that ended the turns. For one of `broken` it does not return: the process ends.
+        """
         self._problem = None
         freeze_loaded_objects()
-        helpers = [asyncio.create_task(_log_asked(shutdown)), asyncio.create_task(self.reporter.run())]
+        helpers = [asyncio.create_task(_log_termination(shutdown)), asyncio.create_task(self.reporter.run())]
         try:
             await turns
         except broken as error:
@@ -84,7 +87,7 @@ class FollowerHost:
         return 0
 
     def _bootstrap(self) -> grpc.aio.Channel:
-        """A channel to it that shows the certificate of now, if it would have to connect anew."""
+        """Return a channel to the bootstrap with the present certificate."""
         return self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP)
 
     async def close(self) -> None:
@@ -92,6 +95,6 @@ class FollowerHost:
         await self._pages.stop()
 
 
-async def _log_asked(shutdown: asyncio.Event) -> None:
+async def _log_termination(shutdown: asyncio.Event) -> None:
     await shutdown.wait()
     log.warning("asked to stop: the leader decides when, ask it; a second signal ends this rank at once")

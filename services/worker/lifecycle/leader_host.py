@@ -1,8 +1,7 @@
-"""How does a worker's process live: bind, register, turn, drain, leave?
+"""Process of a worker, or of the leader of its ranks: bind, register, turn, drain and leave.
 
-Everything of it that does not depend on the role. The role brings its services and its turn loop. Of a worker
-of several ranks it is the leader's process; the others have a `follower_host`. When the group breaks, the
-leader says so to whoever waits for a room, and the process ends.
+It has everything that does not depend on the side, which adds its services and its turn loop. Other ranks
+have a `follower_host`. When the group breaks, the leader tells all callers of rooms, and the process ends.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 SPANS_S: Final = 1.5
-"""What is given to the last spans."""
+"""Seconds for the last trace spans."""
 FLUSH_S: Final = 2.0
 DRAIN_ASK_S: Final = 0.1
 LAST_WORD_S: Final = 0.3
@@ -56,35 +55,35 @@ TAKEN_FOR_GONE: Final = (
     " bootstrap). Its peers may use what it writes to for others, so it ends, to be started again"
 )
 LAST_REPLIES_S: Final = 0.7
-"""What a process whose group broke still gives: to telling the bootstrap, and to its open streams."""
+"""Seconds that a process with a broken group spends on its last calls and on open streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What is particular to prefill or decode."""
+    """Parts of a side that the host runs."""
 
     registration: workers_pb2.RegisterRequest
-    """The host fills in how its `worker` is named and where it is."""
+    """Registration. The host adds the name and address of `worker`."""
     services: Sequence[str]
     """Full names of the gRPC services that were added to the host's server."""
     turns: Coroutine[Any, Any, None]
     on_renewal: Callable[[bool], None]
-    """Told of each try, and whether the worker holds a lease by it."""
+    """Function called for each renewal, with whether the worker has a lease."""
     broken: tuple[type[Exception], ...]
-    """What ends the turns when the ranks of the worker can no longer go on together."""
+    """Exceptions of turns after which the ranks cannot go on together."""
     break_off: Callable[[Cause], None]
-    """Tells whoever waits for a room."""
+    """Function that sends an outcome to all callers of rooms."""
     holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest
-    """What the worker holds, told with each renewal."""
+    """Function that returns a renewal with the worker's census and load."""
     load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
-    """By what rooms are placed on it, told where rooms ended."""
+    """Function that returns the load, sent when rooms have ended."""
 
 
 class WorkerHost:
-    """One worker process on the wire. Made before the slow part of a start: a busy port fails first."""
+    """Host of a leader. It is made before the slow part of the start, so that a busy port fails first."""
 
     def __init__(self, settings: WorkerSettings, incarnation: Incarnation, credential: bytes) -> None:
-        """Raises StartupError for a port that is in use."""
+        """Bind the gRPC port. Raises StartupError if it is in use."""
         self._settings = settings
         self._pages = StatusPages(settings)
         self._progress: Progress | None = None
@@ -129,7 +128,7 @@ class WorkerHost:
 
     @property
     def problem(self) -> str | None:
-        """Why no room can come, or None."""
+        """Reason for which the worker takes no rooms, or None."""
         if self._lost is not None:
             return self._lost
         if self._lease is None:
@@ -138,9 +137,9 @@ class WorkerHost:
             return "no canary hand-over has passed through it yet"
         return self._lease.problem
 
-    def beside(self, other: "WorkerHost") -> None:
-        """They are one process: what is wrong with either is on the pages of both."""
-        self._pages.beside(other._pages)
+    def share_problems(self, other: "WorkerHost") -> None:
+        """Show the problems of either side of one process on the status pages of both."""
+        self._pages.share_problems(other._pages)
 
     async def start_pages(self, registry: CollectorRegistry, progress: Progress) -> None:
         """Serve /metrics, /started, /health and /ready from now on."""
@@ -155,10 +154,10 @@ class WorkerHost:
         )
 
     async def serve(self, role: Role, shutdown: asyncio.Event) -> int:
-        """Serve until `shutdown` is set and all rooms have ended. Returns the exit code.
+        """Serve until `shutdown` is set and all rooms have ended. Return the exit code.
 
-        Raises what ended the turns or a helper; the streams of all rooms break then, at once. When the group
-        broke, or the worker was declared gone, it does not return: the process ends.
+        Raises the error that ended the turns or a helper. The streams of all rooms then break at once. If
+        the group broke, or the worker was declared gone, it does not return: the process ends.
         """
         registration = workers_pb2.RegisterRequest()
         registration.CopyFrom(role.registration)
@@ -208,7 +207,7 @@ class WorkerHost:
                 helper.cancel()
             lost = LOST[Side(self._settings.role)]
             if isinstance(error, DeclaredGone):
-                turns.cancel()  # what it still writes may be another's memory
+                turns.cancel()  # its writes could reach memory of another owner
                 self._lost = f"{self._settings.name} was declared gone while it lives"
                 await self._break_off(role, lost)
                 end_now(ReportedGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
@@ -230,21 +229,21 @@ class WorkerHost:
             await lease.stop()
 
     async def close(self) -> None:
-        """Break what streams are left, and end the servers."""
+        """Break open streams, and end the servers."""
         self._spans.cut_off(Cause(Reason.DRAINING, f"{self._settings.role} worker ended before the room did"))
         await asyncio.gather(self.server.stop(STOP_GRACE_S), self._tracer.stop(SPANS_S))
         await self.channels.close()
         await self._pages.stop()
 
     async def _last_word(self, lease: LeaseThread) -> None:
-        """To the bootstrap, so that no room comes here any more, and who comes waits for what starts next."""
+        """Tell the bootstrap to place no more rooms here. New requests wait for the next process."""
         await self.server.set_serving(serving=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain(broken=True)
 
     async def _break_off(self, role: Role, reason: Reason) -> None:
-        """To everyone who waits for a room: why none ends well."""
+        """Send all callers of rooms an outcome with the cause."""
         cause = Cause(reason, f"{self._settings.role} worker {self._lost}")
         role.break_off(cause)
         self.mailbox.fail(Draining(cause.text))
@@ -252,7 +251,8 @@ class WorkerHost:
         await asyncio.gather(self.server.stop(LAST_REPLIES_S), self._tracer.stop(LAST_REPLIES_S))
 
     def _tried(self, holds: bool, tell: Callable[[bool], None]) -> None:
-        """To renew the lease. After a failure reports go by a channel that shows the certificate of now."""
+        """Note a try to renew the lease. After a failure, reports use a channel with the present
+        certificate."""
         if not holds:
             self.reporter.reach(self.channels.to(self._settings.bootstrap, ServiceRole.BOOTSTRAP))
         tell(holds)
@@ -269,10 +269,10 @@ async def drain(
     reporter: Reporter,
     timeout_ms: int,
 ) -> None:
-    """Ask for no more rooms, serve those that were opened here, say goodbye (`drain-keeps-promises`).
+    """Drain the worker: ask for no more rooms, finish open ones, and leave (`drain-keeps-promises`).
 
-    A room that was opened before the bootstrap knew may still be on its way: rooms are refused only
-    once there are none of these. Raises what ended the turns.
+    A room may be on its way that was opened before the bootstrap knew. Rooms are refused only when there
+    are none of these. Raises the error that ended the turns.
     """
     log.info("draining")
     loop = asyncio.get_running_loop()
@@ -289,12 +289,12 @@ async def drain(
     if turns.done():
         await lease.leave()
     else:
-        # No goodbye: peers take it for the proof that nothing of this process is written any more.
+        # No goodbye: for peers it would prove that no write of this process is under way.
         log.warning("rooms were cut off: the drain timeout passed")
 
 
 def _raise_if_failed(*tasks: asyncio.Task[None]) -> None:
-    """What ended by itself while it should have gone on."""
+    """Raise the error of a task that ended while it should have gone on."""
     for task in tasks:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error

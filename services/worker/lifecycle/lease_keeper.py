@@ -1,10 +1,10 @@
-"""How does a worker get its lease, keep it, and learn which peers are gone?
+"""Keeper of a worker's lease at the bootstrap, which also learns which peers are gone.
 
-The keeper registers, renews at a third of the lease, and registers again when the bootstrap does not
-know it any more (it restarted) or has been silent: by the weight that its process was chosen by last. It
-renews whether or not the renewals before were answered: one that waits, here or there, keeps no other from
-being sent in time. A refusal is said once, clearly, and tried again with growing pauses: the worker keeps
-running to be fixed. Only one that was declared gone ends.
+It registers, and renews after each third of the lease. It registers again when the bootstrap does not know
+the worker any more or has been silent. It then uses the weight by which its process was chosen last. A
+renewal is sent in time even if earlier ones are not answered. A refusal is logged once, and tried again
+with growing pauses, so that the worker keeps running until it is fixed. Only a worker that was declared
+gone ends.
 """
 
 import asyncio
@@ -25,28 +25,31 @@ log = Log(__name__)
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 2.0
 UNREACHABLE_TRIES: Final = 5
-"""About three seconds."""
+"""Number of tries without an answer, about three seconds, before it is reported."""
 LEASE_MS_MIN: Final = 100
-"""Below it renewing would be all that the worker does."""
+"""Shortest lease in milliseconds. With shorter ones the worker would do nothing but renew."""
 ANSWER_LEASES: Final = 10
-"""How long an answer is waited for: far longer than a bootstrap is busy. It bounds how many renewals may be
-under way, too."""
+"""Time to wait for an answer, in leases. It is far longer than a bootstrap is busy, and bounds the number
+of renewals under way."""
 LAST_CALL_S: Final = 1.0
 
 
 class Stall:
-    """For how long has one turn been watched not to end? What the watcher did not see, because it stood still
-    itself, does not count: a paused machine is not a stalled worker."""
+    """Time for which a turn has been observed not to end.
+
+    Time in which the observer itself stood still does not count, because a paused machine is no stalled
+    worker.
+    """
 
     def __init__(self, turns: Callable[[], int]) -> None:
-        """`turns`: how many have ended."""
+        """Start to observe. `turns`: number of turns that have ended."""
         self._turns = turns
         self._seen: int | None = None
         self._looked_s = 0.0
         self._stalled_s = 0.0
 
     def look_ms(self, now_s: float, most_s: float) -> int:
-        """Milliseconds. To be asked every now and then: of the time since the last look `most_s` counts."""
+        """Return the time in milliseconds. Call it regularly: at most `most_s` counts since the last call."""
         turns = self._turns()
         if turns == self._seen:
             self._stalled_s += min(now_s - self._looked_s, most_s)
@@ -57,8 +60,8 @@ class Stall:
 
 
 class LeaseKeeper:
-    """Used from one event loop, runs as one task. `problem` and `proven` are for health pages, and may be
-    read from anywhere."""
+    """Registers and renews. Used from one event loop, and runs as one task. Any thread may read `problem`
+    and `proven`."""
 
     def __init__(
         self,
@@ -69,9 +72,12 @@ class LeaseKeeper:
         holds: Callable[[], workers_pb2.RenewRequest] = workers_pb2.RenewRequest,
         turns: Callable[[], int] | None = None,
     ) -> None:
-        """`on_renewal`: told of each try, and whether the worker holds a lease by it. `holds`: what is told
-        with it of what the worker holds. `turns`: how many of the worker's have ended; None for what takes
-        none."""
+        """Make a keeper without a lease.
+
+        `on_renewal`: called for each try, with whether the worker has a lease. `holds`: returns the census
+        and load sent with it. `turns`: returns the number of ended turns, or None for a worker without
+        turns.
+        """
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
         self._registration = workers_pb2.RegisterRequest()
         self._registration.CopyFrom(registration)
@@ -84,27 +90,28 @@ class LeaseKeeper:
         self._departed: set[Incarnation] = set()
         self._lease_ms = 3_000
         self._sent = self._heard = 0
-        """Renewals sent so far, and the latest of them that was answered."""
+        """Number of renewals sent, and number of the latest one that was answered."""
         self._held_s = 0.0
-        """When the latest call was sent by whose answer the worker holds its lease."""
+        """Time at which the call was sent whose answer gave the present lease."""
         self._failures = 0
-        """Calls in a row that did not succeed."""
+        """Number of failed calls in a row."""
         self._pause_s = RETRY_MIN_S
         self._refusal: tuple[str, str] | None = None
-        """Kind and field of the refusal that was told last."""
+        """Kind and field of the last logged refusal."""
         self._draining = self._broken = self._left = False
         self.problem: str | None = "not registered yet"
-        """Why the worker holds no lease, or None while it does."""
+        """Reason for which the worker has no lease, or None."""
         self.proven = False
-        """The bootstrap's word: a canary hand-over has passed through the worker, so it may get rooms."""
+        """Whether a canary hand-over has passed through the worker, as the bootstrap reports. Only then it
+        gets rooms."""
 
     def reach(self, channel: grpc.aio.Channel) -> None:
-        """By this channel from the next call on."""
+        """Use this channel from the next call on."""
         self._stub = workers_pb2_grpc.WorkerRegistryStub(channel)
 
     async def run(self) -> None:
-        """Register and renew until cancelled, or until the worker has left. Raises DeclaredGone: the worker
-        must end."""
+        """Register and renew until cancelled, or until the worker has left. Raises DeclaredGone, and the
+        worker must end."""
         while not self._left:
             failed: RemoteError | None = None
             try:
@@ -119,9 +126,11 @@ class LeaseKeeper:
             self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
 
     async def drain(self, *, broken: bool = False) -> int:
-        """Ask for no more rooms. Returns how many of those that were opened here the bootstrap still waits
-        for; 0 when it cannot be reached, since then none will come. One that comes back is asked again.
-        `broken`: the worker ends, and is likely to be started again."""
+        """Ask for no more rooms. Return the number of open rooms that the bootstrap still waits for.
+
+        Returns 0 if the bootstrap cannot be reached, since then no room comes. A bootstrap that returns is
+        asked again. `broken`: the worker ends, and is likely to be started again.
+        """
         self._draining, self._broken = True, self._broken or broken
         request = workers_pb2.DrainRequest(
             incarnation=self._incarnation, credential=self._credential, broken=self._broken
@@ -130,7 +139,7 @@ class LeaseKeeper:
         return 0 if reply is None else int(reply.rooms)
 
     async def leave(self) -> None:
-        """The last word before exit. Best effort. Nothing is renewed from here on."""
+        """Say goodbye before the exit, as far as possible. No renewal follows."""
         self._left = True
         request = workers_pb2.LeaveRequest(incarnation=self._incarnation, credential=self._credential)
         await self._call(self._stub.Leave, request)
@@ -146,8 +155,10 @@ class LeaseKeeper:
             await self.drain()
 
     async def _renew_on_and_on(self) -> None:
-        """At a third of the lease, until one is refused or cannot be sent, which ends those that wait for
-        their answers, too. Raises a group of RemoteErrors."""
+        """Renew after each third of the lease until a renewal is refused or cannot be sent.
+
+        That also ends the waits for other answers. Raises a group of RemoteErrors.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as renewals:
             while not self._left:
@@ -169,7 +180,7 @@ class LeaseKeeper:
         reply = await _typed(self._stub.Renew(request, timeout=self._answer_s))
         self._on_renewal(True)
         if number < self._heard:
-            return  # a later one was answered before: it knew more
+            return  # a later renewal was answered before, with newer data
         self._heard = number
         self._holds(sent_s, reply.lease_ms)
         self._failures = 0
@@ -199,7 +210,7 @@ class LeaseKeeper:
         self.problem = None
 
     def _note_problem(self, error: RemoteError) -> None:
-        """Raises DeclaredGone."""
+        """Record why there is no lease. Raises DeclaredGone."""
         if self._left:
             return
         if error.kind == DeclaredGone.__name__:
@@ -207,7 +218,7 @@ class LeaseKeeper:
         self._on_renewal(False)
         self._failures += 1
         text = f"refused by the bootstrap: {error}" if error.kind else f"bootstrap unreachable: {error}"
-        # A bootstrap that is being restarted, or that stops before its workers do, is no news yet.
+        # A restart of the bootstrap, or its end before that of its workers, is not reported yet.
         refusal = (error.kind, error.field) if error.kind else None
         if self._failures == UNREACHABLE_TRIES if refusal is None else refusal != self._refusal:
             log.warning("no lease", cause=text)
@@ -230,6 +241,6 @@ async def _typed(call: grpc.aio.UnaryUnaryCall) -> Any:
 
 
 def _first(errors: BaseExceptionGroup[RemoteError]) -> RemoteError:
-    """What the bootstrap itself said, if it said anything."""
+    """Return the error that the bootstrap itself gave, or else the first error."""
     found = [each for each in errors.exceptions if isinstance(each, RemoteError)]
     return min(found, key=lambda each: each.unreachable)

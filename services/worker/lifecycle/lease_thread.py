@@ -1,8 +1,7 @@
-"""How does a worker keep its lease while its own event loop turns?
+"""Thread that keeps the lease, so that turns do not delay renewals.
 
-Its conversation with the bootstrap goes on in a thread of its own, with a loop of its own: what the turns
-take, or wait for, holds no renewal up. The keeper is the same as anywhere. What it learns it tells the
-worker's loop, and what is told of the worker that loop samples, since tables change while a turn goes on.
+It has its own event loop, in which the same `LeaseKeeper` runs as anywhere. Its news go to the worker's
+loop. That loop samples the worker's census, because tables change during a turn.
 """
 
 import asyncio
@@ -18,13 +17,13 @@ from baton.wire.service_role import ServiceRole
 from baton.worker.lifecycle.lease_keeper import LeaseKeeper
 
 STOP_S: Final = 1.0
-"""What the thread gets to end in. It ends with the process in any case."""
+"""Seconds that the thread gets to end. It ends with the process in any case."""
 
 Result = TypeVar("Result")
 
 
 class LeaseThread:
-    """Used from the worker's event loop."""
+    """Lease keeper in a thread. Used from the worker's event loop."""
 
     def __init__(
         self,
@@ -36,8 +35,11 @@ class LeaseThread:
         holds: Callable[[], workers_pb2.RenewRequest],
         turns: Callable[[], int],
     ) -> None:
-        """`channels`: of threads; this one's own from now on. The rest as of LeaseKeeper: all but `turns`,
-        which is read from the thread, are called in this loop."""
+        """Make it. `channels`: channels for use in threads, which it owns from now on.
+
+        The other arguments are those of `LeaseKeeper`. All but `turns`, which the thread calls, are called
+        in the worker's loop.
+        """
         self._bootstrap = bootstrap
         self._worker = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
@@ -45,7 +47,7 @@ class LeaseThread:
         self._holds = holds
         self._sample = holds()
         self._sampling = False
-        """The worker's loop was asked for the next sample."""
+        """Whether the worker's loop was asked for the next sample."""
         self._on_renewal = on_renewal
         self._keeper = LeaseKeeper(
             self._channels.to(bootstrap, ServiceRole.BOOTSTRAP),
@@ -60,7 +62,7 @@ class LeaseThread:
 
     @property
     def problem(self) -> str | None:
-        """Why the worker holds no lease, or None while it does."""
+        """Reason for which the worker has no lease, or None."""
         return self._keeper.problem
 
     @property
@@ -88,19 +90,19 @@ class LeaseThread:
     # ---- in the thread
 
     def _tried(self, held: bool) -> None:
-        """To renew the lease. The next try goes by a channel that shows the certificate of now."""
+        """Note a try to renew the lease. The next one uses a channel with the present certificate."""
         self._keeper.reach(self._channels.to(self._bootstrap, ServiceRole.BOOTSTRAP))
         self._notify(self._on_renewal, held)
 
     def _sampled(self) -> workers_pb2.RenewRequest:
-        """What the worker's loop sampled last. It samples for the next time."""
+        """Return the last sample of the worker's loop, and ask for the next one."""
         if not self._sampling:
             self._sampling = True
             self._notify(self._take_sample)
         return self._sample
 
     def _notify(self, callback: Callable[..., None], *news: Any) -> None:
-        with suppress(RuntimeError):  # that loop was closed: the process ends
+        with suppress(RuntimeError):  # the loop is closed, because the process ends
             self._worker.call_soon_threadsafe(callback, *news)
 
     # ---- in the worker's loop
@@ -110,5 +112,5 @@ class LeaseThread:
         self._sampling = False
 
     async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Have `work` done in the thread, which is cancelled there when it is cancelled here."""
+        """Run `work` in the thread. Cancelling this call cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -1,7 +1,7 @@
-"""How does a rank come to its group: do all meet, were they started alike, is each of them ready?
+"""Start of a rank: it meets its group, compares settings, and waits until all ranks are ready.
 
-Loading a model takes minutes, and not the same on every rank. Meanwhile the ranks stay in touch, so that one
-that ends, or cannot start, is known to all at once.
+To load a model takes minutes, and differs by rank. The ranks stay in touch meanwhile, so that all learn at
+once if one ends or cannot start.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from baton.runtime.worker_settings import WorkerSettings
 log = Log(__name__)
 
 LOOK_S: Final = 0.25
-"""How often ranks that are still loading tell each other so."""
+"""Seconds between exchanges of ranks that still load."""
 LOOKS: Final = 4
-"""How often the group is asked why a step broke: a second in all."""
+"""Number of looks at the group for the cause of a broken step: one second in all."""
 TEXT_CHARS_MAX: Final = 1024
 
 OWN: Final = frozenset(
@@ -32,33 +32,34 @@ OWN: Final = frozenset(
     | {"world", "meet_timeout_ms", "machines", "machine"}
     | {"tls_cert", "tls_key", "tls_ca", "run_token", "exit_digest", "exit_file"}
 )
-"""Settings that may differ from rank to rank: they say where and with what a rank runs, not what it does."""
+"""Settings that may differ between ranks: they concern where a rank runs, not what it does."""
 
 Loaded = TypeVar("Loaded")
 
 Join = Callable[[int, int, str, int, float, float], Awaitable[RankGroup]]
-"""Meet a rank's group, as `GlooGroup.join`."""
+"""Function that meets a rank's group, as `GlooGroup.join`."""
 
 
 class StartedDifferently(SettingsError):
-    """The ranks of a worker were started with settings that must be the same; names one and the rank."""
+    """The ranks of a worker were started with different settings. The text names one and the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A rank's group, all of which was started alike."""
+    """A rank's group, whose ranks all have equal settings."""
 
     group: RankGroup
     leaders: int
-    """The number that the leader brought."""
+    """Number given by the leader: the worker's incarnation."""
     leaders_word: str = ""
-    """And its word."""
+    """Proof given by the leader for its ranks."""
 
 
 async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str = "") -> Formed:
-    """Meet the other ranks, and compare what they were started with.
+    """Meet the other ranks, and compare settings.
 
-    `mine`, `word`: of which all learn the leader's. Raises GroupLost, and StartedDifferently on every rank.
+    `mine`, `word`: number and proof of this rank. All ranks learn the leader's. Raises GroupLost, and
+    StartedDifferently on every rank.
     """
     if not settings.grouped:
         return Formed(SoloGroup(), mine, word)
@@ -77,7 +78,7 @@ async def form_group(settings: WorkerSettings, join: Join, mine: int, word: str 
 
 
 async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
-    """Wait for `loading` on every rank. Raises what it raised here, GroupLost when it failed on another."""
+    """Wait for `loading` on every rank. Raises its error, or GroupLost if it failed on another rank."""
     here = asyncio.ensure_future(loading)
     while True:
         await asyncio.wait({here}, timeout=LOOK_S)
@@ -98,7 +99,7 @@ async def load_together(group: RankGroup, loading: Awaitable[Loaded]) -> Loaded:
 
 
 async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
-    """Raises StartedDifferently, on every rank, where the ranks' facts differ, and GroupLost."""
+    """Compare facts of all ranks. Raises StartedDifferently on every rank if they differ, and GroupLost."""
     try:
         told = await _gather_facts(group, {"facts": dict(facts)})
     except GroupBroken as error:
@@ -107,8 +108,11 @@ async def agree_on(group: RankGroup, facts: Mapping[str, str]) -> None:
 
 
 async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: type[Exception]) -> None:
-    """The turns of a rank. What is `vague` about the rank that is the reason is raised as a GroupBroken that
-    names it, if the group learns of it soon."""
+    """Run the turns of a rank, and name the responsible rank of an error.
+
+    An error of type `vague` does not name it. If the group learns the cause soon, GroupBroken with that
+    name is raised instead.
+    """
     try:
         await turns
     except vague as error:
@@ -120,7 +124,8 @@ async def explained(turns: Coroutine[Any, Any, None], group: RankGroup, vague: t
 
 
 def compare(told: Sequence[Mapping[str, str]], verb: str) -> None:
-    """Raises StartedDifferently for the first rank that differs from the leader, naming what differs."""
+    """Raise StartedDifferently for the first rank that differs from the leader, with the name of the
+    difference."""
     first = told[0]
     for rank, each in enumerate(told):
         for name in sorted(first.keys() | each.keys()):
@@ -132,7 +137,7 @@ def compare(told: Sequence[Mapping[str, str]], verb: str) -> None:
 
 
 def _shared(settings: WorkerSettings) -> dict[str, str]:
-    """What must be the same on every rank, by flag."""
+    """Return the settings that must be equal on every rank, by flag."""
     return {
         each.flag: each.kind.show(getattr(settings, each.name))
         for each in settings_of(type(settings))

@@ -1,8 +1,7 @@
-"""What does each process of a worker answer on /metrics, /started, /health and /ready?
+"""Status pages of each process of a worker: /metrics, /started, /health and /ready.
 
-The first three are its own affair; whether it is ready, others have a say in (`honest-health`). Of a process
-that serves both sides each side has its own pages, and tells what is wrong with either: who asks one of them
-asks for the process.
+The first three depend on the process alone. Readiness also depends on the lease (`honest-health`). In a
+process with both sides, each side has its own pages, and shows the problems of either.
 """
 
 from collections.abc import Callable
@@ -18,29 +17,30 @@ from baton.web.status_pages import serve_metrics
 from baton.worker.step_thread import STEP_MS
 
 STUCK_MS: Final = 60_000
-"""Turns are short and idle ones end every second: a silence this long means that the loop hangs."""
+"""Milliseconds without a turn after which the loop counts as hanging. Idle turns end every second."""
 STARTING: Final = "still starting"
 
 
 class Progress(Protocol):
-    """What a worker's turns tell of themselves."""
+    """Progress of a worker's turns."""
 
     @property
     def turn(self) -> int:
-        """How many have ended."""
+        """Number of turns that have ended."""
 
     def stuck_ms(self) -> int | None:
-        """Since a turn ended; None before the first has."""
+        """Milliseconds since a turn ended, or None before the first."""
 
     def step_ms(self) -> int:
-        """Since a step began that has not ended."""
+        """Milliseconds since the start of a step that has not ended."""
 
 
 class StatusPages:
-    """Made before the slow part of a start: a busy port fails first."""
+    """Status pages of a process. They are made before the slow part of the start, so that a busy port fails
+    first."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Raises StartupError for a port that is in use."""
+        """Bind the port. Raises StartupError if it is in use."""
         self._socket = bind_port(settings.host, settings.metrics_port, settings.metrics_port_flag)
         self._server: HttpServer | None = None
         self._role = settings.role
@@ -50,29 +50,29 @@ class StatusPages:
 
     @property
     def port(self) -> int:
-        """Where they are served; 0 while they are not."""
+        """Port of the pages, or 0 while they are not served."""
         return 0 if self._server is None else self._server.port
 
     async def start(
         self, registry: CollectorRegistry, problem: Callable[[], str | None], progress: Progress
     ) -> None:
-        """Serve from now on. `problem`: why no room can come, or None."""
+        """Serve from now on. `problem`: returns the reason for which no room can come, or None."""
         self._problem, self._progress = problem, progress
         own = StatusPages._unstarted, StatusPages._unhealthy, StatusPages._unready
         self._server = await serve_metrics(
-            self._socket, registry, *(partial(self._told, each) for each in own)
+            self._socket, registry, *(partial(self._problems, each) for each in own)
         )
 
-    def beside(self, other: "StatusPages") -> None:
-        """They are of one process."""
+    def share_problems(self, other: "StatusPages") -> None:
+        """Show the problems of the other side of the same process, too."""
         self._other, other._other = other, self
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop()
 
-    def _told(self, own: Callable[["StatusPages"], list[str]]) -> list[str]:
-        """Its own problems, and those of the other side."""
+    def _problems(self, own: Callable[["StatusPages"], list[str]]) -> list[str]:
+        """Return the problems of this side and of the other one."""
         other = self._other
         return own(self) + ([f"{other._role} side: {each}" for each in own(other)] if other else [])
 
