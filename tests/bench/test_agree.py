@@ -1,4 +1,4 @@
-"""Does `python -m bench agree` set the product's agreement beside gloo's own, for each size of group?"""
+"""Test of `python -m bench agree`: the product's agreement beside gloo's own, for each size of group."""
 
 import pytest
 

@@ -156,7 +156,7 @@ def test_every_process_of_a_system_rests_and_ends_orphans_and_other_sessions_too
 
 
 def sleeps(pid: int) -> bool:
-    """It is the last of its line."""
+    """Return whether the process is the last descendant, which only sleeps."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2:3] == [b"import time; time.sleep(600)"]
 
 

@@ -1,4 +1,4 @@
-"""Does `python -m bench grammars` tell how long an event loop stands still while grammars are compiled?"""
+"""Test of `python -m bench grammars`: gaps of an event loop while grammars are compiled."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Does `python -m bench growth` ask what it says, and tell what came of it?"""
+"""Tests of `python -m bench growth`: its requests, and its figures."""
 
 import json
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Do the benchmarks of transfer, hand-over and rooms say what they measured?"""
+"""Tests of the benchmarks of transfer, hand-over and rooms."""
 
 from typing import Any
 

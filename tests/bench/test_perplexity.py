@@ -1,4 +1,4 @@
-"""Does `python -m bench perplexity` set a text by codes beside the same text by plain weights?"""
+"""Test of `python -m bench perplexity`: a text by quantized weights beside plain ones."""
 
 import math
 from pathlib import Path

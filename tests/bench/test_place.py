@@ -1,4 +1,4 @@
-"""Does `python -m bench place` set many workers and rooms beside few?"""
+"""Test of `python -m bench place`: many workers and rooms beside few."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Does `python -m bench router` measure the bootstrap before workers that answer at once?"""
+"""Test of `python -m bench router`: the bootstrap before workers that answer at once."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Does `python -m bench speculation` ask the same with drafts and without, and tell what came of it?"""
+"""Tests of `python -m bench speculation`: the same requests with drafts and without."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Does `python -m bench step` set a step beside the machine's limit, in both phases?"""
+"""Tests of `python -m bench step`: a step beside the machine's limit, in both phases."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Does `python -m bench turn` measure turns of both sides, with rooms where it says that they are?"""
+"""Test of `python -m bench turn`: turns of both sides, with rooms in the named phases."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Do clients that people have work, unmodified, against a running stack? python -m tests.clients [NAME …]
+"""Trials of unmodified clients against a running stack.
+
+python -m tests.clients [NAME …]
 
 Each is installed by itself, from its registry, into `--cache`, and runs its script from `scripts`
 against `--url` or a stack of the demo model that this starts. One JSON line for each; the exit code says

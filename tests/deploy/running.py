@@ -1,4 +1,6 @@
-"""How does a rendered pod run on this machine? Its own flags and variables, its probes asked over HTTP.
+"""Rendered pods as processes of this machine.
+
+Its own flags and variables, its probes asked over HTTP.
 
 What Kubernetes would put in is put in here: addresses, names, the files of Secrets. Ports are the chart's.
 """

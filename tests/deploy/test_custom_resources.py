@@ -1,4 +1,4 @@
-"""Do the kinds that Kubernetes itself does not have look as their own controllers want them?
+"""Tests of the custom resources against the definitions of their own controllers.
 
 Their schemas are not in the validator: what is asked here was read from the projects' own definitions
 (leaderworkerset.x-k8s.io/v1, disaggregatedset.x-k8s.io/v1, keda.sh/v1alpha1, monitoring.coreos.com/v1).

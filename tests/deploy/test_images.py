@@ -1,4 +1,4 @@
-"""Are the images what the manifests take them for, and is what the bootstrap needs in its own?
+"""Tests that the images are what the manifests expect, and that the bootstrap's has what it needs.
 
 Nothing is built here: there is no container runtime in the tests.
 """

@@ -1,4 +1,4 @@
-"""Do the pods run: from their rendered command lines, through their probes, to an answer and an orderly end?
+"""Tests of pods run from their rendered command lines: probes, an answer, an orderly end.
 
 As they are secured in deploy/kubernetes/secured.yaml, and a worker of both sides beside them, with Secrets as
 docs/deploy.md makes them; the bootstrap has the packages of its image and nothing else.

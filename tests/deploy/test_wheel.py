@@ -1,4 +1,4 @@
-"""Does the wheel hold all of Baton, and does it serve where there is nothing but what it names?
+"""Tests that the wheel holds all of Baton, and serves with the packages that it names alone.
 
 Nothing is downloaded: what pip would bring is linked from where these tests run. The working tree is not on
 the path of what is installed.

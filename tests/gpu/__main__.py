@@ -1,4 +1,6 @@
-"""Does Baton work on this machine's GPU, and how fast? All of it in one command, in nine minutes at most.
+"""The GPU kit: checks and measurements of Baton on this machine's GPU.
+
+All of it in one command, in nine minutes at most.
 
     python -m tests.gpu --device cuda --out results
 

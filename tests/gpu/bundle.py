@@ -1,4 +1,6 @@
-"""What does a machine need that has a GPU, torch and transformers, and no network? `make gpu-bundle`.
+"""The bundle for a machine with a GPU, torch and transformers, and no network: `make gpu-bundle`.
+
+`make gpu-bundle`.
 
     python -m tests.gpu.bundle --python 3.12 --platform x86_64 --cuda 13 --out build/gpu-bundle
 

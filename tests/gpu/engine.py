@@ -1,4 +1,4 @@
-"""Does the engine on this device draw what the reference library draws on a CPU?
+"""Part of the kit that compares the engine's output on this device with the reference library's on a CPU.
 
 In float32 every token; in bfloat16 with the rule of `tests/process/test_bf16.py`: where two outputs first
 part, the two tokens are tied. By calls, by replays of recorded steps and by a kernel that looks at pages

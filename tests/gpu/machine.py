@@ -1,4 +1,4 @@
-"""What is there to compute on, and would what Baton begins with work here?
+"""Part of the kit that describes the machine, and checks that Baton can start on it.
 
 What breaks first on a new machine is not a kernel: it is a library of the wrong CUDA, a variable in the
 environment, a process that was forked too late. Each is looked at by itself, and told by its cause.

@@ -1,4 +1,4 @@
-"""Does KV in this device's memory reach another process whole, in time, and never late?
+"""Part of the kit that transfers KV between processes: whole, in time, and never late.
 
 Two processes over NIXL, as a prefill and a decode worker are. On a GPU another process's memory is not moved
 to take it away (the worker ends instead), so that late writes are tried with the fence and without it.

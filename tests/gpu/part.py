@@ -1,4 +1,6 @@
-"""How does one part of the kit run? In a process of its own, which may be killed.
+"""Process of one part of the kit, which may be killed.
+
+In a process of its own, which may be killed.
 
 python -m tests.gpu.part NAME --device cuda:0 --folder DIRECTORY --findings FILE --seconds 60
 """

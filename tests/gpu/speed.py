@@ -1,4 +1,4 @@
-"""How far is this device from its own limits, with a model of eight billion weights?
+"""Part of the kit that measures this device beside its own limits, with a model of eight billion weights.
 
 Any numbers in its shape (`--load-format dummy`). Each figure stands beside the machine's limit, measured in
 the same process: a decode step beside reading as many bytes, a prompt beside its products alone and beside

@@ -1,4 +1,4 @@
-"""Does the whole of it serve on this device, and does a stream survive its decode worker?
+"""Part of the kit that serves with a whole stack, and kills a decode worker in mid-stream.
 
 `baton serve` with one prefill and two decode workers, which share one GPU: 64 requests, of which each output
 is the reference's; a stream whose decode worker is killed goes on as if nothing had been; afterwards every

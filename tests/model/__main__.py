@@ -1,6 +1,9 @@
-"""Which scopes hold? `python -m tests.model --scope NAME [--scope …]`; without a name, every quick one;
-`--verify` for those of `make verify`; `--all` for every one. One line of JSON a scope (`--verify --json`: one
-object of all of them); exit status 1 if a law is broken or a scope was not explored as far as it states."""
+"""Command that explores scopes of the model.
+
+`python -m tests.model --scope NAME [--scope …]`; without a name, every quick one; `--verify` for those of
+`make verify`; `--all` for every one. One line of JSON a scope (`--verify --json`: one object of all of
+them); exit status 1 if a law is broken or a scope was not explored as far as it states.
+"""
 
 import argparse
 import json

@@ -1,4 +1,6 @@
-"""What does the bootstrap write down? The product's own `Registry`, on one pair of workers.
+"""The bootstrap's registry in the model.
+
+The product's own `Registry`, on one pair of workers.
 
 Time stands still here, too: what waits for it (a room that is not reported retired, one whose opener is
 gone) is asked about as if it had passed.
@@ -27,7 +29,7 @@ NAMESAKE: Final = Incarnation(1000)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the registry says of one room."""
+    """Entry of the registry about one room."""
 
     phase: RoomPhase
     cause: Cause | None

@@ -1,4 +1,4 @@
-"""What has each rank been seen to do?
+"""Cache of what each rank does, keyed by the rank's state and its next deed.
 
 A rank's part of the world is a number here, and so is what it becomes: the product runs once for every
 distinct (rank, deed), and is remembered. That is sound because a rank is a function of what it is and what
@@ -43,7 +43,7 @@ class Cast(Generic[S]):
 
     @property
     def deeds(self) -> int:
-        """How often the product itself was run."""
+        """Return how often the product itself was run."""
         return len(self._done)
 
     def enter(self, rank: Actor[S]) -> int:

@@ -44,14 +44,15 @@ from tests.model.space import BeforeStep, check_wait, free, growing, pages_of, r
 from tests.model.standing import Place, Standing
 
 _DRAWN, _CHOICES_MAX, _DRAWN_MAX = 128, 3, 8
-"""What is drawn, of so many choices a room and tokens of each, says this and more, and no prompt does."""
+"""First drawn token, most choices of a room and most tokens of each. A token encodes its place. No prompt
+has these."""
 _NOT_TAKEN = 255
-"""What a draft says that was not drawn."""
+"""Token of a wrong draft."""
 PROMPT: Final = -1
 """In place of a choice: a step computes a part of the room's prompt."""
 CLAIM: Final = ("claim",)
 _LATE_MS = 1 << 50
-"""When every proof is overdue."""
+"""Time by which every proof is overdue, in milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +60,10 @@ class WatchedRoom(ReceivingRoom):
     enough: frozenset[int] = field(default=frozenset(), init=False)
     """Choices that the world has said are enough."""
     told: Incarnation | None = field(default=None, init=False)
-    """By which exposure its sender was told of its memory."""
+    """Exposure by which the sender knows the memory."""
 
     def steps(self, choice: int) -> int:
-        """Of this choice, that have ended and counted: the sender drew the first token of choice 0."""
+        """Return the ended steps of this choice that counted. The sender drew the first token of choice 0."""
         return len(self.outputs[choice]) - (choice == 0)
 
 
@@ -75,9 +76,9 @@ class DecodeRank(Rank[WatchedRoom]):
         ranks = layouts(scope, 1)
         self._scope = scope
         self._strips = strips(ranks[rank])
-        """Of each page."""
+        """Strips of each page."""
         self._sum = told_sum(ranks[rank].heads) if scope.sums else 0
-        """That the record is to tell."""
+        """Checksum that the record has to have."""
         self._exposure = exposure(incarnation, 1, rank)
         self._reached_by = {self._exposure}
         """Exposures by which writes still reach what is read here."""
@@ -85,9 +86,9 @@ class DecodeRank(Rank[WatchedRoom]):
         """Steps of each choice."""
         self._slot_memory = bytearray(scope.slots * SLOT_BYTES)
         self._kv = bytearray(scope.pages * len(self._strips))
-        """What was written to each strip since its page was taken: 0 for nothing."""
+        """Content of each strip since its page was taken. 0: nothing was written."""
         self._slot_writers: dict[int, int] = {}
-        """Which rank of the sender wrote to a slot since it was handed out."""
+        """Rank of the sender that wrote to a slot since it was handed out."""
         self.side: ReceivingSide[WatchedRoom] = ReceivingSide(
             WatchedRoom,
             scope.rooms,
@@ -105,7 +106,7 @@ class DecodeRank(Rank[WatchedRoom]):
             checksum=KvChecksum.PAGES if scope.sums else KvChecksum.RECORD,
         )
         self._at_first = self.side.capacity()
-        """What rooms may take of it."""
+        """Capacity for rooms at the start."""
         self._gone: set[Incarnation] = set()
         """Prefill workers known to be gone: nobody connects to them any more."""
 
@@ -156,7 +157,7 @@ class DecodeRank(Rank[WatchedRoom]):
 
     @contextmanager
     def _unharmed(self, other: str) -> Iterator[None]:
-        """What is computed here ends with nothing that it does not need."""
+        """Check that a local computation ends with no page that it does not need."""
         mine = [room for room in self._roster if room.local and room.cause is None]
         yield
         for room in mine:
@@ -269,7 +270,7 @@ class DecodeRank(Rank[WatchedRoom]):
         return next((facts for _, facts in self._carry_out()), ())
 
     def _blank(self, room: WatchedRoom) -> None:
-        """Its memory has changed hands: nobody has written to it since."""
+        """Forget the content of memory that has changed hands."""
         if room.id not in self._holdings:
             return
         holding, size = self._holdings.get(room.id), len(self._strips)
@@ -284,8 +285,8 @@ class DecodeRank(Rank[WatchedRoom]):
         self.side.revoked(self._exposure, memoryview(self._slot_memory))
 
     def _move(self) -> None:
-        """As `baton.transfer.exposure`: its contents lie elsewhere from now on, under another name; what
-        goes by an older one lands where nobody reads."""
+        """Move the memory like `baton.transfer.exposure`: its contents get another name. Writes by an older
+        name land where nothing reads."""
         self._slot_memory = bytearray(self._slot_memory)
         self._kv = bytearray(self._kv)
         self._reached_by.clear()
@@ -336,7 +337,7 @@ class DecodeRank(Rank[WatchedRoom]):
     # ---- what steps read and write
 
     def _right(self, room: WatchedRoom, choice: int, drafts: int) -> int:
-        """How many of a row's drafts are what is drawn."""
+        """Return how many of a row's drafts are right."""
         return (room.id + choice + self._known(room, choice)) % (drafts + 1)
 
     def _begin(self, room: WatchedRoom, choice: int, drafts: int) -> None:
@@ -405,14 +406,14 @@ class DecodeRank(Rank[WatchedRoom]):
                 self._kv[table[position] * size + strip] = written
 
     def _check_kept(self, room: WatchedRoom, kv: bytes, tables: PageTables) -> None:
-        """What others may begin with, once it has left `tables` and what was in them, is what was drawn."""
+        """Check that cached pages have the right content once they have left `tables`."""
         kept = self._holdings.prefixes.match(room.written) if self._scope.grows and self._scope.cached else ()
         for table in tables if room.first is not None else ():
             for position, page in enumerate(table[: len(kept)]):
                 self._check_token(kv, page, room, 0, position)
 
     def _drawn(self, room: WatchedRoom, choice: int, position: int, strip: int) -> int:
-        """What a strip of a token says: choices differ in what they have drawn."""
+        """Return the content of a strip of a drawn token. Choices differ in what they have drawn."""
         if position < self._scope.prompt_pages:
             return self._expected(room.id, position, strip)
         sequence = (room.id - 1) * _CHOICES_MAX + choice
@@ -428,7 +429,7 @@ class DecodeRank(Rank[WatchedRoom]):
     # ---- what it is
 
     def _nothing_held(self) -> bool:
-        """And nothing is left for rooms that are gone."""
+        """Check that nothing is held, and nothing is left of rooms that are gone."""
         now = self.side.capacity()
         kept = (now.margin, now.rows) == (self._at_first.margin, self._at_first.rows)
         return super()._nothing_held() and (kept or self.side.revoking)

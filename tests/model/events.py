@@ -1,4 +1,4 @@
-"""What can happen next?
+"""Events that can happen next in a state.
 
 Each event is one atomic deed: one turn of a worker, one message that arrives, one write that lands, one
 trouble. It is told of the side that it happens on, from what stands there and from what both sides share
@@ -58,7 +58,7 @@ def after(world: World, state: State) -> Iterator[tuple[Label, State | Broken]]:
 
 
 def begin(world: World) -> State:
-    """Where the search begins: the first rooms of the scope run, and nothing else has happened."""
+    """Return the first state: the first rooms of the scope run, and nothing else has happened."""
     state, begun = world.start(), world.scope.begun
     later = [("issue", RoomId(room + 1)) for room in range(begun, world.scope.rooms)]
     while any(
@@ -85,7 +85,7 @@ def turning(world: World, state: State, side: int) -> Steps:
 
 
 def moving(world: World, state: State, side: int) -> Steps:
-    """What happens outside of turns."""
+    """Yield events outside of turns."""
     if side == DECODE:
         yield from _issuing(world, state)
         yield from _missing(world, state)
@@ -109,7 +109,7 @@ def _arriving(world: World, state: State, side: int) -> Steps:
 
 
 def _missing(world: World, state: State) -> Steps:
-    """What becomes of it that prefill stands still."""
+    """Yield effects of prefill's standstill: missed calls, and the lease's end."""
     if not state.stalled:
         return
     for message in bound_for(state, PREFILL):
@@ -140,7 +140,7 @@ def _closing(world: World, state: State) -> Steps:
 
 
 def _registering(world: World, state: State) -> Steps:
-    """Who lost its lease gets one again."""
+    """Yield registrations of workers that lost their lease."""
     for side in BOTH if world.scope.registry else ():
         if (side, state.peers[side]) not in world.books.standings[state.book].holders and not (
             state.stalled and side == PREFILL
@@ -149,7 +149,7 @@ def _registering(world: World, state: State) -> Steps:
 
 
 def _leaving(world: World, state: State, side: int) -> Steps:
-    """Who is to leave, and is waited for by nobody, is told so."""
+    """Yield leave orders to workers that have to leave and that nothing waits for."""
     if state.draining != side or not world.scope.registry or waits(state, side):
         return
     if world.standings(state, side)[0].draining:
@@ -166,7 +166,7 @@ def _drained(world: World, state: State, side: int) -> State:
 
 
 def flying(world: World, state: State) -> Steps:
-    """What becomes of the writes under way: asked of the ranks of both sides, and of who lives."""
+    """Yield ends of writes under way, from the ranks of both sides and the live processes."""
     for rank, here in enumerate(world.standings(state, PREFILL)):
         for flight in here.flying:
             lives = exposed_by(flight.peer) == state.peers[DECODE]
@@ -180,7 +180,7 @@ def flying(world: World, state: State) -> Steps:
 
 
 def landing(world: World, lands: list[tuple[Label, Make]]) -> list[tuple[Label, Make]]:
-    """Of these what comes before anything else: that records land, where none comes late."""
+    """Yield the ends that come before anything else: landing records, in scopes without late ones."""
     if not world.scope.early_records:
         return []
     return [each for each in lands if each[0][0] == "land" and each[0][2].kind == RECORD]

@@ -1,4 +1,4 @@
-"""Which one-sided writes are under way, and what may become of each?
+"""One-sided writes under way, and their possible ends.
 
 A posted write cannot be recalled. It lands at any later time, for as long as the process that posted it
 lives and the memory it is aimed at exists; its poster learns that it ended at any time after that. Aimed at
@@ -20,7 +20,7 @@ from tests.model.shapes import STRIP, content, layouts, strips
 PAGE, RECORD, SEAL = "page", "record", "seal"
 _KINDS: Final = (RECORD, PAGE, SEAL)
 SLOT: Final = "slot"
-"""Where records and seals go."""
+"""Target of records and seals."""
 
 _TIMES: Final = 100
 """A worker exposes its memory less often than that, on …"""
@@ -58,7 +58,7 @@ def rank_of(exposure: Incarnation) -> int:
 
 
 def leaders(exposure: Incarnation) -> Incarnation:
-    """What the receiver's first rank exposed at the same time: the name that a grant tells."""
+    """Exposure of the receiver's first rank at the same time, which a grant names."""
     return Incarnation(exposure - rank_of(exposure))
 
 
@@ -79,13 +79,13 @@ class Flight:
     by: int
     """The sender's rank."""
     body: bytes = b""
-    """What it writes to the slot."""
+    """Bytes written to the slot."""
     strips: tuple[tuple[int, int, int], ...] = ()
-    """What it writes to the pages: (page, strip of it, content)."""
+    """Strips written to pages: page, strip of it, content."""
 
     @property
     def memory(self) -> str:
-        """Of which kind its targets are."""
+        """Return the kind of its targets."""
         return PAGE if self.kind == PAGE else SLOT
 
 
@@ -96,9 +96,9 @@ class Airspace:
 
     rank: int
     mine: tuple[int, ...]
-    """Which strips a page of this rank has."""
+    """Strips of a page of this rank."""
     theirs: tuple[int, ...]
-    """How many strips a page of each of the receiver's ranks has."""
+    """Number of strips of a page, by rank of the receiver."""
     flying: dict[int, Flight] = field(default_factory=dict)
     ended: dict[int, tuple[PutState, Incarnation]] = field(default_factory=dict)
     """Landed or failed, and not polled yet; and whereto."""
@@ -109,7 +109,7 @@ class Airspace:
     breaks: bool = True
     """A way is seen to be broken once a write on it has failed."""
     reaches: bool = True
-    """What is asked to connect now can be reached from this rank."""
+    """Whether a new connection can be reached from this rank."""
     unwritten: set[RoomId] = field(default_factory=set)
     """Rooms of which a page's write has failed."""
 
@@ -125,8 +125,8 @@ class Airspace:
             self.unwritten.add(flight.room)
 
     def give_up(self, room: RoomId, puts: Iterable[PutId], reached: Set[Incarnation]) -> None:
-        """What is under way for a room counts as ended. Where that is true, it makes no difference any more.
-        `reached`: exposures by which memory can be written in truth."""
+        """Count writes of a room as ended, where that makes no difference any more. `reached`: exposures by
+        which memory can still be written."""
         for put in puts:
             flight = self.flying.pop(put.number, None)
             self.ended.pop(put.number, None)
@@ -162,12 +162,12 @@ class Airspace:
             self.broken.discard(peer)
 
     def whereto(self) -> set[Incarnation]:
-        """Where writes are under way to, as far as their poster has looked."""
+        """Return targets of writes under way, as far as their poster has looked."""
         return {flight.peer for flight in self.flying.values()} | {peer for _, peer in self.ended.values()}
 
 
 def _with(writes: dict[int, V], number: int, told: V) -> dict[int, V]:
-    """By number: in which order they came nobody can see."""
+    """Return the flights sorted by number, because their order cannot be observed."""
     return dict(sorted([*writes.items(), (number, told)], key=itemgetter(0)))
 
 
@@ -179,7 +179,7 @@ class Line:
     room: RoomId
     generation: Generation
     pages: tuple[int, ...]
-    """Of the room on this rank, in the prompt's order."""
+    """Pages of the room on this rank, in the prompt's order."""
     slot_memory: bytearray
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:

@@ -1,4 +1,4 @@
-"""Which states follow one, without asking again what was asked before?
+"""Successors of a state, with cached answers of the parts that an event leaves unchanged.
 
 A state is what stands on either side, and what both share. Most events look at one side and at what is
 shared, and leave the other side as it is: what comes of such an event is asked once of each pair of these,
@@ -50,7 +50,7 @@ V = TypeVar("V")
 
 
 class Once(dict[K, V]):
-    """What is to be known of each key, asked when it is wanted first."""
+    """Cache of a function's result by key."""
 
     def __init__(self, ask: Callable[[K], V]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Once(dict[K, V]):
 
 @dataclass(slots=True)
 class Part:
-    """What comes of the events that one part of a state decides, as the words of that part."""
+    """Results of the events that one part of a state decides, as packed words of that part."""
 
     usual: list[int] = field(default_factory=list)
     troubles: list[int] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Following:
         self._checked: set[int] = set()
         """Pairs of sides."""
         self._without_cancels: set[int] = set()
-        """Of what both share."""
+        """Shared parts of states without cancels in the mail."""
         self._without_flights: set[int] = set()
-        """Of the senders."""
+        """Sender parts without flights."""
         unpack = packing.unpack
         self._shared_ends: Once[int, tuple[bool, bool, bool]] = Once(
             lambda word: world.shared_end(unpack(word))
@@ -132,7 +132,7 @@ class Following:
         return usual, trouble
 
     def check(self, word: int) -> None:
-        """What must hold between the sides. Raises Broken."""
+        """Check what must hold between the sides. Raises Broken."""
         pair = word & GROUPS
         if pair not in self._checked:
             self._world.check(self._packing.unpack(word))
@@ -200,7 +200,7 @@ class Following:
         return changed
 
     def _flights(self, word: int) -> tuple[Part, list[int]]:
-        """What becomes of the writes under way, and which of that comes before anything else."""
+        """Return the ends of writes under way, and the ends that come before anything else."""
         if word & SENDERS in self._without_flights:
             return _NO_FLIGHTS
         key = (word & GROUPS, self._packing.peers(word))

@@ -1,4 +1,4 @@
-"""What do the two workers say to each other about a room?
+"""Conversation of the two workers about a room.
 
 As `baton.decode.prefill_peers` and `baton.prefill.handover_stream` do: connect, grant, close.
 The receiver's leader calls, and the sender's leader answers. A call that is not answered has been lost, or
@@ -26,7 +26,7 @@ from tests.model.world import (
 )
 
 Facts = Sequence[tuple[object, ...]]
-"""What each rank tells of one effect."""
+"""Facts that each rank reports of one effect."""
 
 # ---- connect
 
@@ -65,7 +65,7 @@ def doubted(world: World, state: State) -> State:
 
 
 def exposed_anew(world: World, state: State) -> State:
-    """Who knew where our memory was is told where it is now, whether or not a room waits for it."""
+    """Tell every sender that knew the memory's place the new one, whether or not a room waits for it."""
     if not world.scope.ways or state.way is Way.CONNECTING:
         return state  # it is asked on, where our memory is by then
     return ask_to_connect(world, state._replace(way=Way.CONNECTING), None)
@@ -100,7 +100,7 @@ def grant(world: World, state: State, room: RoomId, told: Facts) -> State:
 
 
 def refused(world: World, state: State, message: Message, answer: str) -> State:
-    """Where the way is not known, or leads to where our memory was, it is made anew, once."""
+    """Connect anew, once, if the connection is unknown or leads to the memory's old place."""
     room, receiver, again = message[2], message[3], message[-1]
     if answer == "UnknownRoom" and any(each[:3] == (PREFILL, "open", room) for each in state.mail):
         return _again(world, state, message)

@@ -1,4 +1,4 @@
-"""What must hold, by name, and how is it told that it does not?
+"""Laws that must hold in every state, by name, and the error that reports a broken one.
 
 Names are those of the invariants that the code, the tests and docs/verification.md use. A law is checked
 against what truly is (memory, writes under way), never against what the product believes.
@@ -66,7 +66,7 @@ class Broken(Exception):
 
 
 CRASHES: Final = (LocalBug, PagesError, KeyError, IndexError, AssertionError, ValueError)
-"""What a worker's turn may not raise: it would end the process."""
+"""Errors that a worker's turn may not raise, because they would end the process."""
 
 
 def broken_by(error: Exception) -> Broken:

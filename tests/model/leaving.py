@@ -1,4 +1,4 @@
-"""What becomes of the world when a worker's process ends: by death, or because it was asked to leave?"""
+"""End of a worker's process: by death, or because it was asked to leave."""
 
 from baton.ids import Incarnation
 from tests.model.laws import Broken, Law

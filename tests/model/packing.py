@@ -1,4 +1,4 @@
-"""When are two states the same, and how are millions of them kept?
+"""Equality of states, and their compact storage by the million.
 
 A reduction, and why nothing is lost by it:
   * A cancel that changes nothing on its side, of a room that has failed there or has left, is taken out of
@@ -16,7 +16,7 @@ _MASK: Final = (1 << BITS) - 1
 SENDERS: Final = _MASK
 RECEIVERS: Final = _MASK << BITS
 GROUPS: Final = SENDERS | RECEIVERS
-"""What is left of a word is what both sides share."""
+"""Bits of both sides' groups. The rest of a word is shared."""
 
 
 _PEERS: Final = State._fields[2:].index("peers")
@@ -58,7 +58,7 @@ class Packing:
         return self._shared.number(state[2:]) << 2 * BITS
 
     def peers(self, word: int) -> tuple[Incarnation, Incarnation]:
-        """Which incarnations live."""
+        """Return the live incarnations."""
         return cast(tuple[Incarnation, Incarnation], self._shared.values[word >> 2 * BITS][_PEERS])
 
     def unpack(self, word: int) -> State:
@@ -85,7 +85,7 @@ def tidy(world: World, state: State, sides: tuple[int, ...] = (PREFILL, DECODE))
 
 
 def cancels(world: World, state: State) -> tuple[Any, ...]:
-    """Of the mail."""
+    """Return the cancels in the mail."""
     mail = state.mail
     known = world.cancels.get(mail)
     if known is None:

@@ -1,5 +1,8 @@
-"""What is around one rank of a prefill worker? The product's own half of its hand-overs is driven here, with
-the `RoomTransfer` of a room's writes and the `Routes` to the receivers' memory."""
+"""World around one rank of a prefill worker.
+
+The product's own half of its hand-overs is driven here, with the `RoomTransfer` of a room's writes and the
+`Routes` to the receivers' memory.
+"""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -83,8 +86,8 @@ class PrefillRank(Rank[WritingRoom]):
         reached: frozenset[Incarnation],
         reaches: bool = True,
     ) -> str:
-        """What became of it here; whoever asked is told after the next turn. `reached`: exposures by which
-        memory can be written in truth. `reaches`: this one can be reached from this rank."""
+        """Connect to a receiver. The result is reported after the next turn. `reached`: exposures by which
+        memory can be written. `reaches`: whether the receiver is reachable from this rank."""
         self._air.reaches = reaches
         problem = self._connect(receiver, exposure, reached)
         self._air.reaches = True
@@ -281,7 +284,7 @@ def _uncounted(length: int) -> None:
 def _connect(
     receiver: Incarnation, exposure: Incarnation, theirs: tuple[KvLayout, ...]
 ) -> inference_pb2.ConnectRequest:
-    """What a decode worker says of its ranks' memory. `exposure`: the first one's."""
+    """Return a decode worker's description of its ranks' memory. `exposure`: the first rank's."""
     return inference_pb2.ConnectRequest(
         endpoints=[
             inference_pb2.Endpoint(incarnation=exposure + rank, agent=f"{exposure} {rank}", metadata=b"-")

@@ -1,4 +1,6 @@
-"""What surrounds one rank of either worker? Its half of the hand-overs is the product's, and decides.
+"""World around one rank of either worker.
+
+Its half of the hand-overs is the product's, and decides.
 
 Here commands reach it, it takes turns, and what it asks is carried out. Left out: tensors, gRPC, and words
 for people. Time stands still; a deadline that passes is an event.
@@ -27,9 +29,9 @@ FAR: Final = Deadlines(*[1 << 40] * 5)
 _PASSED: Final = Deadlines(*[0] * 5)
 
 Told = tuple[object, ...]
-"""What the world is to know of a request."""
+"""Facts about a request for the world."""
 Done = tuple[RoomId, AnyEffect, Told]
-"""What a rank did for a room in a turn, and what it told of that."""
+"""Effect of a rank on a room in a turn, and the facts that it reported."""
 
 R = TypeVar("R", bound=Room)
 
@@ -40,13 +42,13 @@ class Rank(ABC, Generic[R]):
     SEES: ClassVar[Reason]
     """Why a room fails that this rank alone sees fail."""
     side: Any
-    """Of its worker's hand-overs."""
+    """The rank's half of hand-overs."""
 
     def __init__(self) -> None:
         self._ends_ms: int | None = None
-        """When a request's time is over, where that is told."""
+        """Deadline of the request in milliseconds, or None."""
         self._step: list[Any] = []
-        """What its engine computes."""
+        """Rows that the engine computes."""
         self._left = False
         self._opened: set[RoomId] = set()
         self._forgotten: set[RoomId] = set()
@@ -95,7 +97,7 @@ class Rank(ABC, Generic[R]):
         return ""
 
     def forget(self) -> str:
-        """What is remembered of rooms that are not here has expired."""
+        """Expire what is remembered of rooms that are not here."""
         self._roster._forget_old(TOMBSTONE_MS)
         self._forgotten |= {room for room in self._opened if room not in self._roster}
         self._cancelled.clear()
@@ -152,7 +154,7 @@ class Rank(ABC, Generic[R]):
             each.deadlines = FAR
 
     def _carry_out(self) -> list[tuple[RoomId, Told]]:
-        """What the hand-over asks. Returns of rooms what others are to hear."""
+        """Carry out the hand-over's requests. Returns facts for others, by room."""
         told: list[tuple[RoomId, Told]] = []
         while requests := self.side.take_requests():
             for request in requests:
@@ -201,10 +203,10 @@ class Rank(ABC, Generic[R]):
 
     @abstractmethod
     def _asked(self, room: RoomId) -> Request:
-        """What is asked of the room here."""
+        """Handle a request of the hand-over about a room."""
 
     def _entered(self, room: R, *about: Any) -> None:
-        """It has just come."""
+        """Handle a room that has just been opened."""
 
     def _cause(self, reason: Reason) -> Cause:
         """Why it is cancelled."""
@@ -215,7 +217,7 @@ class Rank(ABC, Generic[R]):
         """See what there is to see before a vote."""
 
     def _connects(self) -> int:
-        """How many of the turn's connections this rank could make."""
+        """Return how many of the turn's connections this rank could make."""
         return 0
 
     @abstractmethod
@@ -224,7 +226,7 @@ class Rank(ABC, Generic[R]):
 
     @abstractmethod
     def _perform(self, room: R, effect: Any) -> Told:
-        """Do what a settled move asks. Returns what others are to hear of it."""
+        """Perform a settled move. Returns facts for others."""
 
     @abstractmethod
     def _compute(self) -> None:

@@ -1,5 +1,8 @@
-"""What does the bootstrap do about a room? As `baton.bootstrap.room_stream` and `rooms`: it calls both
-workers at once; the first cause ends the room, and the other side is told. The registry itself: `book.py`."""
+"""Reactions of the bootstrap to events of a room.
+
+As `baton.bootstrap.room_stream` and `rooms`: it calls both workers at once; the first cause ends the room,
+and the other side is told. The registry itself: `book.py`.
+"""
 
 from typing import Any, Final
 

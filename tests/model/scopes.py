@@ -1,5 +1,8 @@
-"""How large a world is explored? `scopes.txt` lists every one: what it explores, and behind its name the
-words of `Scope` and of `Budget` that differ from what is usual."""
+"""Scopes: how large a world is explored.
+
+`scopes.txt` lists every one: what it explores, and behind its name the words of `Scope` and of `Budget`
+that differ from what is usual.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +17,7 @@ _SPLITS: Final = {"tp2": Topology(tensor=2), "tp3": Topology(tensor=3), "pp2": T
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How often each kind of trouble may strike, over all rooms. Bounded, so that the world is finite."""
+    """Most occurrences of each kind of trouble, over all rooms. Bounds keep the world finite."""
 
     aborts: int = 0
     """The client hangs up."""
@@ -43,7 +46,7 @@ class Budget:
     drains: int = 0
     """A worker is asked to finish its rooms and to leave; another takes its place."""
     forgets: int = 0
-    """What a worker remembers of rooms that it does not hold expires."""
+    """Expiries of what a worker remembers of absent rooms."""
     lags: int = 0
     """One rank does what was agreed in a turn only after the others of its worker have, and their leader may
     have told of it."""
@@ -70,18 +73,19 @@ TROUBLES: Final = tuple(field.name for field in fields(Budget))
 class Scope:
     name: str
     tells: str
-    """What is explored, in a line."""
+    """One line about what is explored."""
     senders: Topology = _ONE
     receivers: Topology = _ONE
     """The ranks of either side: who writes what to whom follows from these."""
     kv_heads: int = 0
-    """Of the model. 0: one for each tensor rank of the larger side; fewer are held by several ranks each."""
+    """KV heads of the model. 0: one for each tensor rank of the larger side. Fewer heads are shared by
+    several ranks."""
     rooms: int = 2
     prompt_pages: int = 1
     """Pages of a prompt: what is pushed. 0: the receiver holds them all already."""
     grows: bool = False
-    """What is drawn has a token a page at the receiver, too, where every step's reading and writing is looked
-    at. False: it lies in the prompt's last page."""
+    """Whether drawn tokens have a page each at the receiver, where every step's reads and writes are
+    checked. False: they lie in the prompt's last page."""
     timed: bool = False
     """The receiver is told when a request's time is over, which is never."""
     pages: int = 1
@@ -113,7 +117,7 @@ class Scope:
     tokens: int = 1
     """Steps of the receiver's engine until a sequence ends; of every other choice, one more."""
     choices: int = 1
-    """Of a room. Where there are several, prompt and answer have a token a page."""
+    """Choices of a room. With several, prompt and answer have one token a page."""
     drafts: int = 0
     """Most of a row, in a world that `grows`. How many of them are right depends on where they are."""
     early_records: bool = False

@@ -1,4 +1,4 @@
-"""Does every law hold in every state that the scope can reach, and can every room still end from each?
+"""Breadth-first search of a scope: every law holds in every state, and every room can end from each.
 
 Breadth first, so that the first way to a broken law is a shortest one.
 """
@@ -32,7 +32,7 @@ class Found:
     transitions: int = 0
     depth: int = 0
     seconds: float = 0.0
-    """Of one core, busy."""
+    """CPU seconds of one core."""
     complete: bool = True
     """False: states at the stated depth, or past the limit, were not explored further."""
     product_runs: int = 0
@@ -45,7 +45,7 @@ class Search:
         self._packing = Packing()
         self._following = Following(self.world, self._packing)
         self._numbers: dict[int, int] = {}
-        """Of each state by the word that it was met under, tidy or not."""
+        """Number of each state, by the word under which it was met, reduced or not."""
         self._states: list[int] = []
         self._parents = array("q")
         self._depths = array("H")
@@ -144,7 +144,7 @@ class Search:
                 return
 
     def _backwards(self) -> "tuple[array[int], array[int]]":
-        """Where each state's ways to it start in the list of them, and that list."""
+        """Return the start of each state's predecessors in a list, and that list."""
         starts = array("q", bytes(8 * (len(self._states) + 2)))
         for end in self._to:
             starts[end + 2] += 1

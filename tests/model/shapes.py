@@ -1,4 +1,4 @@
-"""What does each rank hold of the model, and what must every byte of a page say?
+"""Each rank's part of the smallest model that can be split, and the right content of every page.
 
 The smallest model that can be split as the scope asks: a token a page, a number a head. A page is its strips,
 a strip one head's vectors of one plane and layer, in the order that `baton.pages.layout` states. What lies
@@ -21,12 +21,12 @@ STRIP: Final = DTYPE_BYTES["float16"]
 """Bytes of one."""
 
 FIRST_TOKEN: Final = 5
-"""What every sender draws."""
+"""First token that every sender draws."""
 STOP_TOKEN: Final = 6
 VOCABULARY: Final = 8
 
 _ANSWER_TOKENS: Final = 3
-"""Of a page that a prompt has begun: they are its answer's, where the scope reserves no page for that."""
+"""Tokens of a prompt's last page that belong to its answer, if the scope reserves no page for that."""
 _HEADS_MAX: Final = 4
 _PAGES_MAX: Final = 2
 _LAYERS_MAX: Final = 2
@@ -36,7 +36,7 @@ _STRIPS_MAX: Final = _LAYERS_MAX * _HEADS_MAX * _PLANES
 
 @cache
 def layouts(scope: Scope, side: int) -> tuple[KvLayout, ...]:
-    """Of every rank of a worker: the prefill worker's is side 0."""
+    """Return the layouts of all ranks of a worker. Side 0 is prefill."""
     sizes = (scope.senders, scope.receivers)
     heads = scope.kv_heads or max(each.tensor for each in sizes)
     layers = max(each.pipeline for each in sizes)
@@ -60,13 +60,13 @@ def asked(scope: Scope, room: RoomId) -> Request:
 
 @cache
 def reserving(scope: Scope, layout: KvLayout) -> KvLayout:
-    """By which a receiver counts the pages of a prompt and its answer."""
+    """Return how a receiver counts the pages of a prompt and its answer."""
     return layout if scope.grows else changed(layout, page_tokens=1 + _ANSWER_TOKENS)
 
 
 @cache
 def strips(layout: KvLayout) -> tuple[int, ...]:
-    """Which (layer, head, plane) each strip of a page is, as one number."""
+    """Return the (layer, head, plane) of each strip of a page, as one number."""
     return tuple(
         (layer * _HEADS_MAX + head) * _PLANES + plane
         for group in layout.groups
@@ -76,7 +76,7 @@ def strips(layout: KvLayout) -> tuple[int, ...]:
 
 
 def content(room: RoomId, page: int, strip: int) -> int:
-    """What a strip of a room's `page`-th page says. Never 0, which is nothing."""
+    """Return the right content of a strip of a room's `page`-th page. It is never 0, which means nothing."""
     return 1 + strip + _STRIPS_MAX * (page + _PAGES_MAX * (room - 1))
 
 

@@ -1,4 +1,4 @@
-"""How is a rank kept, compared and taken up again?
+"""Snapshots of a rank: kept, compared and restored.
 
 `frozen` is everything of an object that its later behaviour can depend on, as one hashable value: every
 attribute, of whatever class, so that the checker knows nothing of the classes it checks. Two ranks that
@@ -16,10 +16,10 @@ from operator import attrgetter
 from typing import Any, Final
 
 OBSERVED_ONLY: Final = frozenset({"dropped", "phase_ms"})
-"""What the product writes for people (a metric, a histogram) and never reads to decide something."""
+"""Attributes that the product only writes, such as metrics, and never reads to decide."""
 
 GIVEN: Final = frozenset({"_make", "layout", "_deadlines", "request", "request_id"})
-"""What a rank or a room is made with, the same in every state of a scope for the same room."""
+"""Attributes given at creation, equal in every state of a scope for the same room."""
 
 _LEFT_OUT: Final = OBSERVED_ONLY | GIVEN
 _LEAVES: Final[set[type]] = {int, str, bytes, bool, float, type(None)}

@@ -1,4 +1,4 @@
-"""Are pages taken as tokens are drawn, and are the right rooms retracted for them?
+"""Checks of growth: pages are taken as tokens are drawn, and the right rooms are retracted.
 
 Counted from the pages that rooms truly hold, by one rank, before and after its hand-over makes space for a
 step. A page has one token here.
@@ -47,7 +47,7 @@ def growing(rooms: Iterable[ReceivingRoom]) -> int:
 
 
 def check_wait(room: Any) -> None:
-    """It ends before it was granted: not because it waited for that."""
+    """Check that a waiting room did not end because it waited."""
     late = room.cause is not None and room.cause.reason is Reason.DEADLINE
     waited = Phase.WAITING_FOR_INPUT in room.phase_ms and Phase.COMPUTING not in room.phase_ms
     if late and room.generation is None and waited:
@@ -55,7 +55,7 @@ def check_wait(room: Any) -> None:
 
 
 def reach(receiving: ReceivingSide[Any], room: Any, choice: int, stop: int, drafts: int) -> int:
-    """How many of so many drafts a row of `stop` tokens has. Raises Broken where they take from others."""
+    """Return how many drafts a row of `stop` tokens gets. Raises Broken if they take pages from others."""
     rooms, holdings = list(receiving.roster), receiving.holdings
     left = room.request.max_tokens - len(room.outputs[choice]) - 1
     wanted = min(drafts, left)
@@ -97,7 +97,7 @@ class BeforeStep:
         )
 
     def check(self, space: Space[Any]) -> None:
-        """What was decided. Raises Broken."""
+        """Check the decision. Raises Broken."""
         retracted = [room for room in self._running if room.retracting is not None]
         for room, choice, stop in self._rows:
             had, has = self._tables[room.id, choice], len(room.tables(choice)[0])

@@ -1,4 +1,4 @@
-"""What is to be known of a rank without asking the product again?
+"""Facts about a rank that are known without asking the product again.
 
 Taken once of every distinct rank: where its rooms are, whether what it holds fits together, and what its
 memory truly says. What two ranks or two moments must have in common is compared with these.
@@ -15,12 +15,12 @@ from tests.model.flights import Flight
 from tests.model.laws import Broken, Law
 
 Place = tuple[str, int]
-"""Of a receiver's memory: page or slot, and which."""
+"""Place in a receiver's memory: page or slot, and its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where one room is on one rank."""
+    """State of one room on one rank."""
 
     phase: Phase
     cause: Cause | None
@@ -77,7 +77,7 @@ REMEMBERED: Final = frozenset({"cancel", "close"})
 
 
 def check_step(before: Standing, after: Standing, did: tuple[Any, ...]) -> None:
-    """What no single deed of a rank may do to its rooms. Asked where the deed left some trace."""
+    """Check what no single deed may do to a rank's rooms, if the deed left a trace."""
     deed = did[0]
     if deed in NEWS:
         _check_news(before, deed, did[1])
@@ -95,7 +95,7 @@ def check_step(before: Standing, after: Standing, did: tuple[Any, ...]) -> None:
 
 
 def _check_news(before: Standing, deed: str, room: RoomId) -> None:
-    """What is told of a room leaves a trace in that room alone."""
+    """Check that a report about a room leaves a trace in that room alone."""
     if room in before.past:
         raise Broken(Law.TERMINAL_CREATES_NOTHING, f"room {room} is over, and a late {deed} left a trace")
     if room not in before.rooms and deed not in REMEMBERED:

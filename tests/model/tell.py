@@ -1,4 +1,4 @@
-"""How is a way through the states told, so that people can read it and `tests/stories` can play it?
+"""A path through the states as text that people can read and `tests/stories` can play.
 
 What the language of the stories has a verb for is told with it; the rest, and what the sender's ranks post,
 stands as comments between.
@@ -172,7 +172,7 @@ def _message(scope: Scope, message: Message) -> str:
 
 
 def _landed(scope: Scope, _: int, flight: Flight) -> str:
-    """What only a part of a page is for the model is a page in the story."""
+    """Return the story's line for a landed write. A part of a page in the model is a page in the story."""
     rank = rank_of(flight.peer)
     if flight.kind == PAGE:
         return f"write room={flight.room} rank={rank} pages=1"

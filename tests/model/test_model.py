@@ -1,5 +1,7 @@
-"""Do all laws hold in every state that the quick scopes reach? (Whether the model would see it if not, the
-mutants say: tests/mutants.)"""
+"""Test that all laws hold in every state of the quick scopes.
+
+(Whether the model would see it if not, the mutants say: tests/mutants.)
+"""
 
 import pytest
 

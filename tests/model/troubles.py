@@ -1,4 +1,4 @@
-"""What can go wrong next, as far as the budget reaches?
+"""Troubles that can happen next, as far as the budget allows.
 
 Each trouble is told of the side that it strikes, from what stands there and from what both sides share; one
 that strikes neither alone is told with decode's.
@@ -44,7 +44,7 @@ Label = tuple[Any, ...]
 """A verb and what it is about."""
 Make = Callable[[State], State]
 Possible = tuple[Label, Make, bool]
-"""What it is called, what it makes of the state, and whether it is no trouble."""
+"""Label of an event, its function from state to state, and whether it is no trouble."""
 Steps = Iterator[tuple[Label, Make]]
 
 

@@ -1,4 +1,4 @@
-"""What does a worker do, all its ranks together: take a turn, obey a command, answer a close?
+"""Deeds of a worker with all its ranks: take a turn, obey a command, answer a close.
 
 The laws that a single rank cannot see are checked here: all ranks do the same, and none admits a room that
 is not there on every rank.
@@ -116,8 +116,7 @@ def _moved(world: World, before: State, after: State) -> bool:
 
 
 def agree(world: World, side: int, ranks: tuple[int, ...], late: tuple[int, RoomId] | None) -> RowResult:
-    """What the ranks of a group are after a turn, what each did in it, what its leader answered, and what was
-    agreed."""
+    """Run a turn of a group. Returns its ranks, each rank's deeds, the leader's replies and the agreement."""
     key = (side, ranks, late)
     known = world.turns.get(key)
     if known is None:
@@ -282,7 +281,7 @@ def _check_gate(world: World, before: State, after: State, room: RoomId) -> None
 
 
 def _check_sent(world: World, state: State, room: RoomId) -> None:
-    """What is reported as sent was said to be there, to every rank that waits for it."""
+    """Check that everything reported as sent was announced to every rank that waits for it."""
     if world.scope.budget.forgets:
         return  # who waits may be another room of the same id, of which nothing was sent
     for rank, standing in enumerate(world.standings(state, DECODE)):

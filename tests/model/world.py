@@ -1,4 +1,4 @@
-"""What is one state of the world, and which are its parts?
+"""One state of the world, and its parts.
 
 The ranks of either side, the control messages under way, what the registry knows of
 each room, the closes that are being asked, and how much trouble may still strike. Everything is small and
@@ -29,7 +29,7 @@ Message = tuple[Any, ...]
 
 
 class Known(IntEnum):
-    """What the registry knows of a room."""
+    """Knowledge of the registry about a room."""
 
     UNISSUED = 0
     CALLED = 1
@@ -39,7 +39,7 @@ class Known(IntEnum):
     ORPHANED = 4
     """Whoever opened it is gone, and said nothing."""
     OVER = 3
-    """Its outcome is known; whoever had to be cancelled was told."""
+    """The outcome is known, and the other side has been cancelled if necessary."""
 
 
 class Entry(NamedTuple):
@@ -60,7 +60,7 @@ WANTED, ASKED, ACKNOWLEDGED = 0, 1, 2
 
 
 class Way(IntEnum):
-    """What the decode worker's leader believes of the sender that lives now."""
+    """Belief of the decode worker's leader about the live sender."""
 
     UNKNOWN = 0
     CONNECTING = 1
@@ -75,9 +75,9 @@ class State(NamedTuple):
     rooms: tuple[Entry, ...]
     closes: frozenset[Close]
     peers: tuple[Incarnation, Incarnation]
-    """Which incarnations live now."""
+    """Incarnations that live now."""
     left: tuple[int, ...]
-    """Of each of TROUBLES."""
+    """Remaining occurrences of each kind of TROUBLES."""
     way: Way = Way.CONNECTED
     stalled: bool = False
     """The prefill worker stands still."""
@@ -99,11 +99,11 @@ class World:
         self.scope = scope
         self.casts: tuple[Cast[Standing], Cast[Standing]] = (Cast(check_step), Cast(check_step))
         self.cancels: dict[frozenset[Message], tuple[Message, ...]] = {}
-        """Which of a mail's messages are cancels."""
+        """Cancels among a mail's messages, by mail."""
         self.books: Cast[BookStanding] = Cast(check_book)
         self.books.enter(Book(scope))
         self.turns: dict[tuple[int, tuple[int, ...], Any], Any] = {}
-        """What came of each group's turn: see `tests.model.turns`."""
+        """Result of each group's turn: see `tests.model.turns`."""
         self._sound: set[tuple[int, int]] = set()
         self._apart: set[tuple[int, ...]] = set()
 
@@ -136,7 +136,7 @@ class World:
         return [standings[rank] for rank in state.ranks(side)]
 
     def check(self, state: State) -> None:
-        """What must hold between two ranks of different sides, and between those of the sender's. Raises
+        """Check what must hold between ranks of different sides, and between the sender's ranks. Raises
         Broken."""
         if state.senders not in self._apart:
             check_writers(self.standings(state, PREFILL))
@@ -214,7 +214,7 @@ def check_writers(senders: Sequence[Standing]) -> None:
 
 
 def with_ranks(state: State, side: int, ranks: Sequence[int]) -> State:
-    """As `_replace`, which is slow, for what changes most often."""
+    """Replace the ranks like `_replace`, but faster, because ranks change most often."""
     if side == PREFILL:
         return State._make((tuple(ranks), *state[1:]))
     return State._make((state[0], tuple(ranks), *state[2:]))

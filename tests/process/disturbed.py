@@ -134,9 +134,9 @@ def command(
     stack_on: Callable[[Path, Path], AbstractContextManager[Stack]],
     run: Callable[[Stack, int, int, float], Sound],
 ) -> int:
-    """What `python -m tests.process.MODULE --OF COUNT` does: one JSON object; the exit status. `stack_on`:
-    given a folder for a tiny model, and the demo model's. `run`: asks for so many, with so many kills of each
-    side, for so many seconds at most."""
+    """Run `python -m tests.process.MODULE --OF COUNT`: print one JSON object and return the exit status.
+    `stack_on`: makes a stack, given a folder for a tiny model and the demo model's. `run`: sends that many
+    requests with that many kills of each side, for at most that many seconds."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.process.{module}", description=about)
     parser.add_argument(f"--{of}", dest="count", type=int, default=count)
     parser.add_argument("--kills", type=int, default=5, help="that an answer goes on after, of each side")

@@ -1,4 +1,6 @@
-"""What do clients see of each fault of each process? Real stacks, one fault after another.
+"""Faults of each process, one after another on real stacks, by what clients see.
+
+Real stacks, one fault after another.
 
 `python -m tests.process.fault_matrix` runs all of it (an hour on two cores) and prints one JSON object;
 `--table` prints the rows of docs/verification.md, `--only decode` or `--only pairs/decode-0/kill` runs
@@ -142,7 +144,7 @@ class Scene:
         os.kill(self.pid(target), number)
 
     def revive(self, target: str) -> None:
-        """As a platform does: the process is gone, the same command line again."""
+        """Restart an ended process by the same command line, as a platform does."""
         name = target.split("/")[0]
         self.stack.services[name].process.wait(ANSWER_S)
         self.stack.restart(name)

@@ -1,4 +1,4 @@
-"""What is asked of a stack to see whether its greedy output is the reference library's, token for token?
+"""Requests that show whether a stack's greedy output is the reference library's, token for token.
 
 Thirty prompts from 1 to 1,500 tokens, of chat, code, non-Latin text and emoji; fp32, where a difference
 cannot be a rounding tie.

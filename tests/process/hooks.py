@@ -1,4 +1,4 @@
-"""What can a test do to one rank of a real worker, and to no other?
+"""Hooks by which a test changes one rank of a real worker, and no other.
 
 A hook is a patch of the product's own code in that rank's process. It does nothing until the test writes a
 file of its name into the rank's folder; the text of the file says how. What a hook does on its part it says

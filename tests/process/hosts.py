@@ -1,4 +1,4 @@
-"""How do tests get several hosts on one machine, with cables between them that can be cut?
+"""Several hosts on one machine, with cables between them that can be cut.
 
 Each host is a network namespace; a bridge joins them. Needs root and iproute2's `ip`. A cut takes the host's
 cable out on the bridge's side: nothing passes either way, and neither end is told.

@@ -1,4 +1,4 @@
-"""Can a write that its sender posted, or will post, reach memory that has become another room's?
+"""Trials whether a sender's write can reach memory that has become another room's.
 
 `python -m tests.process.late_writes --times 100 --transport tcp --json` runs one trial after another on real
 workers. In a trial a prefill worker is stopped (SIGSTOP) at a point of a room's hand-over, the room is

@@ -24,7 +24,7 @@ class Shape:
     kind: str
     """The model's `model_type`."""
     form: Format | None = None
-    """Its files', where they do not have plain numbers."""
+    """Format of the model's files. None: plain numbers."""
 
     def save(self, directory: Path, demo: Path) -> tuple[Path, Path]:
         """Two models in `directory`: what is served, with the tokenizer of `demo`, and the plain numbers that

@@ -1,4 +1,4 @@
-"""Are answers the same with drafts and without, token for token, whatever is killed meanwhile?
+"""Trials of draft tokens: answers are the same with and without them, also when workers are killed.
 
 `python -m tests.process.speculated --prompts 200` asks a real stack for an answer to each of so many prompts
 without drafts, with them, and with them while prefill and decode workers are killed in turn. Every second one
@@ -138,7 +138,7 @@ def run(stack: Stack, count: int, kills: int, limit_s: float) -> FoundDrafts:
 
 
 def drafts_of(stack: Stack, outcome: str, *sources: str) -> int:
-    """Of all decode workers, by whence they came; of any where no `sources` are named."""
+    """Return the draft tokens of all decode workers, by source. Without `sources`: of any source."""
     return round(
         sum(
             value

@@ -1,5 +1,8 @@
-"""How do the process tests run real services? As `baton serve` does: one process each, with a command line of
-its own, forked from what has everything imported (`tests/forks.py`)."""
+"""Real services of the process tests.
+
+As `baton serve` does: one process each, with a command line of its own, forked from what has everything
+imported (`tests/forks.py`).
+"""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""Is every answer what its schema says, at temperature 1, and the same whatever is killed meanwhile?
+"""Trials of constrained answers: each fits its schema at temperature 1, and is the same when workers are
+killed.
 
 `python -m tests.process.structured --schemas 1000` asks for an answer to each of so many random schemas on a
 real stack, and again while prefill and decode workers are killed in turn. One JSON object; exit status 1 if

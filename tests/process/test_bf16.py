@@ -1,4 +1,4 @@
-"""In bfloat16, does the greedy output part from the reference library's only where two tokens are tied?
+"""Test of bfloat16: greedy output parts from the reference library's only where two tokens are tied.
 
 Sums taken in another order round differently, so that the outputs cannot be the same throughout (the
 reference's own differ between computing a prompt whole and token by token). Where they first part, the two

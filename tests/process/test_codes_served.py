@@ -1,4 +1,4 @@
-"""Are weights that are kept as codes served right by the whole stack, with hand-overs between workers?
+"""Tests of quantized weights served by a whole stack, with hand-overs between workers.
 
 Float32, several requests at a time of which some hang up, token for token what the library's own `generate`
 says of the numbers that the codes stand for, by either decode worker, whose pages either prefill worker

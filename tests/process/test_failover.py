@@ -22,7 +22,7 @@ KILL_AT = 15
 MESSAGES = [{"role": "user", "content": "Once upon a time, in a village by the sea,"}]
 LONG = 1_500
 LOGPROB_ERROR = 0.0 if known(PLAIN) else 1e-3
-"""Of what is drawn behind a prompt and part of its answer: none where a step is one call."""
+"""Tolerance of log-probabilities drawn behind a prompt and part of its answer. 0 if a step is one call."""
 SEEDED = {
     "temperature": 0.9,
     "seed": 7,
@@ -165,7 +165,7 @@ CHOICES = 4
 
 
 def several(stack: Stack, on_tokens: Callable[[str, int], None] = lambda *_: None, **more: Any) -> list[Any]:
-    """Of each of the choices of a streamed completion, its token ids, how it ended and the usage of all."""
+    """Return each choice's token ids and finish reason of a streamed completion, and the usage."""
     body = {
         "model": model_of(stack),
         "prompt": "Once upon a time, in a village by the sea,",

@@ -1,4 +1,4 @@
-"""Do workers of several ranks serve what the reference library says, whatever the shapes of the two sides?
+"""Tests of workers of several ranks, with all shapes of the two sides: output is the reference library's.
 
 Real processes, float32, 16 requests at a time of which some hang up in mid-stream, greedy output token for
 token; then tokens and their log-probabilities, as one engine alone draws them. Afterwards every gauge of
@@ -259,7 +259,7 @@ async def test_each_of_several_workers_of_differing_shapes_serves_each_of_the_ot
 
 
 def summed(stack: Stack) -> Set[Pair]:
-    """Who served rooms of whole answers. All that landed of these was compared."""
+    """Return the workers that served rooms of whole answers. All pages that landed of these were compared."""
     rooms = web().get(f"{stack.url}/rooms", params={"limit": 1000}, timeout=10).json()["rooms"]
     answered = {(room["prefill"], room["decode"]): room["id"] for room in rooms if room["cause"] is None}
     for room in answered.values():

@@ -1,4 +1,4 @@
-"""What becomes of a worker of several ranks, and of its requests, when one of them is killed or stopped?
+"""Tests of a worker of several ranks, one of which is killed or stopped.
 
 Whoever is hit: nothing waits longer than the group's time-out, the other ranks end, the launcher starts the
 group again, and the requests go on where they were, token for token.

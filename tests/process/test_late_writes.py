@@ -1,4 +1,4 @@
-"""Is memory that a peer may still write to kept from everyone else, until it is proven or made harmless?
+"""Tests that memory which a peer may still write to is kept from other rooms, until that is proven over.
 
 Real workers in processes of their own, over NIXL's TCP and over what UCX picks on this machine. More of it:
 `python -m tests.process.late_writes --times 100`.
@@ -56,7 +56,8 @@ def test_with_the_fence_no_room_gets_memory_that_may_be_written_to(
 def test_exit_by_starter_a_stopped_senders_exit_that_others_report_frees_no_page(
     pair: WorkerTrio, certain: tuple[str, ...]
 ) -> None:
-    """Its lease has run out, the reporter has a certificate of its side, and another process has its name."""
+    """The stopped sender's lease has run out, the reporter has a certificate of its side, and another
+    process has its name."""
     tally = trials(pair, "reported", certain, random.Random(6))
     assert (tally.corrupted, tally.withheld) == (0, len(certain)), tally
 

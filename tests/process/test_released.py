@@ -1,5 +1,4 @@
-"""Are the models that people serve, as they are released, served right by ranks of differing numbers on both
-sides?
+"""Tests of released models served by ranks of differing numbers on both sides.
 
 Two workers a side: prompts go from two ranks to one, from one to two, and as they come. Float32, several
 requests at a time of which some hang up, token for token what the library's own `generate` says of the plain

@@ -1,4 +1,4 @@
-"""What do clients see where a decode worker's cache holds a few of the answers that it draws?
+"""Tests of retraction, by what clients see: a decode worker's cache holds only a few of its answers.
 
 Answers grow until no page is free, rooms are retracted and go on later, over and over: every answer is the
 one that is drawn alone, nobody fails, also where processes are killed meanwhile, and at idle everything is
@@ -274,8 +274,8 @@ def test_nobody_fails_for_waiting(stacks: Shared[Stack], stack: Stack) -> None:
 def test_nothing_fails_where_a_process_of_either_side_is_killed_while_rooms_are_retracted(
     stacks: Shared[Stack], stack: Stack
 ) -> None:
-    """Of two ranks that draw one is killed, and the other ends with it. Every answer is the one that is drawn
-    alone, before the kills and behind them."""
+    """One of two decode ranks is killed, and the other ends with it. Every answer is the same as alone,
+    before the kills and after them."""
     start, asking = stack.idle_gauges(), stacks.once("asking", Asking)
     with asking.over_and_over() as rounds:
         for victim in ("decode-0", "prefill-0"):

@@ -1,4 +1,4 @@
-"""SIGTERM under load: does every service finish what it accepted, and end with exit code 0?
+"""Tests of SIGTERM under load: services finish what they accepted, and end with exit code 0.
 
 Several workers of a side share the load meanwhile, leave it and come back to it. `test_serve.py`: the same of
 `baton serve` as a whole.

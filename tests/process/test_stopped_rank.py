@@ -1,5 +1,4 @@
-"""What becomes of streams when a rank that does not lead stands still, and its leader goes on renewing the
-lease?
+"""Tests of streams while a following rank is stopped, and its leader goes on renewing the lease.
 
 The group waits for it, for as long as groups wait. The bootstrap does not: a worker whose turn does not end
 gets no rooms, those that it had go on elsewhere, and when the rank goes on the worker serves again as the

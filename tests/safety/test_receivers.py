@@ -1,4 +1,4 @@
-"""Can somebody else have a room's KV written into memory of its own?
+"""Tests that nobody can have a room's KV written into memory of its own.
 
 Real workers in processes of their own, over gRPC and NIXL, with certificates and without. The thief is a
 decode worker too: it has the certificate of one, its own memory and its own secret, and says that it is the

@@ -16,7 +16,7 @@ from tests.sim.run import ROOMS, Report, run
 
 
 def summary(reports: Iterable[Report], seeds: tuple[int, int], started: float) -> dict[str, Any]:
-    """What a run of many seeds comes to. Tells each seed that broke something, when it is there."""
+    """Return the summary of many seeds. Reports each seed that broke something as soon as it ends."""
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     deeds: Counter[str] = Counter()

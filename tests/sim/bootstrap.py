@@ -34,7 +34,8 @@ LEASE_MS: Final = 1_000
 QUEUE_MS: Final = 8_000
 REQUEST_S: Final = 20.0
 CANARY: Final = Request(REQUEST_ID, canary_prompt(RoomId(0)), OUTPUT_TOKENS, ignore_eos=True)
-"""What the product makes for a model that recommends nothing (asked in `test_sim.py`), without its API."""
+"""Canary request that the product makes for a model without recommended settings (checked in
+`test_sim.py`)."""
 LIVE: Final = frozenset({RoomPhase.OPEN, RoomPhase.STREAMING})
 
 

@@ -1,4 +1,4 @@
-"""What does gRPC look like to the generated stubs and servicers, without gRPC?
+"""Simulated gRPC for the generated stubs and servicers.
 
 A `Channel` has what the stubs call, a `SimulatedServer` what `add_…Servicer_to_server` registers with;
 between the two go bytes. The rules are grpc.aio's: a call that ends early in any way is cancelled at its
@@ -17,7 +17,7 @@ from tests.sim.loop import SimulatedProcess, this_process
 from tests.sim.network import Network, rpc_error, unavailable
 
 OVERTAKES: Final = 0.3
-"""Of calls that come while others wait."""
+"""Share of calls that overtake waiting ones."""
 
 Bytes = Callable[[Any], bytes]
 Message = Callable[[bytes], Any]
@@ -33,7 +33,7 @@ class Aborted(Exception):
 
 
 class Context:
-    """What handlers of ours use of a ServicerContext."""
+    """The part of a ServicerContext that Baton's handlers use."""
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """No certificates are shown here."""
@@ -54,12 +54,12 @@ class SimulatedServer:
         self.address = address
         self.methods: dict[str, Any] = {}
         self.late_s = 0.0
-        """How long a call waits in the process's own queue before it is accepted: its loop is busy."""
+        """Seconds that a call waits in the process's queue because its loop is busy."""
         self.accepted = 0
         self._random = random.Random(address)
         self._waiting: deque[Callable[[SimulatedServer], None]] = deque()
         self._accepted_s = 0.0
-        """When the last one is: the queue keeps their order."""
+        """Time at which the last call is accepted. The queue keeps their order."""
 
     def open(self) -> None:
         self._network.listen(self.address, self)
@@ -188,7 +188,7 @@ class SimulatedCall:
         if timeout_s is not None:
             self._timer = self._loop.call_later(max(timeout_s, 0.0), self._too_late)
         self._within = self.caller.host == self.host
-        """Of one process to itself: nothing is lost on the way."""
+        """Whether the process calls itself: nothing is lost then."""
         if not self._within and network.loses():
             self._loop.call_later(network.patience_s(), self.break_off, "Connection timed out")
             return
@@ -319,7 +319,7 @@ class SimulatedCall:
         self._stop(handler)
 
     def cancel(self) -> bool:
-        """By the caller, for whatever reason: nothing of it is heard any more."""
+        """Cancel by the caller. Nothing of the call arrives any more."""
         if self._over:
             return False
         handler = self._handler
@@ -355,7 +355,7 @@ class SimulatedCall:
 
 
 class UnaryCall:
-    """What a stub's unary method returns."""
+    """Call of a stub's unary method."""
 
     call: SimulatedCall
 
@@ -390,7 +390,7 @@ class UnaryCall:
 
 
 class StreamCall:
-    """What a stub's streaming method returns."""
+    """Call of a stub's streaming method."""
 
     call: SimulatedCall
 
@@ -435,7 +435,7 @@ class StreamCall:
 
 
 class SharedCall(StreamCall):
-    """What a stub's method with streams both ways returns. Its requests never end before the call does."""
+    """Call of a stub's method with streams both ways. Its requests do not end before the call."""
 
     def __init__(self, read: Message, serialize: Bytes) -> None:
         super().__init__(read)

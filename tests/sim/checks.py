@@ -1,4 +1,4 @@
-"""What must be so, and is not seen by a process that does wrong?"""
+"""Checks of what no faulty process can see itself."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -55,7 +55,7 @@ EXPLAINS: Final[dict[str, frozenset[str]]] = {
     Reason.REFUSED.value: TROUBLE | WRITES,
     "no worker": TROUBLE | {"drain"},
 }
-"""By what a client is told: which kinds of trouble can be the root of it. No entry: nothing ever is."""
+"""Kinds of trouble that can cause a client's error, by the error. No entry: none ever can."""
 
 
 PATIENCE: Final = frozenset(
@@ -72,7 +72,7 @@ PATIENCE: Final = frozenset(
 )
 """Reasons that come of waiting for an answer no longer than it takes."""
 ROOMS_MAX: Final = RetryBounds().rooms_max
-"""Of a request, in a row, without a token of its own each."""
+"""Most rooms of a request in a row that bring no token."""
 PAUSES_MS: Final = (10, 40, 160, 500, 500)
 """At least, before the room that follows so many of them."""
 CLOCK_MS: Final = 2
@@ -154,7 +154,7 @@ def _is_handed_over_at_home(entry: RoomEntry) -> bool:
 
 
 def _passed_on(entry: RoomEntry) -> bool:
-    """It brought its request a token: rooms are counted in a row of those that do not."""
+    """Return whether the room brought its request a token. Rooms that bring none are counted in a row."""
     return any(event.name == "first token passed on" for event in entry.events)
 
 
@@ -180,8 +180,8 @@ def mistaken(platform: "Platform") -> list[tuple[str, int]]:
 
 
 def amplified(platform: "Platform", faults: "Counter[str]", sent: int) -> list[tuple[str, int]]:
-    """What failing rooms cost beyond good ones (`failure-adds-no-load`): a text, and the room if it is one.
-    `sent`: requests of the bootstrap to workers."""
+    """Return a violation of `failure-adds-no-load` as a text, and its room if there is one. `sent`:
+    requests of the bootstrap to workers."""
     found: list[tuple[str, int]] = []
     opened = 0
     for bootstrap in platform.bootstraps:
@@ -221,7 +221,7 @@ def dirty(platform: "Platform") -> list[str]:
 
 
 def unrest(platform: "Platform") -> list[str]:
-    """What is not as it was before the first room (`zero-at-idle`)."""
+    """Return what is not as it was before the first room (`zero-at-idle`)."""
     found = []
     bootstrap = platform.bootstrap
     if not bootstrap.process.dead:

@@ -1,4 +1,4 @@
-"""What do clients ask for, what do they get, and is it what the model says?"""
+"""Simulated clients: their requests, their answers, and whether these are the model's."""
 
 import asyncio
 import random
@@ -31,24 +31,24 @@ TURNED_AWAY: Final = frozenset({"overloaded", "no worker", "bootstrap gone"})
 class Client:
     request: Request
     hang_up_s: float | None = None
-    """When it stops listening."""
+    """Time at which the client hangs up, in seconds."""
     enough: int | None = None
     """After how many tokens it has read all it wants."""
     cancel_s: float | None = None
-    """When somebody cancels its room by number."""
+    """Time at which its room is cancelled by number, in seconds."""
     outputs: dict[int, list[int]] = field(default_factory=dict)
-    """Of each choice."""
+    """Tokens of each choice."""
     outcome: str = ""
     _right: dict[int, list[int]] = field(default_factory=dict)
 
     def right(self, choice: int) -> list[int]:
-        """What the model says, whole."""
+        """Return the model's whole answer."""
         if choice not in self._right:
             self._right[choice] = answer(self.request.choice(choice))
         return self._right[choice]
 
     def has_enough(self, choice: int) -> bool:
-        """Of several choices some readers have, and others wait for the end."""
+        """Return whether the reader has enough of this choice. Some readers wait for the end."""
         several = self.request.choices > 1
         read = len(self.outputs.get(choice, ()))
         return self.enough is not None and read >= self.enough and (not several or choice % 2 == 1)
@@ -62,7 +62,7 @@ class Clients:
         self.outcomes: Counter[str] = Counter()
         self.clients = [self._client(number) for number in range(rooms)]
         self._connections: dict[asyncio.Future[str], None] = {}
-        """How each ends, where its answer does not end it."""
+        """Future of each connection's end, for ends other than its answer."""
 
     def _client(self, number: int) -> Client:
         draw, troubles = self._random, self._world.shape.troubles
@@ -183,7 +183,7 @@ class Clients:
             )
 
     def _cancel(self, bootstrap: SimulatedBootstrap, client: Client) -> None:
-        """As the gRPC API's CancelRoom."""
+        """Cancel a room like the gRPC API's CancelRoom."""
         for entry in bootstrap.registry.find(client.request.request_id)[:1]:
             self._world.trace.fault(self._world.loop.time(), "cancel")
             bootstrap.rooms.fail(entry.id, Cause(Reason.CANCELLED, "cancelled"))
@@ -249,7 +249,7 @@ def make_request(draw: random.Random, number: int, shape: Profile) -> Request:
 
 
 def _that_fits(asked: Request, shape: Profile) -> Request:
-    """Of as many tokens as the cache of a decode worker holds of it, if nothing else is there."""
+    """Return a prompt that fits an otherwise empty decode worker's cache."""
     prompt_tokens = len(asked.prompt)
     longest = longest_of(prompt_tokens, asked.choices, shape.pages * PAGE_TOKENS, shape.decode_page_tokens)
     return replace(asked, max_tokens=min(asked.max_tokens, longest - prompt_tokens + 1))

@@ -1,4 +1,4 @@
-"""What does a process of a machine with a poor clock think the time is?"""
+"""Time as a process on a machine with a poor clock sees it."""
 
 from tests.sim.loop import VirtualLoop
 

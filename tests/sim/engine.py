@@ -31,7 +31,7 @@ FEW: Final = 3
 
 PAGE_TOKENS: Final = 4
 WHOLE: Final = one_group("toy", "float32", PAGE_TOKENS, (0, 3, 5), (1, 2), 1)
-"""What the ranks of any worker hold together, in pages of their own size, where the run has no more heads."""
+"""Layout of a whole worker for page sizes of its own, in runs without more heads."""
 WORD: Final = group_of(WHOLE).planes[0].elements * 4
 _NOISE: Final = b"\xa5"
 _MASK: Final = (1 << 64) - 1
@@ -39,13 +39,13 @@ _FACTOR: Final = 1_000_003
 
 
 def luck(asked: Request) -> int:
-    """What is drawn depends on this, beside the tokens."""
+    """Return the number, beside the tokens, on which a draw depends."""
     return asked.sampling.seed if asked.sampling.temperature else 0
 
 
 def next_token(tokens: Sequence[int], seed: int = 0) -> int:
-    """What the model says comes after `tokens`: it depends on each of them and its place, and at every
-    third on the seed, so that choices go together for a while. What begins with REPEATS goes round."""
+    """Return the model's next token. It depends on each token and its place, and at every third place on
+    the seed, so that choices agree for a while. Prompts that begin with REPEATS repeat themselves."""
     return _drawn(tokens, _mixed(tokens), seed)
 
 
@@ -77,12 +77,12 @@ def _drawn(tokens: Sequence[int], value: int, seed: int) -> int:
 
 
 def history(known: tuple[int, ...]) -> int:
-    """What tells `known` from any other tokens, in every process alike."""
+    """Return a hash of `known` that is equal in every process."""
     return hash(known)
 
 
 class SimulatedModel:
-    """What pages must hold, remembered for all ranks that hold the same of it."""
+    """The right content of pages, cached for all ranks with equal shares."""
 
     def __init__(self, whole: KvLayout = WHOLE) -> None:
         self.lanes = [
@@ -92,13 +92,13 @@ class SimulatedModel:
         ]
         self._words: dict[int, bytes] = {}
         self.pages: dict[tuple[int, ...], dict[tuple[int, int], bytes]] = {}
-        """By what a rank holds, then by history and first position."""
+        """Content of single pages, by a rank's share, then by history and first position."""
         self.whole: dict[tuple[int, ...], dict[int, bytes]] = {}
-        """By what a rank holds, then by history: all pages of tokens that fill theirs."""
+        """Content of full pages, by a rank's share, then by history."""
         self._draws: dict[tuple[int, int], Token] = {}
 
     def draw(self, known: tuple[int, ...], seed: int) -> Token:
-        """What comes after `known`, computed once for all ranks."""
+        """Return the next token, computed once for all ranks."""
         place = (history(known), seed)
         drawn = self._draws.get(place)
         if drawn is None:
@@ -106,7 +106,7 @@ class SimulatedModel:
         return drawn
 
     def words(self, known: tuple[int, ...]) -> bytes:
-        """Of the last position of `known`, one for each of the lanes: no two are alike."""
+        """Return the words of the last position of `known`, one for each lane, all different."""
         place = history(known)
         if place not in self._words:
             what = f"{place} {len(known)} {known[-1]}".encode()
@@ -114,7 +114,8 @@ class SimulatedModel:
         return self._words[place]
 
     def summed(self, known: tuple[int, ...], start: int) -> dict[GroupHead, int]:
-        """Of the positions of `known` from `start` on, as `baton.pages.kv_checksum` sums them, by KV head."""
+        """Return the checksum of positions of `known` from `start` on, by KV head, as
+        `baton.pages.kv_checksum` computes it."""
         words = [(position, self.words(known[: position + 1])) for position in range(start, len(known))]
         totals: dict[GroupHead, int] = {}
         for number, (head, layer, plane) in enumerate(self.lanes):
@@ -174,7 +175,7 @@ class SimulatedEngine:
         return taken
 
     def sum_pages(self, parts: Sequence[PageSumRequest]) -> None:
-        """Of what the pages hold now."""
+        """Return the checksum of the pages' present content."""
         view, page_bytes = self.memory.view, self._page_bytes
         for part in parts:
             places = [
@@ -192,7 +193,7 @@ class SimulatedEngine:
     def check(
         self, request: Request, pages: Sequence[int], known: Sequence[int], stop: int, when: str
     ) -> None:
-        """Do `pages` hold positions [0, stop) of `request`, each layer and head that this rank has?"""
+        """Check that `pages` hold positions [0, stop) of `request`, in each layer and head of this rank."""
         view, page_bytes = self.memory.view, self._page_bytes
         full = stop // self._size
         there = b"".join([view[page * page_bytes : (page + 1) * page_bytes] for page in pages[:full]])
@@ -229,7 +230,7 @@ class SimulatedEngine:
             view[at + start + low : at + start + high] = page[start + low : start + high]
 
     def _full(self, known: tuple[int, ...]) -> bytes:
-        """What the pages of `known`, which fills them, must hold."""
+        """Return the right content of the pages that `known` fills."""
         place = history(known)
         whole = self._whole.get(place)
         if whole is None:
@@ -238,7 +239,7 @@ class SimulatedEngine:
         return whole
 
     def _page(self, first: int, known: Sequence[int]) -> bytes:
-        """What the page of tokens from `first` on must hold, as far as they are known."""
+        """Return the right content of the page of tokens from `first` on, as far as they are known."""
         known = tuple(known[: first + self._size])
         place = (history(known), first)
         page = self._pages.get(place)
@@ -259,7 +260,7 @@ def _lane_sum(head: int, layer: int, plane: int, words: Iterable[tuple[int, byte
 
 
 class StepFault(Exception):
-    """What the simulation raises in a step. The product logs it as an error of its engine's."""
+    """Error that the simulation raises in a step. The product logs it as an error of its engine."""
 
 
 class SimulatedThread(Executor):

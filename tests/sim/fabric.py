@@ -1,5 +1,5 @@
-"""Does every write land where its own room may be written to, at the moment in which it lands, and is what
-says so written last?"""
+"""Simulated writes: each has to land where its own room may be written, and the seal has to be written
+last."""
 
 import ctypes
 import random
@@ -39,7 +39,7 @@ class Bank:
     holdings: Holdings
 
     def units(self, address: int, length: int) -> Iterator[tuple[str, int] | None]:
-        """Which pages or slots lie there. None: memory that was taken back from its writers."""
+        """Pages or slots at this address. None: the memory was taken back from its writers."""
         for kind, memory, size in (
             ("page", self.kv, self.page_bytes),
             ("slot", self.slots, SLOT_BYTES),
@@ -84,18 +84,18 @@ class WatchedFabric(MemoryFabric):
         self._trace = trace
         self._banks: dict[Incarnation, Bank] = {}
         self._rooms: dict[int, tuple[Write, RoomId, str]] = {}
-        """Of writes under way (by identity): which room its sender held the source for, and what it carries:
-        pages, records or seals."""
+        """Writes under way by identity: the room whose source the sender holds, and the kind (pages,
+        records or seals)."""
         self._pending: Counter[tuple[Incarnation, RoomId, str]] = Counter()
-        """By the sender's worker, room and what they carry: writes that did not end DONE."""
+        """Number of writes that did not end DONE, by the sender's worker, room and kind."""
         self._sealed: set[tuple[Incarnation, RoomId]] = set()
         self._random_rank = random.Random(f"{plan.seed}/late")
         self.late_share = 0.0
-        """Of rooms' records and seals: to one rank they come late."""
+        """Share of rooms whose records and seals reach one rank late."""
         self.late_steps = 0
         self._random_flip = random.Random(f"{plan.seed}/flip")
         self.flip_share = 0.0
-        """Of writes of pages: in one part of them a bit lands as another one."""
+        """Share of page writes in which one bit is flipped."""
 
     def endpoint(self, incarnation: Incarnation, bank: Bank) -> MemoryTransfer:
         self._banks[incarnation] = bank
@@ -165,7 +165,7 @@ class WatchedFabric(MemoryFabric):
             self._pending[sender.worker, room, carries] -= 1
 
     def _come_late(self, write: Write) -> None:
-        """What one rank of a receiver hears last, and the others long before."""
+        """Delay a record or seal to one rank of a receiver, long after the others."""
         if self._random_rank.random() < self.late_share:
             self._trace.fault(self._loop.time(), "write held", self._name(write.receiver))
             for part in write.parts:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when?"""
+"""Faults, and when they strike."""
 
 import asyncio
 import random
@@ -112,7 +112,8 @@ class Faults:
             worker.crash(rank)
 
     async def _abort_rank(self) -> None:
-        """What one rank alone knows, be it a pipeline's first stage or its last, ends the room on all."""
+        """Abort a room by evidence of one rank alone, a pipeline's first stage or its last. It ends on all
+        ranks."""
         worker = self._any_worker()
         rooms = [] if worker is None else [room for room in worker.work.roster if room.cause is None]
         if worker is not None and rooms:
@@ -131,7 +132,7 @@ class Faults:
             worker.resume()
 
     async def _silence(self) -> None:
-        """As long as it has rooms that a receiver waits for: later it would not matter."""
+        """Stop a sender while a receiver waits for its rooms. Later it would not matter."""
         senders = [each for each in self._platform.running() if each.side is Side.PREFILL]
         busy = [each for each in senders if each.work.roster.census()[Phase.TRANSFERRING]]
         if not busy:
@@ -223,7 +224,7 @@ class Faults:
                 each.ask_to_stop()
 
     async def _weigh(self) -> None:
-        """It is no fault: nobody fails, waits or ends for it."""
+        """Change a worker's weight. This is no fault: nothing fails, waits or ends by it."""
         number = self._random.randrange(self._world.shape.both or 1)
         prefill = self._random.choice((0, 0, 10, 50, 90, 100, 100))
         with suppress(UnknownWorker):

@@ -1,4 +1,5 @@
-"""Do all ranks of a decode worker grow, retract and release alike, and does its oldest room go on?
+"""Checks of growth: all ranks of a decode worker grow, retract and release alike, and the oldest room goes
+on.
 
 Looked at where each rank begins a step, or finds that there is none to begin.
 """
@@ -14,23 +15,23 @@ from baton.rooms.phases import Phase
 Violate: TypeAlias = Callable[[str, str, RoomId], None]
 """An invariant, a text and the room that it is about."""
 Table: TypeAlias = tuple[tuple[RoomId, Phase, PageCounts], ...]
-"""Of each room: what it holds."""
+"""Pages held by each room."""
 TURNS_MAX: Final = 8
-"""That one rank is ahead of another."""
+"""Most turns by which one rank is ahead of another."""
 
 
 class WorkerGrowth:
-    """Of all ranks of one decode worker."""
+    """Growth of all ranks of one decode worker."""
 
     def __init__(self, ranks: int, violate: Violate) -> None:
         self.retractions = 0
-        """Of rooms of its leader."""
+        """Retractions of the leader's rooms."""
         self._violate = violate
         self._turns = [0] * ranks
         self._tables: dict[int, Table] = {}
-        """Of a turn, as its first rank had it."""
+        """Table of each turn, as its first rank had it."""
         self._retracted = [set[RoomId]() for _ in range(ranks)]
-        """Of each rank: rooms that it has retracted and not released yet."""
+        """Rooms of each rank that are retracted and not released."""
 
     def look(self, rank: int, receiving: ReceivingSide[DecodeRoom], *, computes: bool) -> None:
         """At a rank, in a turn in which the engine of each was free. `computes`: a step runs now."""
@@ -63,7 +64,7 @@ class WorkerGrowth:
         known.update(room.id for room in retracted)
 
     def _look_for_a_step(self, receiving: ReceivingSide[DecodeRoom]) -> None:
-        """Where all rooms that hold pages run, one of them takes part in a step."""
+        """Check that if all rooms with pages run, one of them takes part in a step."""
         holding = [room for room in receiving.roster if room.id in receiving.holdings]
         if holding and all(room.runs and room.cause is None for room in holding):
             oldest = min(holding, key=lambda room: room.age)

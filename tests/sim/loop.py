@@ -1,4 +1,4 @@
-"""How does time pass for many processes in one, the same way in every run?
+"""Event loop without I/O, in which time passes for many processes the same way in every run.
 
 An event loop without I/O. Time is a number: it stands still while anything can run, and then jumps to the
 next timer. Each callback belongs to the process in whose context it was scheduled, so that one process can
@@ -53,7 +53,7 @@ class SimulatedProcess:
         self.busy_until_s = 0.0
         self.waking = False
         self.handled_s = 0.0
-        """That handlers of messages have had its core."""
+        """Seconds of the process's core that handlers of messages have used."""
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
         self.on_death: list[Callable[[], None]] = []
@@ -85,7 +85,7 @@ class SimulatedProcess:
             self._loop.again(held)
 
     def compute(self, seconds: float) -> None:
-        """Its core is taken for so long, from the end of the callback that runs now."""
+        """Occupy the process's core for `seconds`, from the end of the running callback."""
         self.busy_until_s = max(self.busy_until_s, self._loop.time()) + seconds
 
     @property
@@ -146,7 +146,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._tasks_made = 0
         self.problems: list[str] = []
-        """What no code has handled: each is a bug of whoever raised it."""
+        """Errors that no code has handled. Each is a bug of the code that raised it."""
 
     def time(self) -> float:
         return self._now
@@ -172,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return any(_process(handle) is process for handle in self._queue if not handle._cancelled)
 
     def forget(self) -> None:
-        """What is left over never runs."""
+        """Forget what is left over: it never runs."""
         self._over = True
         self._queue.clear()
         self._timers.clear()
@@ -195,7 +195,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor, work: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """By an executor of the simulation, which ends it in this thread."""
+        """Run in an executor of the simulation, which ends the call in this thread."""
         future = self.create_future()
 
         def ended(done: Future[Any]) -> None:
@@ -281,7 +281,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._wake(process)
 
     def _wake(self, process: SimulatedProcess) -> None:
-        """When its core is free again."""
+        """Wake the process when its core is free again."""
         if process.busy_until_s > self._now and not process.waking:
             process.waking = True
             self.call_at(process.busy_until_s, self._free, process)

@@ -1,4 +1,4 @@
-"""When does a message between two hosts arrive, and which calls break on the way?
+"""Simulated network: arrival of messages between hosts, and calls that break on the way.
 
 A connection delivers what it carries, in order within one call and in any order between two, or it breaks:
 then every call on it ends UNAVAILABLE at its caller and is cancelled at its server. What is sent while the
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEEPALIVE_S: Final = 15.0
 ROUND_S: Final = 0.00005
-"""Of a handler's way to its message."""
+"""Seconds of one round of the event loop before a handler gets its message."""
 HANDLERS_PART: Final = 3
 TURNS_S: Final = 0.3
 """A handler's half of the loop, and a few turns, with something to spare."""
@@ -41,14 +41,14 @@ class Weather:
 
     latency_s: float = 0.002
     slow_share: float = 0.0
-    """Of messages: far later than others, so that independent calls overtake each other."""
+    """Share of messages that come far later, so that independent calls overtake each other."""
     slow_s: float = 0.5
     lost_share: float = 0.0
-    """Of calls: the request never arrives."""
+    """Share of calls whose request never arrives."""
     unanswered_share: float = 0.0
-    """Of calls: carried out, and the answer never arrives."""
+    """Share of calls that are carried out, and whose answer never arrives."""
     twice_share: float = 0.0
-    """Of calls that are REPEATED: arrive a second time, later."""
+    """Share of REPEATED calls that arrive a second time, later."""
     late_renewals: bool = False
 
 
@@ -63,7 +63,7 @@ class Network:
         self.trace = trace
         self.weather = weather
         self.handler_rounds = 0
-        """Of its process's event loop, that a message takes to get to its handler."""
+        """Rounds of its process's event loop until a message gets to its handler."""
         self._random = random.Random(f"{seed}/network")
         self._servers: dict[str, SimulatedServer] = {}
         self._calls: dict[int, SimulatedCall] = {}
@@ -99,7 +99,7 @@ class Network:
                 call.break_off("Connection reset by peer")
 
     def died(self, process: SimulatedProcess) -> None:
-        """Its kernel closes its connections."""
+        """Close the connections of an ended process, as its kernel does."""
         for address in [each for each, server in self._servers.items() if server.process is process]:
             del self._servers[address]
         for call in list(self._calls.values()):
@@ -130,7 +130,7 @@ class Network:
         return self._number
 
     async def is_listening(self, source: str, address: str) -> bool:
-        """What a connection from `source` to an address would meet. Raises OSError where no way is open."""
+        """Return what a connection from `source` to an address meets. Raises OSError without a route."""
         target = address.partition(":")[0]
         if self.is_cut(source, target) or self.is_cut(target, source):
             raise OSError("no route to host")
@@ -185,7 +185,7 @@ class Network:
         return self._random.uniform(0.0, 1.0)
 
     def patience_s(self) -> float:
-        """How long a lost message is waited for before the connection counts as broken."""
+        """Seconds until a connection with a lost message counts as broken."""
         return self._random.choice((0.05, 0.5, 2.0, KEEPALIVE_S))
 
     def _draw(self, share: float, kind: str) -> bool:

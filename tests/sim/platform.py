@@ -1,4 +1,4 @@
-"""Who starts the processes, sees them end and starts them again?
+"""Platform that starts processes, sees their ends and restarts them.
 
 A worker's name is held by one incarnation at a time: the next one is started only after every process of the
 last one has ended. The exit is reported to the bootstrap, or not.
@@ -28,7 +28,7 @@ class Platform:
         self._process = SimulatedProcess(world.loop, "platform", "platform")
         self._pids = 1_000
         self.workers: dict[str, SimulatedWorker] = {}
-        """By name, the present incarnation, which may be over."""
+        """The present incarnation of each worker by name. It may have ended."""
         shape, self._stack = world.shape, dict[str, tuple[Side, WorkerShape]]()
         for number, topology in enumerate(shape.prefills):
             made = WorkerShape.of(topology, world.whole, shape.prefill_page_tokens, shape.pages)

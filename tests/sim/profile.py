@@ -1,4 +1,4 @@
-"""Which sizes and which kinds of trouble does a seed stand for?
+"""Sizes and kinds of trouble of each seed.
 
 Most seeds have one or two kinds of trouble, so that each is also seen without the others; some have all.
 """
@@ -16,33 +16,32 @@ from tests.sim.network import CALM, Weather
 
 @dataclass(frozen=True, slots=True)
 class Troubles:
-    """How many times in a run, unless it says otherwise."""
+    """Troubles of a run. Numbers are occurrences, unless a field says otherwise."""
 
     crashes: int = 0
     """A worker's process dies and comes back as another incarnation."""
     told_share: float = 1.0
-    """Of crashes: whoever started the worker tells the bootstrap of its exit."""
+    """Share of crashes whose exit is reported to the bootstrap by the worker's starter."""
     rank_crashes: int = 0
     rank_aborts: int = 0
     """A room fails on the first or on the last rank of a worker alone."""
     late_share: float = 0.0
-    """Of records and seals: one rank of the receiver gets them long after the others."""
+    """Share of records and seals that one rank of the receiver gets long after the others."""
     late_steps: int = 0
     flip_share: float = 0.0
-    """Of writes of pages: one bit lands as another one than was sent."""
+    """Share of page writes in which one bit is flipped."""
     pauses: int = 0
     """All of a worker's processes stop for a while."""
     rank_pauses: int = 0
     group_s: float = 2.0
-    """How long ranks wait for one of them before the group counts as broken."""
+    """Seconds after which a group counts as broken if one rank is missing."""
     rank_stalls: int = 0
     """A rank that does not lead stands still, for less long than its group waits."""
     late_renewals: bool = False
     """Renewals of leases come late, and their answers later still and in another order. No gap between two
     that arrive is as long as a lease."""
     busy_bootstraps: int = 0
-    """What is said to the bootstrap waits in its own queue for a while, whose length is a multiple of a
-    lease."""
+    """Times at which messages to the bootstrap wait in its queue, for a multiple of a lease."""
     silences: int = 0
     """A sender is paused, or cut off from a receiver, so long that its rooms' memory has to be revoked."""
     bootstrap_crashes: int = 0
@@ -58,26 +57,26 @@ class Troubles:
     step_failure_share: float = 0.0
     slow_ranks: int = 0
     handler_rounds: int = 0
-    """Of the event loop, each of which takes a while, until a handler has a message that came for it."""
+    """Rounds of the event loop until a handler has its message."""
     turn_s: float = 0.0
-    """What a turn takes of a worker's core."""
+    """Seconds of a worker's core per turn."""
     skew: bool = False
     hangup_share: float = 0.0
-    """Of clients: hang up at some time, or have read enough."""
+    """Share of clients that hang up at some time, or have read enough."""
     cancel_share: float = 0.0
-    """Of rooms: cancelled by their number, through the bootstrap's API."""
+    """Share of rooms that are cancelled by their number, through the bootstrap's API."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     name: str
     prefills: tuple[Topology, ...]
-    """Of each worker."""
+    """Shape of each prefill worker."""
     decodes: tuple[Topology, ...]
     prefill_page_tokens: int
     decode_page_tokens: int
     pages: int
-    """Of each rank, if they were of 4 tokens."""
+    """Pages of each rank, in units of 4 tokens."""
     places: int
     max_running: int
     queue: int
@@ -88,23 +87,23 @@ class Profile:
     reuse: bool = True
     """Workers keep the pages of ended sequences for those that begin alike."""
     alike: float = 0.2
-    """Of prompts: begin as others do."""
+    """Share of prompts that begin like others."""
     several: float = 0.0
-    """Of requests: ask for several choices."""
+    """Share of requests with several choices."""
     outputs: tuple[int, ...] = (1, 1, 2, 3, 5, 8)
     """Tokens that requests ask for."""
     classes: tuple[int, ...] = (0,)
-    """Of requests: the lowest is served first."""
+    """Priority classes of requests. The lowest is served first."""
     local: float = 0.0
-    """Of rooms: decode's leader decides that they are computed there."""
+    """Share of rooms that decode's leader claims to compute itself."""
     both: int = 0
-    """So many pairs of these workers, the first ones, are one process each."""
+    """Number of pairs of workers, the first ones, that are one process each."""
     drafts_by: int = 0
-    """Of decode workers: tokens by which drafts are looked up. Most answers go round then."""
+    """Tokens by which decode workers look up drafts. Most answers repeat themselves then."""
     kv_heads: tuple[int, ...] = (1, 2)
     checksum: KvChecksum = KvChecksum.RECORD
     slow: float = 1.0
-    """How many times as long a step takes."""
+    """Factor of a step's duration."""
     weather: Weather = CALM
     writes: FaultPlan = NO_FAULTS
     troubles: Troubles = field(default_factory=Troubles)
@@ -142,7 +141,7 @@ NAMES: Final = (
     "both",
 )
 MIXED: Final = NAMES[1 : NAMES.index("everything")]
-"""What "everything" is made of."""
+"""Kinds of trouble that "everything" combines."""
 
 
 _GROWTH: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -206,7 +205,7 @@ TROUBLES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "stalls": {"rank_stalls": (1, 2, 3), "group_s": (60.0,), "slow_ranks": (0, 1)},
 }
-"""What each kind of seed draws from."""
+"""Values that each kind of seed draws from, by field."""
 
 ONE: Final = Topology()
 GROUPS: Final = (
@@ -258,16 +257,16 @@ SIZES: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         ),
     },
 }
-"""What some kinds of seed draw from beside."""
+"""Values of sizes that some kinds of seed draw from, by field."""
 SIX_HEADS: Final = (1, 2, 4, 7, 8, 9)
 THIRDS: Final = (ONE, Topology(2), Topology(3), Topology(3), Topology(3, 2), Topology(6))
-"""Of six KV heads: what a half of them holds and what a third does overlap in one or two."""
+"""Shapes for six KV heads: a half and a third of them overlap in one or two heads."""
 GROUPED: Final = frozenset({"ranks", "aborts", "seals", "stalls"})
 """Profiles that are about several ranks."""
 
 
 def profile(seed: int, rooms: int, name: str | None = None) -> Profile:
-    """What seed `seed` stands for; `name` instead of the kind that the seed would have."""
+    """Return the profile of a seed. `name`: kind of trouble in place of the seed's own."""
     draw = random.Random(f"{seed}/profile")
     name = name or NAMES[seed % len(NAMES)]
     groups = GROUPS[1:] if name in GROUPED else draw.choice(((ONE,), (ONE,), GROUPS))

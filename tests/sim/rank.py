@@ -63,12 +63,12 @@ CONNECT_S: Final = 1.5
 PREFILL_DEADLINES: Final = Deadlines(4_000, 5_000, 5_000, 5_000, 5_000)
 DECODE_DEADLINES: Final = Deadlines(3_000, 6_000, 6_000, 3_600_000, 4_000)
 LOOK_S: Final = 0.01
-"""How often what cannot wake anyone is looked at. Production looks more often; each look costs a turn."""
+"""Seconds between polls of what wakes no task. Production polls more often. Each poll costs a turn."""
 
 
 @dataclass(slots=True)
 class World:
-    """What all processes are in."""
+    """The world of all processes."""
 
     loop: VirtualLoop
     network: Network
@@ -76,12 +76,12 @@ class World:
     trace: Trace
     shape: Profile
     rng: random.Random
-    """What processes draw at start: incarnations, drifts."""
+    """Random numbers of processes at start: incarnations, drifts."""
     step_failure_share: float = 0.0
     workers: "dict[Incarnation, SimulatedWorker]" = field(default_factory=dict)
     """Every one that ever was."""
     grown: dict[Incarnation, WorkerGrowth] = field(default_factory=dict)
-    """Of decode workers."""
+    """Growth of each decode worker."""
     model: SimulatedModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,11 +89,11 @@ class World:
 
     @property
     def whole(self) -> KvLayout:
-        """What a worker holds, but for the size of its pages."""
+        """Layout of a whole worker, without the size of its pages."""
         return changed(WHOLE, heads=self.shape.kv_heads)
 
     def growth(self, worker: Incarnation, ranks: int, name: str) -> WorkerGrowth:
-        """Of this decode worker, the same for all its ranks."""
+        """Return this decode worker's growth, the same object for all its ranks."""
 
         def violate(invariant: str, text: str, room: RoomId) -> None:
             self.trace.violate(self.loop.time(), invariant, f"{name}: {text}", room)
@@ -120,7 +120,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the leader has beside its ranks' parts: ways to others. None of it on followers."""
+    """Connections of the leader to others. Followers have none."""
 
     incarnation: Incarnation
     name: str
@@ -138,12 +138,12 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
-    """Of one worker."""
+    """Shape of one worker."""
 
     topology: Topology
     whole: KvLayout
     pages: int
-    """Of each rank."""
+    """Pages of each rank."""
 
     @classmethod
     def of(cls, topology: Topology, whole: KvLayout, page_tokens: int, pages: int) -> "WorkerShape":
@@ -152,12 +152,12 @@ class WorkerShape:
 
     @property
     def layouts(self) -> list[KvLayout]:
-        """Of every rank."""
+        """Return the layouts of all ranks."""
         return [rank_layout(self.whole, self.topology, rank) for rank in range(self.topology.ranks)]
 
 
 class SilentReporter(Reporter):
-    """Of a rank that does not lead: nothing that is checked hangs on its lines."""
+    """Reporter of a follower. Nothing that is checked depends on its reports."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -174,8 +174,8 @@ class SilentReporter(Reporter):
 
 
 class ChanceClaims:
-    """Which rooms does a leader decide to compute? Clocks and rates, by which it does elsewhere, tell nothing
-    here. A room is claimed as it comes, or when it has waited for some turns."""
+    """Random claims of a leader to compute rooms. Clocks and rates, which decide in production, mean
+    nothing here. A room is claimed when it comes, or after waiting some turns."""
 
     def __init__(self, rng: random.Random, share: float) -> None:
         self._random = rng

@@ -44,10 +44,10 @@ class Report:
     violations: tuple[Violation, ...]
     faults: Counter[str]
     outcomes: Counter[str]
-    """How requests ended; "for now": and were made again."""
+    """Number of requests by their end. "for now": they were sent again."""
     deeds: Counter[str]
     digest: str
-    """Of all that happened, in order: equal for equal seeds."""
+    """Hash of all events in order, equal for equal seeds."""
     virtual_s: float
     steps: int
     seconds: float
@@ -127,11 +127,11 @@ class _Scene:
         self._faults = Faults(self._world, self._platform, self.clients, name)
 
     def rooms_opened(self) -> int:
-        """By every incarnation of the bootstrap, canaries and retries included."""
+        """Rooms opened by all incarnations of the bootstrap, with canaries and retries."""
         return sum(each.opened() for each in self._platform.bootstraps)
 
     def deeds(self) -> Counter[str]:
-        """What the product did about it all."""
+        """Return the product's reactions."""
         done: Counter[str] = Counter()
         for worker in self._platform.everyone:
             sample = worker.leader.registry.get_sample_value("baton_kv_revocations_total")
@@ -245,7 +245,7 @@ class _Scene:
 
 
 class _Errors(logging.Handler):
-    """What the product logs as an error is a bug of it: nothing that goes wrong outside is, but for steps."""
+    """Log handler for which every error of the product is a bug, except errors of steps."""
 
     def __init__(self, trace: Trace, loop: VirtualLoop) -> None:
         super().__init__(logging.ERROR)

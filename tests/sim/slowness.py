@@ -1,4 +1,4 @@
-"""What do ranks have in the simulation that is slower than in production, or late?"""
+"""Parts of ranks that are slower in the simulation than in production, or late."""
 
 import asyncio
 import random

@@ -1,5 +1,7 @@
-"""Does a whole Baton keep its invariants whatever goes wrong? (Whether the simulation would see it if not,
-the mutants say: tests/mutants.)"""
+"""Tests that a whole Baton keeps its invariants, whatever goes wrong.
+
+(Whether the simulation would see it if not, the mutants say: tests/mutants.)
+"""
 
 import os
 import subprocess

@@ -41,7 +41,7 @@ from tests.wire.receivers import decode_peer
 BOOTSTRAP: Final = "bootstrap:8100"
 DRAIN_MS: Final = 20_000
 GRACE_S: Final = 1.5
-"""How long the platform leaves the others when a rank has ended, so that they say why."""
+"""Seconds that the platform leaves the other ranks after one has ended, so that they report the cause."""
 KILL_S: Final = 0.05
 LEFT: Final = "left"
 """Why a worker has ended that was not lost."""
@@ -66,11 +66,11 @@ class SimulatedWorker:
         self.pid = pid
         self._on_end = on_end
         self.other_sides: list[SimulatedWorker] = []
-        """Of its process."""
+        """Workers of the other side in its process."""
         self.over = False
         self.born_s = world.loop.time()
         self._wounded = ""
-        """What was done to it that it may die of."""
+        """Fault that was done to the worker, by which it may end."""
         drawn = world.incarnation()
         self._credential = drawn.to_bytes(8, "big") * 2
         self.incarnation = incarnation_of(self._credential)
@@ -169,7 +169,7 @@ class SimulatedWorker:
     # ---- its life
 
     async def _serve(self) -> None:
-        """As `WorkerHost.serve`."""
+        """Serve like `WorkerHost.serve`."""
         self._add_services()
         leader, loop = self.leader, asyncio.get_running_loop()
         lease = LeaseKeeper(
@@ -199,7 +199,7 @@ class SimulatedWorker:
             raise
 
     async def _break_off(self, lease: LeaseKeeper, error: Exception) -> None:
-        """As `WorkerHost` does."""
+        """Break off like `WorkerHost`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
                 await lease.drain(broken=True)
@@ -240,7 +240,7 @@ class SimulatedWorker:
 
     @property
     def exit_secret(self) -> bytes:
-        """What the platform, which starts its process, shows to report the exit."""
+        """Return the secret by which the platform, its starter, reports its exit."""
         return b"of process %d" % self.pid
 
     def _registration(self) -> workers_pb2.RegisterRequest:

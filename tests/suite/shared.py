@@ -1,4 +1,4 @@
-"""How do tests share what takes long to start, and not each other's failures?
+"""Things that take long to start, shared by tests without sharing their failures.
 
     @pytest.fixture(scope="package")
     def stacks(demo_model_dir: Path) -> Iterator[Shared[Stack]]:

@@ -1,4 +1,4 @@
-"""Does any test perform a move's effect by itself, where it should drive the classes that production runs?
+"""Test that no test performs a move's effect by itself, instead of driving the product's classes.
 
 What joins a room's phase with its memory lives in `services/handover`. A test that reserves, exposes or gives
 back by itself would be a second copy of it, and would go on proving what the product does no more.

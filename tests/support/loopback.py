@@ -1,4 +1,4 @@
-"""How do many ranks agree within one process and one event loop, the same way in every run?
+"""Collectives of many ranks within one process and one event loop, the same way in every run.
 
 For tests and simulations. The last rank to arrive completes a collective for all; a rank that leaves,
 is cancelled while it waits, or makes another call than the others ends the group, by name. There is no

@@ -1,7 +1,10 @@
-"""Does the hand-over hold? `make verify`: the model, the simulation and the mutants, three processes at a
-time. One JSON object on stdout, progress on stderr; exit status 1 if anything is broken, missed or short.
+"""The command of `make verify`: the model, the simulation and the mutants.
 
-`--long` (`make verify-long`) goes on for hours, with a line of JSON for every piece."""
+`make verify`: the model, the simulation and the mutants, three processes at a time. One JSON object on
+stdout, progress on stderr; exit status 1 if anything is broken, missed or short.
+
+`--long` (`make verify-long`) goes on for hours, with a line of JSON for every piece.
+"""
 
 import argparse
 import json

@@ -14,8 +14,8 @@ class Piece(NamedTuple):
 
 
 def in_lanes(busy: Iterable[Piece], waiting: Iterable[Piece], count: int) -> list[str]:
-    """Do them, `count` at a time, each asked for when a lane is free. The first lane begins with those that
-    wait for most of their time, the others with those that compute. Returns what could not be done."""
+    """Do all pieces, `count` at a time, each begun when a lane is free. The first lane begins with pieces
+    that mostly wait, the others with those that compute. Returns the pieces that failed."""
     problems: list[str] = []
     lock, computing, idling = threading.Lock(), iter(busy), iter(waiting)
     orders = [(idling, computing), *[(computing, idling)] * (count - 1)]

@@ -29,8 +29,8 @@ def tokenizer(demo_model_dir: Path) -> Tokenizer:
 
 
 def loglikelihoods(choices: list[Any], contexts: list[int]) -> Iterator[tuple[float, bool]]:
-    """As `lm_eval.models.openai_completions` reads an answer: of the tokens between the context and the one
-    that was drawn, how likely they are and whether each of them was the likeliest."""
+    """Read an answer as `lm_eval.models.openai_completions` does. Returns the summed log-probability of the
+    tokens between the context and the drawn one, and whether each of them was the likeliest."""
     for choice, context in zip(sorted(choices, key=lambda each: each.index), contexts, strict=True):
         own = choice.logprobs.token_logprobs[context:-1]
         likeliest = [max(top.values()) for top in choice.logprobs.top_logprobs[context:-1]]

@@ -139,7 +139,7 @@ FAULTS: Final[list[tuple[dict[str, Any], str, str]]] = [
     ),
     ({"n": 64, "max_tokens": 100_000}, "max_tokens", ""),
 ]
-"""What is asked for, which field is told, and what is said of it."""
+"""Request fields, the field that the error names, and a part of its message."""
 
 
 def test_what_cannot_be_asked_for_touches_no_worker(idle_stack: Stack, model: str) -> None:
