@@ -9,12 +9,10 @@ import pytest
 from baton.handover.page_growth import AHEAD
 from baton.ids import RoomId
 from baton.pages.pool import PageState
-from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Phase
 from baton.rooms.quarantine import HURRY
 from baton.rooms.request import Request
 from baton.wire.baton.v1 import group_pb2, inference_pb2
-from baton.wire.conversions import cause_to_wire
 from baton.worker.turn_loop import Lap
 from tests.decode.bench import Caller, DecodeBench, decoding
 from tests.decode.test_group import RANKS, Group, grouped
@@ -373,31 +371,6 @@ async def test_growth_is_agreed_where_one_rank_alone_sees_a_room_fail(what: str,
         assert await callers[1].outcome() == "engine_failed"
         assert await callers[0].outcome() == ("" if what == "draw" else "engine_failed")
         assert [retracted(each) for each in group.ranks] == [0] * RANKS
-
-
-@pytest.mark.parametrize("reason", [Reason.CLIENT_GONE, Reason.ANSWERED])
-async def test_a_retraction_that_meets_a_cancel_is_told_once_and_gives_back_all(reason: Reason) -> None:
-    first, second = asked(1, arrived_ms=5), asked(2, arrived_ms=9)
-    async with grouped(pages=8) as group:
-        callers = await both_running(group, first, second)
-        await until_retracted(group)
-        cause = cause_to_wire(Cause(reason, "no longer wanted"))
-        group.leader.mailbox.put(group_pb2.Command(cancel=inference_pb2.CancelRequest(room=2, cause=cause)))
-        await group.settle()
-        assert await callers[1].outcome() == reason.value, "which is more than a retraction"
-        assert callers[0].tokens == toy.answer(first)
-
-
-async def test_a_retracted_room_whose_choices_are_all_cut_is_answered() -> None:
-    first, second = asked(1, arrived_ms=5), asked(2, arrived_ms=9)
-    async with grouped(pages=8) as group:
-        callers = await both_running(group, first, second)
-        await until_retracted(group)
-        cut = inference_pb2.EndChoiceRequest(room=2, choice=0)
-        group.leader.mailbox.put(group_pb2.Command(end_choice=cut))
-        await group.settle()
-        assert await callers[1].outcome() == ""
-        assert callers[0].tokens == toy.answer(first)
 
 
 async def test_a_worker_that_drains_retracts_and_leaves_when_the_oldest_is_answered() -> None:
