@@ -13,7 +13,7 @@ from baton.fleet.registry import Registry
 from baton.models.conversion_cache import CONVERSION_DEADLINE_S
 from baton.prefill.metrics import PrefillMetrics
 from baton.runtime.errors import SettingsError
-from baton.web.status_pages import metrics_app
+from baton.web.probe_pages import metrics_app
 from tests.deploy.chart import CASES, NAMESPACE, Object, Pod, objects, of_kind, pods, pods_of
 from tests.deploy.flags import settings
 

@@ -24,7 +24,7 @@ from baton.web.bounded_http import HEAD_BYTES_MAX, HEADERS_MAX, BoundedHttp
 from baton.web.closed_connections import ClosedConnections
 from baton.web.host_names import HostNames
 from baton.web.http_server import serve_http
-from baton.web.status_pages import serve_metrics
+from baton.web.probe_pages import serve_metrics
 from tests.api import tiny
 from tests.api.scripted import ScriptedBackend
 from tests.safety.certificates import made

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from baton.runtime.listening_ports import bind_port
 from baton.runtime.worker_settings import WorkerSettings
 from baton.web.http_server import HttpServer
-from baton.web.status_pages import serve_metrics
+from baton.web.probe_pages import serve_metrics
 from baton.worker.step_thread import STEP_MS
 
 STUCK_MS: Final = 60_000

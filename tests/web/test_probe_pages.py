@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from baton.runtime.cpu_affinity import allowed_cpus, pin
 from baton.runtime.errors import StartupError
 from baton.runtime.listening_ports import bind_port, port_of
-from baton.web.status_pages import serve_metrics
+from baton.web.probe_pages import serve_metrics
 
 
 async def test_the_pages_show_metrics_health_and_readiness() -> None:
