@@ -139,10 +139,10 @@ def _deltas(reply: httpx.Response) -> Iterator[str]:
 def _checked(reply: httpx.Response) -> httpx.Response:
     if reply.is_error:
         try:
-            told = _message(reply.json())
+            message = _message(reply.json())
         except ValueError:
-            told = reply.text[:200]
-        raise ChatFailed(f"the server answered {reply.status_code}: {told}")
+            message = reply.text[:200]
+        raise ChatFailed(f"the server answered {reply.status_code}: {message}")
     return reply
 
 

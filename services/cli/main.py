@@ -217,8 +217,8 @@ def main() -> None:
         sys.exit(report_startup_error(error))
     dropped = clean_environment(os.environ)
     if dropped:
-        told = "dropped from the environment, as docs/settings.md says"
-        print(f"baton: {told}: {', '.join(dropped)}", file=sys.stderr)
+        reason = "dropped from the environment, as docs/settings.md says"
+        print(f"baton: {reason}: {', '.join(dropped)}", file=sys.stderr)
     try:
         refuse_peers_flags(sys.argv[1:])
     except SettingsError as error:

@@ -37,22 +37,22 @@ def metric_page() -> str:
     found: dict[str, list[Exported]] = {}
     for each in exported():
         found.setdefault(each.name, []).append(each)
-    asked = [name for names in QUESTIONS.values() for name in names]
-    if sorted(asked) != sorted(found):
-        strange = sorted(set(asked) ^ set(found))
-        raise LookupError(f"in the code or among the questions, not in both or not once: {strange}")
+    named = [name for names in QUESTIONS.values() for name in names]
+    if sorted(named) != sorted(found):
+        unmatched = sorted(set(named) ^ set(found))
+        raise LookupError(f"in the code or among the questions, not in both or not once: {unmatched}")
     parts = [HEAD]
     for question, names in QUESTIONS.items():
-        rows = [_row(told) for name in names for told in _alike(found[name])]
+        rows = [_row(exports) for name in names for exports in _alike(found[name])]
         table = ["| metric | type | unit | from | labels | meaning |", "|---|---|---|---|---|---|", *rows]
         parts.append(f"## {question}\n\n" + "\n".join(table) + "\n")
     return "\n".join(parts)
 
 
-def _alike(told: Sequence[Exported]) -> list[list[Exported]]:
+def _alike(exports: Sequence[Exported]) -> list[list[Exported]]:
     """Return the exports of a metric, grouped by equal text and labels."""
     groups: list[list[Exported]] = []
-    for each in told:
+    for each in exports:
         for group in groups:
             if (group[0].text, group[0].labels) == (each.text, each.labels):
                 group.append(each)
@@ -62,14 +62,14 @@ def _alike(told: Sequence[Exported]) -> list[list[Exported]]:
     return groups
 
 
-def _row(told: Sequence[Exported]) -> str:
-    first = told[0]
+def _row(exports: Sequence[Exported]) -> str:
+    first = exports[0]
     labels = [f"{label}: {_values(first, label)}" for label in first.labels]
     cells = (
         f"`{first.name}`",
         first.kind,
         first.unit,
-        ", ".join(each.role for each in told),
+        ", ".join(each.role for each in exports),
         "; ".join(labels),
         first.text,
     )

@@ -160,8 +160,8 @@ def _counts_of_workers(workers: list[dict[str, Any]]) -> Table:
 def _name(worker: dict[str, Any]) -> Text:
     """Return a worker's name, with this side's share if it serves both."""
     weight = worker.get("weight")
-    told = "" if weight is None else f" {weight}%"
-    return Text(worker["name"], style="bold").append(told, style="not bold dim")
+    share = "" if weight is None else f" {weight}%"
+    return Text(worker["name"], style="bold").append(share, style="not bold dim")
 
 
 def _state(what: dict[str, Any], other: str = "") -> Text:

@@ -56,8 +56,8 @@ class CheckpointQuantization:
     @property
     def of_the_cache(self) -> bool:
         """Whether keys and values are to be quantized as well."""
-        told = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
-        return any(told)
+        stated = (self.words.get("kv_cache_scheme"), self.words.get("kv_cache_quant_algo"))
+        return any(stated)
 
     def group_of(self, module: str) -> Json:
         """Return how compressed-tensors stores the weights of `module`. Raises Untold.
@@ -78,9 +78,9 @@ class CheckpointQuantization:
     def block_of(self, module: str) -> tuple[int, int] | None:
         """Return the rows and columns of weights that share a scale, if they do. Raises Untold."""
         group = self.group_of(module)
-        told = group.get("block_structure") or self.words.get("weight_block_size")
-        if isinstance(told, list) and len(told) == 2 and all(isinstance(each, int) for each in told):
-            return told[0], told[1]
+        stated = group.get("block_structure") or self.words.get("weight_block_size")
+        if isinstance(stated, list) and len(stated) == 2 and all(isinstance(each, int) for each in stated):
+            return stated[0], stated[1]
         size = group.get("group_size")
         return (1, size) if isinstance(size, int) and size > 0 else None
 
@@ -89,17 +89,17 @@ def read_quantization(directory: Path) -> CheckpointQuantization | None:
     """Return the quantization of the checkpoint in `directory`, or None. Raises ModelUnreadable."""
     config = json_object(directory / CONFIG_FILE, required=True)
     text = config.get("text_config")
-    places = (config, text if isinstance(text, dict) else {})
-    told = next((place[key] for place in places for key in KEYS if place.get(key)), None)
-    if told is None:
+    sections = (config, text if isinstance(text, dict) else {})
+    stated = next((section[key] for section in sections for key in KEYS if section.get(key)), None)
+    if stated is None:
         exported = json_object(directory / EXPORTED).get("quantization")
-        told = exported and {"quant_method": MODELOPT, **exported}
-    if told is None:
+        stated = exported and {"quant_method": MODELOPT, **exported}
+    if stated is None:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         raise ModelUnreadable(f"{directory / CONFIG_FILE}: its quantization_config is no object")
-    method = told.get("quant_method") or (COMPRESSED if "config_groups" in told else "an unnamed method")
-    return CheckpointQuantization(str(method), told)
+    method = stated.get("quant_method") or (COMPRESSED if "config_groups" in stated else "an unnamed method")
+    return CheckpointQuantization(str(method), stated)
 
 
 def _groups_of(words: Json) -> list[Json]:
@@ -131,8 +131,8 @@ def _matches(target: str, module: str) -> bool:
 def _compressed_misses(words: Json) -> list[str]:
     found = []
     for key, what in (("transform_config", "with transforms"), ("sparsity_config", "with sparsity")):
-        told = words.get(key)
-        if told and told.get("format") != "dense":
+        stated = words.get(key)
+        if stated and stated.get("format") != "dense":
             found.append(what)
     formats = {str(group["format"]) for group in _groups_of(words)} or {str(words.get("format"))}
     found += [f"in the format {each}" for each in sorted(formats - {*PLAIN_FORMATS, *PACKED_FORMATS})]

@@ -74,9 +74,9 @@ def cache_root() -> Path:
 
     Raises StartupError if neither is known.
     """
-    told = os.environ.get("XDG_CACHE_HOME", "")
+    configured = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        root = Path(told) if Path(told).is_absolute() else Path.home() / ".cache"
+        root = Path(configured) if Path(configured).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         text = "there is no home directory to keep a converted model in: set HOME or XDG_CACHE_HOME"
         raise StartupError(text) from None
@@ -86,7 +86,7 @@ def cache_root() -> Path:
 @contextmanager
 def _locked(path: Path, report: Callable[[str], None], deadline_s: float) -> Iterator[IO[str]]:
     ends = time.monotonic() + deadline_s
-    told = False
+    is_reported = False
     with path.open("a") as lock:
         while True:
             try:
@@ -99,9 +99,9 @@ def _locked(path: Path, report: Callable[[str], None], deadline_s: float) -> Ite
                     f"another process has been converting this model for over {deadline_s:.0f} s; "
                     f"if none is, remove {path}"
                 )
-            if not told:
+            if not is_reported:
                 report("waiting for another process that is converting the model")
-                told = True
+                is_reported = True
             time.sleep(LOCK_POLL_S)
         yield lock
 

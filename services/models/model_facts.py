@@ -168,11 +168,11 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     Of several sets it is the one that the model library loads: the one that the configuration names, else the
     single file. Raises ModelNotFound if the configuration or the index names a missing file.
     """
-    told = json_object(directory / CONFIG_FILE).get("transformers_weights")
+    stated = json_object(directory / CONFIG_FILE).get("transformers_weights")
     present = [name for name in (SINGLE_FILE, INDEX_FILE) if (directory / name).is_file()]
-    if not told and not present:
+    if not stated and not present:
         return ()
-    chosen = _there(directory, CONFIG_FILE, str(told or present[0]))
+    chosen = _there(directory, CONFIG_FILE, str(stated or present[0]))
     if not chosen.name.endswith(INDEX_ENDS):
         return (chosen,)
     index = json_object(chosen)
@@ -259,8 +259,8 @@ def _eos_token_ids(directory: Path, configs: Sequence[Json], vocab_size: int) ->
     Ids that the model never draws are left out. Raises UnsupportedModel for more than a request can carry.
     """
     ids: set[int] = set()
-    for told in (json_object(directory / GENERATION_FILE), *configs):
-        value = told.get("eos_token_id")
+    for stated in (json_object(directory / GENERATION_FILE), *configs):
+        value = stated.get("eos_token_id")
         ids.update(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
     word = json_object(directory / "tokenizer_config.json").get("eos_token")
     content = word.get("content") if isinstance(word, dict) else word
@@ -292,22 +292,22 @@ def _is_length(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and value > 0
 
 
-def _context_length(directory: Path, name: str, config: Json, asked: int) -> int:
+def _context_length(directory: Path, name: str, config: Json, given: int) -> int:
     """Return the given context length, or else what the model can hold.
 
     For longrope that is the original positions, as in vLLM. Its long factors would serve short sequences
     worse.
     """
-    if asked and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
-        return asked  # a definition that cannot hold it is refused when it is loaded
+    if given and not any(_is_length(config.get(key)) for key in CONTEXT_KEYS):
+        return given  # a definition that cannot hold it is refused when it is loaded
     most = _most_positions(directory, config)
-    if asked > most:
+    if given > most:
         raise ContextTooLong(
-            f"--context-length {asked}: the model {name} holds {most} tokens at most, as its config.json "
+            f"--context-length {given}: the model {name} holds {most} tokens at most, as its config.json "
             "says; a longer context takes its vendor's RoPE scaling written into that file"
         )
     original = [_original(config, kind, most) for kind, word in _scalings(config) if word in LONGROPE]
-    return asked or min([most, *original])
+    return given or min([most, *original])
 
 
 def _most_positions(directory: Path, config: Json) -> int:
@@ -316,14 +316,14 @@ def _most_positions(directory: Path, config: Json) -> int:
     Linear scaling multiplies the stated positions, and YaRN the original ones. Every other scaling, and Gemma
     3's, is included in the stated positions.
     """
-    told = _positive(directory, config, CONTEXT_KEYS, "; --context-length sets one")
+    stated = _positive(directory, config, CONTEXT_KEYS, "; --context-length sets one")
     scaled = []
     if "gemma3" not in str(config.get("model_type")):
         for kind, word in _scalings(config):
             factor = kind.get("factor")
             if word in SCALED and _is_factor(factor):
-                scaled.append(int((_original(config, kind, told) if word == "yarn" else told) * factor))
-    length = max(scaled, default=told)
+                scaled.append(int((_original(config, kind, stated) if word == "yarn" else stated) * factor))
+    length = max(scaled, default=stated)
     if length > POSITIONS_MAX:
         raise ModelUnreadable(f"{directory / CONFIG_FILE}: a context of {length} tokens is none")
     return length
@@ -331,19 +331,19 @@ def _most_positions(directory: Path, config: Json) -> int:
 
 def _scalings(config: Json) -> Iterator[tuple[Json, object]]:
     """Return how rotary embeddings are scaled, for all layers or by layer type, with the scaling's name."""
-    told = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(told, dict):
-        for kind in (told, *(value for value in told.values() if isinstance(value, dict))):
+    stated = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(stated, dict):
+        for kind in (stated, *(value for value in stated.values() if isinstance(value, dict))):
             yield kind, kind.get("rope_type", kind.get("type"))
 
 
-def _original(config: Json, kind: Json, told: int) -> int:
+def _original(config: Json, kind: Json, stated: int) -> int:
     """Return the positions before YaRN scales them.
 
     The first key counts, as in the model library, which takes the stated positions if there is none.
     """
     named = (config.get(ORIGINAL), kind.get(ORIGINAL))
-    return next((each for each in named if isinstance(each, int) and each > 0), told)
+    return next((each for each in named if isinstance(each, int) and each > 0), stated)
 
 
 def _is_factor(value: object) -> TypeGuard[float]:

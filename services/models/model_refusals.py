@@ -86,8 +86,10 @@ def refuse_without_weights(directory: Path) -> None:
     for pattern, remedy in OTHER_WEIGHTS:
         file = next(iter(sorted(directory.glob(pattern))), None)
         if file is not None:
-            told = remedy.format(file=file, single=SINGLE_FILE)
-            raise ModelNotFound(f"--model {directory}: no safetensors weights ({index}); {file.name}: {told}")
+            advice = remedy.format(file=file, single=SINGLE_FILE)
+            raise ModelNotFound(
+                f"--model {directory}: no safetensors weights ({index}); {file.name}: {advice}"
+            )
     raise ModelNotFound(
         f"--model {directory}: the directory has no safetensors weights ({index}); is its download complete?"
     )

@@ -96,8 +96,8 @@ def _record(
     name: str, level: int, message: str, fields: dict[str, FieldValue], error: BaseException | None = None
 ) -> logging.LogRecord:
     """Make a log record. The library's own method also looks for the source line, which no format shows."""
-    told = None if error is None else (type(error), error, error.__traceback__)
-    record = logging.LogRecord(name, level, "", 0, message, None, told)
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord(name, level, "", 0, message, None, exc_info)
     record.baton_fields = fields
     return record
 
@@ -198,8 +198,8 @@ class Lines(logging.StreamHandler[TextIO]):
             text = f"{self.format(record)}\n"
             if self._left_out:
                 fields: dict[str, FieldValue] = {"lines": self._left_out}
-                told = _record(__name__, logging.WARNING, "the log was not read: lines are missing", fields)
-                text = f"{self.format(told)}\n{text}"
+                record = _record(__name__, logging.WARNING, "the log was not read: lines are missing", fields)
+                text = f"{self.format(record)}\n{text}"
             self._left_out = 0 if self._write(f"\n{text}" if self._cut else text) else self._left_out + 1
         except Exception:
             self.handleError(record)

@@ -102,9 +102,9 @@ class OtlpTracer(Tracer):
         carrier = {} if parent is None else {"traceparent": parent.parent, "tracestate": parent.state}
         context = self._contexts.extract(carrier)
         span = self._tracer.start_span(name, context, KINDS[kind], attributes)
-        told: dict[str, str] = {}
-        self._contexts.inject(told, otel.set_span_in_context(span, context))
-        return OtlpSpan(span, TraceContext(told["traceparent"], told.get("tracestate", "")))
+        injected: dict[str, str] = {}
+        self._contexts.inject(injected, otel.set_span_in_context(span, context))
+        return OtlpSpan(span, TraceContext(injected["traceparent"], injected.get("tracestate", "")))
 
     async def stop(self, timeout_s: float) -> None:
         """Send the remaining spans. The exporting thread is abandoned when its time is over."""

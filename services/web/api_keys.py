@@ -109,8 +109,8 @@ class ApiKeys:
         try:
             lines = _lines(file, self._flag)
         except StartupError as error:
-            told = "the changed API keys cannot be read: the former ones stay"
-            log.error(told, cause=str(error))  # noqa: TRY400
+            message = "the changed API keys cannot be read: the former ones stay"
+            log.error(message, cause=str(error))  # noqa: TRY400
             return
         good = [line for _, line in lines if KEY.fullmatch(line)]
         self._read = tuple(map(self._digest_of, good))
