@@ -118,8 +118,7 @@ def answer_parser(
     own = None if formats.reasoning is None else formats.reasoning.markup
     call_markup = calls.markup if tools and calls is not None else None
     state = reasoning_state(meaning, prompt, own, tokenizer)
-    has_reasoning = formats.reasoning is not None and state is not ReasoningState.NONE
-    reasoning = formats.reasoning.markup if has_reasoning and formats.reasoning is not None else None
+    reasoning = None if state is ReasoningState.NONE else own
     by_template = formats.template is not None and calls is formats.calls and meaning.reasoning.is_parsed
     if call_markup is None and reasoning is None and not by_template:
         return None

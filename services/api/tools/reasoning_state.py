@@ -1,4 +1,4 @@
-"""Where a prompt leaves the model's reasoning: not begun, open or closed."""
+"""State of a model's reasoning at the end of a prompt: not begun, open or closed."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -9,18 +9,18 @@ from baton.api.text.tokenizer import Tokenizer
 from baton.api.tools.parsing.output_markup import OutputMarkup, RegionKind
 
 TAIL_TOKENS: Final = 16
-"""Tokens at the end of a prompt in which a chat template may have opened reasoning."""
+"""Last tokens of a prompt, in which its chat template may have opened the reasoning."""
 
 
 class ReasoningState(Enum):
-    """Where a prompt leaves the model's reasoning."""
+    """State of the reasoning at the end of a prompt."""
 
     NONE = "none"
-    """Reasoning is not separated from the answer."""
+    """Reasoning is not separated from content."""
     WITHIN = "within"
     """The prompt ends within reasoning."""
     CLOSED = "closed"
-    """The prompt has closed it, so the answer has none."""
+    """The prompt has closed the reasoning, so that the answer has none."""
     FREE = "free"
     """The answer may begin with reasoning."""
 
@@ -28,7 +28,10 @@ class ReasoningState(Enum):
 def reasoning_state(
     meaning: Meaning, prompt: Sequence[int], markup: OutputMarkup | None, tokenizer: Tokenizer
 ) -> ReasoningState:
-    """Return where the prompt leaves the reasoning. `markup`: the model's of reasoning, if it has one."""
+    """Return the state of the reasoning at the end of a prompt.
+
+    `markup`: marks of the model's reasoning. None if it has no reasoning.
+    """
     if markup is None or not meaning.reasoning.is_parsed:
         return ReasoningState.NONE
     end = meaning.continued

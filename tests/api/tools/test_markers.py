@@ -11,7 +11,7 @@ import pytest
 from baton.api.backend import Limits
 from baton.api.tools.formats.output_formats import REASONING_FORMATS, TOOL_CALL_FORMATS, find_format
 from baton.api.tools.parsing import output_parser
-from baton.api.tools.parsing.open_region import first_mark
+from baton.api.tools.parsing.mark_search import first_mark
 from baton.api.tools.parsing.output_markup import OutputMarkup
 from baton.api.tools.parsing.output_parser import OutputParser
 from baton.api.tools.parsing.output_parts import (

@@ -71,7 +71,7 @@ class ConstraintCompiler:
         self._model = model
         self._formats = formats
         self._metrics = metrics
-        self._ask = check
+        self._check = check
         self._turns = FairThreadPool("grammar", "compiled")
         self._results: OrderedDict[tuple[Grammar, bool], Grammar | str] = OrderedDict()
         """The grammar for workers, or the reason of its refusal, by constraint."""
@@ -87,7 +87,7 @@ class ConstraintCompiler:
     async def constrain_chat(
         self, request: Request, body: ChatRequest, meaning: Meaning, prompt: Sequence[int]
     ) -> tuple[Grammar | None, Callable[[], AnswerParsing | None]]:
-        """Return the grammar of a chat's answer, and what makes the parsing of each choice.
+        """Return the grammar of a chat's answer, and a function that makes the parser of each choice.
 
         The answer may begin with reasoning. Raises as `grammar` does.
         """
@@ -113,7 +113,7 @@ class ConstraintCompiler:
     ) -> tuple[Grammar | None, NamedFormat | None, CallLayout | None]:
         """Return the grammar of a whole answer, the format of its calls, and the layout of constrained calls.
 
-        `content`: grammar of its text. `param`: parameter to blame.
+        `content`: grammar of the content. `param`: field of the request that an error names.
         """
         formats, tokenizer, tools = self._formats, self._model.tokenizer, meaning.tools
         has_constrained_calls = tools.are_constrained(with_format=content is not None)
@@ -146,7 +146,7 @@ class ConstraintCompiler:
         *,
         constrained: bool = False,
     ) -> Callable[[], AnswerParsing | None]:
-        """Return what makes the parsing of each choice. `constrained`: a grammar constrains the content."""
+        """Return a function that makes a choice's parser. `constrained`: a grammar constrains the content."""
         formats, has_calls = self._formats, bool(meaning.tools.offered) and calls is not None
         if formats.template is None and formats.reasoning is None and not has_calls:
             return lambda: None
@@ -176,7 +176,7 @@ class ConstraintCompiler:
         if found is None:
             size = len(constraint.grammar.text)
             with UntilDisconnect(request.scope, request.receive):
-                turn = self._turns.run(caller_in(request.scope), size, lambda: self._ask(*source))
+                turn = self._turns.run(caller_in(request.scope), size, lambda: self._check(*source))
                 found = self._results[source] = await turn
             self._metrics.count_grammar(_outcome(found))
             if len(self._results) > CACHED_MAX:

@@ -9,8 +9,8 @@ import re
 from functools import reduce
 from typing import Final
 
+from baton.api.tools.parsing.mark_search import cut_off_at
 from baton.api.tools.parsing.output_markup import PrefixMatch
-from baton.api.tools.parsing.text_after_calls import cut_off_at
 
 HEAD_END: Final = "<|message|>"
 INNER_MARKS: Final = ("<|channel|>", "<|constrain|>")

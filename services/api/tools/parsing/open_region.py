@@ -1,4 +1,4 @@
-"""A region of an answer that has begun, and the search for the marks that end it.
+"""A region of an answer that has begun.
 
 Pure.
 """
@@ -9,6 +9,7 @@ from typing import Final
 
 from baton.api.tools.parsing.constrained_parser import ConstrainedCallParser
 from baton.api.tools.parsing.json_scanner import JsonScanner, is_json
+from baton.api.tools.parsing.mark_search import cut_off_at
 from baton.api.tools.parsing.output_markup import (
     JSON_SYNTAX,
     CallSyntax,
@@ -26,7 +27,6 @@ from baton.api.tools.parsing.output_parts import (
     ToolCallStart,
     ToolSchemas,
 )
-from baton.api.tools.parsing.text_after_calls import cut_off_at
 
 LAYOUT_MAX: Final = 256
 """Most whitespace between a mark and its call."""
@@ -158,21 +158,6 @@ def choose_syntax(
     return chosen[0] if chosen else PrefixMatch.NO
 
 
-def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
-    """Return the index of the first mark, and the mark. The longest one wins if several begin there.
-
-    Without a mark, returns the index from which on one may begin, and None.
-    `last`: the text is all of the answer, so that no mark is cut off.
-    """
-    open_from = (
-        len(text) if last else min((_partial_mark_at(text, mark) for mark in marks), default=len(text))
-    )
-    found = min(
-        ((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=(open_from, 0, "")
-    )
-    return (found[0], found[2]) if found[2] and found[0] < open_from else (open_from, None)
-
-
 def head_counts(markup: OutputMarkup, mark: str, text: str, *, last: bool) -> PrefixMatch:
     """Return whether the mark at the beginning of a text counts.
 
@@ -182,13 +167,3 @@ def head_counts(markup: OutputMarkup, mark: str, text: str, *, last: bool) -> Pr
         if mark in region.opens and region.head_begins is not None:
             return region.head_begins(text[len(mark) :], last)
     return PrefixMatch.YES
-
-
-def _partial_mark_at(text: str, mark: str) -> int:
-    """Return the index of the longest end of `text` that is a proper beginning of `mark`."""
-    at = max(0, len(text) - len(mark) + 1)
-    while (at := text.find(mark[0], at)) >= 0:
-        if mark.startswith(text[at:]):
-            return at
-        at += 1
-    return len(text)

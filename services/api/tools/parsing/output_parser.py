@@ -15,7 +15,8 @@ from typing import Final
 from baton.api.tools.parsing.call_in_reasoning import IN_REASONING_MAX, CallInReasoning
 from baton.api.tools.parsing.constrained_parser import CallLayout, ConstrainedCallParser
 from baton.api.tools.parsing.json_scanner import JsonScanner
-from baton.api.tools.parsing.open_region import OpenRegion, choose_syntax, first_mark, head_counts
+from baton.api.tools.parsing.mark_search import first_mark
+from baton.api.tools.parsing.open_region import OpenRegion, choose_syntax, head_counts
 from baton.api.tools.parsing.output_markup import (
     JSON_SYNTAX,
     CallSyntax,

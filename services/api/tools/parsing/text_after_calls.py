@@ -1,4 +1,4 @@
-"""Text behind calls in JSON, and marks that the end of an answer cuts off.
+"""Text behind calls in JSON.
 
 Pure.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from baton.api.tools.formats.json_calls import TextAfterCall
+from baton.api.tools.parsing.mark_search import cut_off_at
 from baton.api.tools.parsing.output_markup import TextRegion
 from baton.api.tools.parsing.output_parts import CompleteToolCall, ToolSchemas
 
@@ -63,9 +64,3 @@ def parse_calls(
             raise
     calls = region.read(head, body[: len(body) - len(rest)], schemas)
     return CallsAndRest(calls, "" if is_cut_off else rest)
-
-
-def cut_off_at(text: str, marks: Sequence[str]) -> int:
-    """Return the index at which the end of the text cuts off one of these marks, or the text's length."""
-    beginnings = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
-    return len(text) - max(beginnings, default=0)

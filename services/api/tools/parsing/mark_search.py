@@ -1,0 +1,37 @@
+"""Search for marks in a text, also for those that the end of the text cuts off.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+
+
+def first_mark(text: str, marks: Sequence[str], *, last: bool) -> tuple[int, str | None]:
+    """Return the index of the first mark, and the mark. The longest one wins if several begin there.
+
+    Without a mark, returns the index from which on one may begin, and None.
+    `last`: the text is all of the answer, so that no mark is cut off.
+    """
+    open_from = (
+        len(text) if last else min((_partial_mark_at(text, mark) for mark in marks), default=len(text))
+    )
+    found = min(
+        ((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=(open_from, 0, "")
+    )
+    return (found[0], found[2]) if found[2] and found[0] < open_from else (open_from, None)
+
+
+def _partial_mark_at(text: str, mark: str) -> int:
+    """Return the index of the longest end of `text` that is a proper beginning of `mark`."""
+    at = max(0, len(text) - len(mark) + 1)
+    while (at := text.find(mark[0], at)) >= 0:
+        if mark.startswith(text[at:]):
+            return at
+        at += 1
+    return len(text)
+
+
+def cut_off_at(text: str, marks: Sequence[str]) -> int:
+    """Return the index at which the end of the text cuts off one of these marks, or the text's length."""
+    beginnings = (length for mark in marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
+    return len(text) - max(beginnings, default=0)
