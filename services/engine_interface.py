@@ -1,10 +1,11 @@
-"""What does a worker ask of an engine, and what goes over between them?
+"""The interface between a worker and an engine: the calls, and the values that they exchange.
 
-A worker owns the pages and the sequences; an engine owns the memory, the weights and the draw. One engine
-serves both sides: a row of many tokens is prefill, a row of one is decode, and a step may hold both.
+A worker owns the pages and the sequences. An engine owns the memory and the weights, and draws tokens. One
+engine serves both sides: a row of many tokens is prefill, a row of one token is decode, and a step may hold
+both.
 
-Workers know nothing else of an engine, and no tensor library is loaded for it: the one of torch is
-`services/engine/torch_engine.py`, those of the simulation, the tests and the benchmarks are others.
+Workers know nothing else of an engine, and importing this module loads no tensor library. The engine on torch
+is in `services/engine/torch_engine.py`. The simulation, the tests and the benchmarks have others.
 """
 
 from collections import abc
@@ -21,82 +22,87 @@ from baton.runtime.host_memory import Movable
 from baton.runtime.worker_settings import WorkerSettings
 
 PROPOSED_MAX: Final = 16
-"""Tokens of a proposal."""
+"""Most tokens of a proposal."""
 
 
 class DrawFailed(Exception):
-    """For one sequence no token can be drawn; the others of its step have theirs."""
+    """No token can be drawn for one sequence. The other sequences of its step have theirs."""
 
 
 class LogitsNotFinite(DrawFailed):
-    """The largest of its logits is NaN or infinite."""
+    """The largest logit of a sequence is NaN or infinite."""
 
     def __init__(self) -> None:
         super().__init__("the model computed logits that are not numbers")
 
 
 class GrammarUnsatisfied(DrawFailed):
-    """Its output cannot be held to its grammar, or not any further."""
+    """The output of a sequence cannot follow its grammar any further."""
 
     def __init__(self, why: str = "seen by the rank that draws") -> None:
         super().__init__(f"the answer cannot be held to its grammar any further: {why}")
 
 
 DrawResult = Token | LogitsNotFinite | GrammarUnsatisfied
-"""At one position of a sequence."""
+"""Result of a draw at one position of a sequence."""
 
 RowResult = tuple[Token, ...] | LogitsNotFinite | GrammarUnsatisfied
-"""Of one row: the tokens that come next, none where it asks for none; or why there is not even one."""
+"""Result of a row: the tokens drawn, none if it draws none, or why not even one could be drawn."""
 
 
 def take(drafts: abc.Sequence[int], drawn: abc.Iterable[DrawResult]) -> RowResult:
-    """What comes of `drafts`, given the draws at the first one's position and behind each of them: a draft is
-    taken exactly when it is the draw at its position (`drawn-is-drawn`), and the first draw that is not its
-    draft comes in its place. Asks for no draw beyond. Behind a token, what could not be drawn is left to the
-    next step, which says why."""
+    """Return the result of a row with `drafts`, given the draws at the first draft's position and behind each
+    draft.
+
+    A draft is accepted exactly if it is the draw at its position (`drawn-is-drawn`). The first draw that
+    differs from its draft replaces it, and no draw behind it is consumed. If a draw behind a token fails, the
+    next step reports why.
+    """
     taken: list[Token] = []
-    for place, each in enumerate(drawn):
+    for index, each in enumerate(drawn):
         if not isinstance(each, Token):
-            return each if place == 0 else tuple(taken)
+            return each if index == 0 else tuple(taken)
         taken.append(each)
-        if place == len(drafts) or each.id != drafts[place]:
+        if index == len(drafts) or each.id != drafts[index]:
             break
     return tuple(taken)
 
 
 class EngineLost(Exception):
-    """It will not compute anything any more: the worker has to end, and another process to take its place."""
+    """The engine cannot compute any more. The worker has to end, and another process takes its place."""
 
 
 class RankGroupBroken(Exception):
-    """A rank of this worker died, was late or could not compute: the step has no result on any rank. The text
-    names the rank that says so."""
+    """A rank of this worker died, was late or could not compute. The step has no result on any rank.
+
+    The text names the rank that reported it.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class PageSum:
-    """The sum of what a sequence's pages hold (`baton.pages.kv_checksum`), from some position on."""
+    """Checksum of a sequence's pages from some position on (`services/pages/kv_checksum.py`)."""
 
     stop: int
-    """How far it has got; at first, where it starts."""
+    """Position up to which pages are summed. At first the position where the sum starts."""
     here: dict[GroupHead, int] = field(default_factory=dict)
-    """Of the layers that this rank holds, by KV head."""
+    """Sums of the layers on this rank, by KV head."""
     everywhere: dict[GroupHead, int] | None = None
-    """Of all layers and KV heads of the worker, by KV head: known with the step that draws a token."""
+    """Sums over all ranks of the worker, by KV head. Known after a step that draws a token."""
 
     def add(self, summed: abc.Mapping[GroupHead, int], stop: int) -> None:
-        """Carry it on to `stop` by what the pages up to there `summed` up to."""
+        """Extend the sum to position `stop`. `summed`: sums of the positions up to there, by KV head."""
         for head, value in summed.items():
             self.here[head] = (self.here.get(head, 0) + value) & WORD
         self.stop = stop
 
     @property
     def total(self) -> int:
-        """Of what this rank holds."""
+        """Sum of what this rank has, over all its KV heads."""
         return sum(self.here.values()) & WORD
 
     def of(self, heads: abc.Iterable[GroupHead]) -> int:
-        """Of the worker's pages, for some KV heads. Only after a step that drew a token."""
+        """Return the worker's sum for some KV heads. Raises ValueError before a step has drawn a token."""
         if self.everywhere is None:
             raise ValueError("a sum of pages is asked for before all ranks have told theirs")
         return sum(self.everywhere.get(head, 0) for head in heads) & WORD
@@ -104,59 +110,63 @@ class PageSum:
 
 @dataclass(slots=True, eq=False)
 class PromptScores:
-    """How likely a sequence's prompt is, token by token, from its second one on."""
+    """Log-probabilities of a sequence's prompt tokens, from the second token on."""
 
-    told: list[Score] = field(default_factory=list)
-    """Of the tokens at positions 1, 2, …, as far as they are computed: the same on all ranks."""
+    values: list[Score] = field(default_factory=list)
+    """Scores of the tokens at positions 1, 2, …, as far as they are computed. The same on all ranks."""
 
 
 @dataclass(slots=True, eq=False)
 class Proposal:
-    """What may come next in a sequence, as its engine knows it after a step that drew for it: drafts for the
-    next one. The same on all ranks (`drafts-agreed`)."""
+    """Drafts for the next step of a sequence, made by the engine after a step that drew a token.
+
+    The same on all ranks (`drafts-agreed`).
+    """
 
     tokens: abc.Sequence[int] = ()
-    """At most PROPOSED_MAX, behind all that the step drew: what is forced, else what the draft model says."""
+    """At most PROPOSED_MAX token ids behind the last drawn one: forced by the grammar, or else drafted by the
+    draft model."""
     forced: int = 0
-    """How many of them, from the first one on, the grammar leaves no other token than (`forced-is-drawn`)."""
+    """Number of leading tokens that are the only ones the grammar allows (`forced-is-drawn`)."""
     wanted: int = 0
-    """Set by the caller before a step: how many the draft model is to make behind it."""
+    """Most tokens that the draft model should make. Set by the caller before a step."""
     over: bool = False
-    """The sequence has ended, or the draft model cannot read it: it makes nothing any more."""
+    """True if the sequence has ended, or the draft model cannot read it. Nothing is drafted any more."""
     spent_us: int = 0
-    """For how long the draft model held the step up, for all of its sequences."""
+    """Microseconds by which the draft model delayed the step, for all sequences together."""
     draft_us: int = 0
-    """Of that, for one token; 0 where it made none."""
+    """Microseconds of that for one token. 0 if it made none."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens as this worker knows them."""
+    """A request's tokens as this worker knows them."""
 
     request: Request
     output: list[int]
-    """Drawn so far, by an earlier room of the request too; the worker appends. Decode starts with the token
-    that its room's prefill side drew."""
+    """Tokens drawn so far, also by an earlier room of the request. The worker appends. Decode starts with the
+    token that prefill drew."""
     engine_state: object = field(default=None, init=False, repr=False)
     """State that the engine keeps from one step to the next."""
     sampler_state: object = field(default=None, init=False, repr=False)
     """State that the sampler keeps from one step to the next."""
     fold: GrammarState | None = field(default=None, init=False, repr=False)
-    """Of a request with a grammar, on the rank that draws: set once it is compiled, before the first draw."""
+    """State of the request's grammar, on the rank that draws. Set once the grammar is compiled, before the
+    first draw."""
     page_sum: PageSum | None = field(default=None, init=False, repr=False)
-    """Where the caller set one: every step carries it on to the end of its row."""
+    """Checksum that every step extends to the end of its row, if the caller set one."""
     scores: PromptScores | None = field(default=None, init=False, repr=False)
-    """Likewise, of a request whose prompt is scored."""
+    """Prompt scores that every step extends, if the caller set some."""
     proposal: Proposal | None = field(default=None, init=False, repr=False)
-    """Where the caller set one, on all ranks: every step that draws makes it anew."""
+    """Proposal that every step with a draw renews, if the caller set one. On all ranks."""
 
     @property
     def length(self) -> int:
-        """Tokens known: prompt and output."""
+        """Number of known tokens, prompt and output."""
         return len(self.request.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
-        """The ids at positions [start, stop), which must be known."""
+        """Return the token ids at positions [start, stop), which must be known."""
         prompt = self.request.prompt
         if start >= len(prompt):
             return self.output[start - len(prompt) : stop - len(prompt)]
@@ -167,66 +177,70 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's part of a step: its tokens at [start, stop) are fed, those before are in its pages."""
+    """One sequence's part of a step: tokens [start, stop) are computed, earlier ones are in its pages."""
 
     sequence: Sequence
     start: int
     stop: int
     tables: abc.Sequence[abc.Sequence[int]]
-    """The sequence's page tables by group, covering at least `end` tokens."""
+    """Page tables of the sequence by KV group, each covering at least `end` tokens."""
     sample: bool
-    """Draw the token at position `stop`."""
+    """True to draw the token at position `stop`."""
     drafts: abc.Sequence[int] = ()
-    """Only of a row that samples: what may be drawn at positions `stop`, `stop` + 1, …. They are fed too, and
-    what follows each that is drawn is drawn as well (`take`)."""
+    """Drafts for positions `stop`, `stop` + 1, …, of a row that samples. They are computed too, and `take`
+    says which of them are accepted."""
 
     @property
     def end(self) -> int:
-        """Where the positions that are fed end. The keys and values of drafts that are not taken stay where
-        they were written, behind what is known: the next row writes over them before they are read
-        (`not-taken-never-read`)."""
+        """Position where computed tokens end, drafts included.
+
+        Keys and values of rejected drafts stay in the pages behind the known tokens. The next row overwrites
+        them before they are read (`not-taken-never-read`).
+        """
         return self.stop + len(self.drafts)
 
     @property
     def fed(self) -> abc.Sequence[int]:
-        """The ids at positions [start, end)."""
+        """Token ids at positions [start, end)."""
         known = self.sequence.tokens(self.start, self.stop)
         return (*known, *self.drafts) if self.drafts else known
 
     @property
     def pages(self) -> abc.Sequence[int]:
-        """The page table, for an engine that keeps one group."""
+        """Page table of an engine with one KV group."""
         (pages,) = self.tables
         return pages
 
     @property
     def scored(self) -> range:
-        """Positions whose logits score the prompt's token behind them (`scored-is-computed`)."""
+        """Positions whose logits score the next prompt token (`scored-is-computed`)."""
         scores = self.sequence.scores
         if scores is None:
             return range(0)
-        return range(max(self.start, len(scores.told)), min(self.stop, len(self.sequence.request.prompt) - 1))
+        return range(
+            max(self.start, len(scores.values)), min(self.stop, len(self.sequence.request.prompt) - 1)
+        )
 
     @property
     def wanted(self) -> abc.Sequence[int]:
-        """Positions whose logits are asked for, ascending: the last known one where a token is drawn, and
-        those of the drafts."""
+        """Positions whose logits are needed, ascending: scored ones, the last known one if a token is drawn,
+        and drafts."""
         drawn = range(self.stop - 1, self.end) if self.sample else ()
         return drawn if self.sequence.scores is None else (*self.scored, *drawn)
 
 
 @dataclass(frozen=True, slots=True)
 class PageSumRequest:
-    """A sum to be carried on to position `stop` of a sequence with these pages."""
+    """Request to extend a page sum to position `stop` of a sequence with these pages."""
 
     sum: PageSum
     tables: abc.Sequence[abc.Sequence[int]]
-    """By group."""
+    """Page tables by KV group."""
     stop: int
 
 
 def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
-    """Raise ValueError, naming request and numbers, if `row` cannot be computed as it stands."""
+    """Raise ValueError, naming the request and the numbers, if `row` cannot be computed."""
     known = row.sequence.length
     name = row.sequence.request.request_id
     if not 0 <= row.start < row.stop <= known:
@@ -240,8 +254,8 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
     if row.drafts and row.scored:
         raise ValueError(f"{name}: {len(row.drafts)} drafts of a row whose prompt is scored")
     scores, prompt = row.sequence.scores, len(row.sequence.request.prompt)
-    if scores is not None and len(scores.told) < min(row.start, prompt - 1):
-        raise ValueError(f"{name}: scores behind position {row.start}, and {len(scores.told)} before it")
+    if scores is not None and len(scores.values) < min(row.start, prompt - 1):
+        raise ValueError(f"{name}: scores behind position {row.start}, and {len(scores.values)} before it")
     needed = -(-row.end // page_tokens)
     if len(row.pages) < needed:
         raise ValueError(f"{name}: {row.end} tokens need {needed} pages, the table has {len(row.pages)}")
@@ -251,80 +265,88 @@ def check(row: Row, page_tokens: int, pages: int, context_length: int) -> None:
 
 
 class Steps(Protocol):
-    """What is asked of an engine on a thread of its own, one call at a time."""
+    """Calls to an engine on a thread of its own, one at a time."""
 
     def bind_thread(self) -> None:
-        """Called first by each thread that makes steps, or that transfers the engine's memory."""
+        """Prepare the calling thread. Called first by each thread that makes steps or transfers the engine's
+        memory."""
 
     def step(self, rows: abc.Sequence[Row]) -> abc.Sequence[RowResult]:
-        """Compute each row's positions, draw its next token where the row asks, and those behind it as far as
-        they are its drafts; carry its page sum and its prompt's scores on where it has some, up to what is
-        known. No two rows share a page that one of them writes.
+        """Compute the rows' positions, draw tokens where rows ask for them, and extend page sums and prompt
+        scores.
 
-        Returns one entry a row, the same on all ranks: no token where `sample` is False, LogitsNotFinite
-        where what the row was computed from, its weights or its pages, is broken, and GrammarUnsatisfied
-        where the row's output cannot be held to its grammar; appends nothing to `output`, and does not know
-        where an answer ends: tokens behind its end may come. Makes the sequence's proposal anew, where it has
-        one and a token was drawn. With any drafts a row draws what it draws without. The keys and values of
-        all rows are in their pages when it returns (`written-before-sent`), and nothing is written there
-        after it has returned or raised (`no-free-under-write`). Raises ValueError, before anything is
-        computed, for a row that cannot be computed, or for more than `scored_max` positions that are scored;
-        EngineLost where its device is lost. What fails on one rank alone breaks its team: RankGroupBroken on
-        all of them.
+        No two rows share a page that one of them writes. Behind a draw, drafts are checked as far as they are
+        accepted. A row draws the same tokens with any drafts or none.
+        Returns one entry a row, the same on all ranks: no token if `sample` is False, LogitsNotFinite if the
+        row's weights or pages are broken, GrammarUnsatisfied if its output cannot follow its grammar. Appends
+        nothing to `output`. Tokens behind the end of an answer may come, since the engine does not know where
+        answers end. Renews the sequence's proposal if a token was drawn.
+
+        When it returns, the keys and values of all rows are in their pages (`written-before-sent`). After it
+        has returned or raised, nothing is written there (`no-free-under-write`).
+
+        Raises ValueError before anything is computed, for a row that cannot be computed, or if more than
+        `scored_max` positions are scored. Raises EngineLost if its device is lost. A failure on one rank
+        breaks the rank group: RankGroupBroken on all ranks.
         """
 
     def sum_pages(self, parts: abc.Sequence[PageSumRequest]) -> None:
-        """Carry each sum on over what its pages hold now, on this rank. Raises EngineLost as `step` does."""
+        """Extend each sum by the current contents of its pages, on this rank. Raises EngineLost as `step`
+        does."""
 
 
 class KvMemory(Movable, Protocol):
-    """A rank's pages of one group, one behind the other, which peers write to and read from. Exposure moves
-    them, while no step runs."""
+    """A rank's pages of one KV group in one piece of memory, which peers write to and read from.
+
+    Exposure moves it while no step runs.
+    """
 
     @property
     def pages(self) -> int: ...
 
 
 class Grammars(Protocol):
-    """What the answers are held to that this rank draws."""
+    """Compiler of the grammars of requests, on the rank that draws."""
 
     def folds(self, grammar: Grammar, output: abc.Sequence[int], count: int) -> Future[list[GrammarState]]:
-        """Of so many answers that go on behind `output`, at least one. Its future raises GrammarRefused,
-        GrammarLost where the output is none of the grammar's, and StartupError for a model whose tokenizer
-        cannot be read."""
+        """Start compiling, and return a future with `count` grammar states that continue `output`.
+
+        The future raises GrammarRefused, GrammarLost if `output` does not follow the grammar, and
+        StartupError if the model's tokenizer cannot be read.
+        """
 
 
 class DraftPages(Protocol):
-    """Where the draft model keeps keys and values, of what it proposes for. Used from any thread."""
+    """The draft model's pages. Used from any thread."""
 
     def census(self) -> abc.Mapping[str, int]:
-        """Pages that are `taken` and that are `free`."""
+        """Return the number of pages that are `taken` and that are `free`."""
 
     def release(self, proposal: Proposal) -> None:
-        """Its sequence has ended: it has no pages from then on, or from the end of what is computed now."""
+        """Free the pages of a sequence that has ended, at the latest when the running step has ended."""
 
 
 class Engine(Steps, Protocol):
     """A model over a paged KV cache.
 
-    Where several ranks share a model, each has an engine, and all are asked for the same steps.
+    If several ranks share a model, each has an engine, and all get the same steps.
     """
 
     @property
     def whole(self) -> KvLayout:
-        """Of the worker's pages, over all ranks."""
+        """Layout of the worker's pages over all ranks."""
 
     @property
     def layout(self) -> KvLayout:
-        """Of this rank's pages."""
+        """Layout of this rank's pages."""
 
     @property
     def caches(self) -> abc.Sequence[KvMemory]:
-        """Of each group, in the layout's order."""
+        """Memory of each KV group, in the layout's order."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Upper bound of token ids."""
 
     @property
     def context_length(self) -> int:
@@ -332,7 +354,7 @@ class Engine(Steps, Protocol):
 
     @property
     def scored_max(self) -> int:
-        """Positions that score a prompt's tokens, of one step."""
+        """Most positions of a step that score prompt tokens."""
 
     @property
     def grammars(self) -> Grammars | None:
@@ -340,12 +362,12 @@ class Engine(Steps, Protocol):
 
     @property
     def draft_pages(self) -> DraftPages | None:
-        """None where this rank has no draft model."""
+        """None on a rank without a draft model."""
 
 
 EngineLoader = Callable[[WorkerSettings, int], Engine]
-"""How a rank's engine comes up, with so many threads."""
+"""(settings, compute threads) -> the engine of a rank, ready for steps."""
 
 EnginePairLoader = Callable[[WorkerSettings, int], tuple[Engine, Engine]]
-"""The same of a process that serves both sides: prefill's and decode's, over one set of weights. One thread
-makes the steps of both, one at a time."""
+"""The same for a process that serves both sides: the engines of prefill and decode over one set of weights.
+One thread makes the steps of both, one at a time."""

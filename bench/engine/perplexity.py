@@ -56,7 +56,7 @@ def perplexity(
             directory,
             dtype=dtype,
             device="cpu",
-            coding=weight_quantization(how, source, multiplied=True),
+            quantization=weight_quantization(how, source, multiplied=True),
             kv_cache_memory=2**30,
             tokens_min=len(tokens),
             threads=threads,
@@ -87,4 +87,4 @@ def _perplexity(engine: "TorchEngine", tokens: list[int]) -> float:
     for start in range(0, len(tokens) - 1, chunk):
         stop = min(start + chunk, len(tokens) - 1)
         engine.step([Row(sequence, start, stop, (pages,), sample=False)])
-    return math.exp(-math.fsum(each.logprob for each in scores.told) / len(scores.told))
+    return math.exp(-math.fsum(each.logprob for each in scores.values) / len(scores.values))

@@ -96,7 +96,7 @@ def step(
         directory,
         dtype=dtype,
         load_format=load_format,
-        coding=weight_quantization(quantize, source, multiplied=phase is StepPhase.DECODE),
+        quantization=weight_quantization(quantize, source, multiplied=phase is StepPhase.DECODE),
         device=device,
         kv_cache_memory=kv_cache_memory,
         threads=threads,

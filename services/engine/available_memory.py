@@ -1,4 +1,4 @@
-"""How much memory can still be taken on a device?"""
+"""Memory that can still be allocated on a device."""
 
 import time
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ log = Log(__name__)
 MEMINFO: Final = Path("/proc/meminfo")
 CGROUP: Final = Path("/sys/fs/cgroup")
 RECLAIMABLE: Final = frozenset({"inactive_file", "active_file", "slab_reclaimable"})
-"""Of a control group's memory.stat."""
+"""Kinds of memory in a control group's memory.stat that the kernel frees on demand."""
 PATIENCE_S: Final = 15.0
-"""How long memory is waited for that a process which has just ended may be giving back."""
+"""Longest wait for memory that a process which has just ended may be freeing."""
 LOOK_S: Final = 0.5
-"""Between two looks at it."""
+"""Interval of checks while waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,20 @@ class Available:
     size: int
     """Bytes."""
     total: int
-    """Bytes, taken ones as well."""
+    """Bytes, used ones included."""
     where: str
-    """Whose they are, for messages."""
+    """Location of the memory, for messages."""
 
     def __str__(self) -> str:
         return f"{self.size} are available {self.where}"
 
 
 def memory_shortage(device: torch.device, needed: int) -> Available | None:
-    """What is available on `device`, if it is less than `needed` bytes and stays so for PATIENCE_S, or there
-    never are so many. None if it suffices, or the system does not tell. Blocks."""
+    """Return the available memory of `device` if it is less than `needed` bytes, else None. Blocks.
+
+    Waits up to PATIENCE_S for memory to be freed, if the device has as much at all. Also None if the system
+    does not report memory.
+    """
     end = time.monotonic() + PATIENCE_S
     waits = False
     while (now := available(device)) is not None and now.size < needed:
@@ -55,9 +58,11 @@ def memory_shortage(device: torch.device, needed: int) -> Available | None:
 
 
 @contextmanager
-def enough(what: str) -> Iterator[None]:
-    """Raises StartupError, in one line, where `what` is done within and its device has no memory for it:
-    nobody reserves that of a GPU, and who shares it may have taken it since it was looked at."""
+def memory_errors_as_startup_errors(what: str) -> Iterator[None]:
+    """Raise StartupError in one line if `what` within the context exhausts the device's memory.
+
+    GPU memory cannot be reserved: another process may have taken it since it was checked.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -68,12 +73,12 @@ def enough(what: str) -> Iterator[None]:
 
 
 def available(device: torch.device) -> Available | None:
-    """On `device` now; None if the system does not tell."""
+    """Return the available memory of `device`. None if the system does not report it."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Available(int(free), int(total), "there")
-    told = [each for each in (_machine(MEMINFO), _group(CGROUP)) if each is not None]
-    return min(told, key=lambda each: each.size, default=None)
+    known = [each for each in (_machine(MEMINFO), _group(CGROUP)) if each is not None]
+    return min(known, key=lambda each: each.size, default=None)
 
 
 def _machine(meminfo: Path) -> Available | None:
@@ -89,8 +94,11 @@ def _machine(meminfo: Path) -> Available | None:
 
 
 def _group(cgroup: Path) -> Available | None:
-    """What the container's limit leaves. File pages and the kernel's caches fill it in time, and go when
-    memory is wanted: those in use (`active_file`) as well."""
+    """Return what the container's limit leaves.
+
+    File pages and kernel caches count as available, those in use (`active_file`) too: they are freed on
+    demand.
+    """
     try:
         limit = (cgroup / "memory.max").read_text("ascii").strip()
         taken = (cgroup / "memory.current").read_text("ascii").strip()

@@ -1,8 +1,8 @@
-"""How does a worker's engine come up?"""
+"""Start of a worker's engine: meeting other ranks, loading the model, and a first step."""
 
 from typing import Final
 
-from baton.engine.available_memory import enough
+from baton.engine.available_memory import memory_errors_as_startup_errors
 from baton.engine.device import find_device
 from baton.engine.execution.execution_kind import ExecutionKind
 from baton.engine.loading.draft_files import (
@@ -11,9 +11,9 @@ from baton.engine.loading.draft_files import (
     draft_quantization,
     find_draft_model,
 )
-from baton.engine.loading.engine_loading import load_beside, load_engine
+from baton.engine.loading.engine_loading import load_engine, load_second_engine
 from baton.engine.quantization.weight_quantization import weight_quantization
-from baton.engine.ranks.collectives import Team, alone
+from baton.engine.ranks.collectives import Collectives, alone
 from baton.engine.ranks.process_group import join_rank_group
 from baton.engine.torch_engine import TorchEngine, drawing_rank
 from baton.engine_interface import RankGroupBroken
@@ -31,30 +31,32 @@ from baton.topology import Topology
 log = Log(__name__)
 
 STEP_TIMEOUTS: Final = 10
-"""How many of the group's time-outs a rank waits within a step for what the others compute: a large step on
-slow cores takes long. A rank that died or stopped answering, the group's agreement finds sooner."""
+"""Multiple of the group's timeout that a rank waits within a step for others: large steps on slow cores take
+long. The group's agreement notices a dead rank sooner."""
 
 
 def start_rank(settings: WorkerSettings, threads: int) -> TorchEngine:
-    """Bring up the engine of the rank that `settings` name, with those of the worker's other ranks. Blocks.
+    """Start the engine of the rank in `settings`, with those of the worker's other ranks. Blocks.
 
-    Raises what `start_engine` raises, and GroupLost when another rank does not come up.
+    Raises what `start_engine` raises, and GroupLost if another rank does not come up.
     """
     topology, rank = settings.topology, settings.rank or 0
     try:
-        team = None
+        rank_group = None
         if settings.grouped:
             host, port = split_address(settings.rendezvous)
-            team = start_rank_group(settings, topology, rank, host, port, settings.group_timeout_ms / 1000)
-        return start_engine(settings, threads, topology, rank, team)
+            rank_group = start_rank_group(
+                settings, topology, rank, host, port, settings.group_timeout_ms / 1000
+            )
+        return start_engine(settings, threads, topology, rank, rank_group)
     except RankGroupBroken as error:
         raise GroupLost(str(error)) from error
 
 
 def start_rank_group(
     settings: WorkerSettings, topology: Topology, rank: int, host: str, port: int, timeout_s: float
-) -> Team | None:
-    """Meet the other ranks of this worker, if there are any, at the store that is at `host:port`. Blocks.
+) -> Collectives | None:
+    """Meet the other ranks of this worker, if any, at the store at `host:port`. Blocks.
 
     Raises RankGroupBroken, or StartupError for a device that is not there.
     """
@@ -70,25 +72,27 @@ def start_engine(
     threads: int,
     topology: Topology | None = None,
     rank: int = 0,
-    team: Team | None = None,
+    rank_group: Collectives | None = None,
 ) -> TorchEngine:
-    """Find, prepare and load the model, or what `rank` of `topology` has of it, reserve its KV cache, and run
-    it once: together with the other ranks of `team`, if there are any. Blocks for seconds.
+    """Find, prepare and load the model, or the part of `rank`, allocate its KV cache, and run a first step.
 
-    Raises StartupError for a missing or unsupported model, a number of ranks that it cannot be cut into, or
-    too little memory; RankGroupBroken when another rank does not come up.
+    With several ranks all of `rank_group` do so together. Blocks for seconds.
+    Raises StartupError for a missing or unsupported model, a number of ranks that does not divide it, or too
+    little memory. Raises RankGroupBroken if another rank does not come up.
     """
     load_format = LoadFormat(settings.load_format)
     source = resolve(settings.model, load_format)
     directory = prepare(source, lambda line: log.info("preparing the model", step=line))
-    drafting = settings.draft_model if rank == drawing_rank(alone() if team is None else team) else None
+    drafting = (
+        settings.draft_model if rank == drawing_rank(alone() if rank_group is None else rank_group) else None
+    )
     drafts = None if drafting is None else find_draft_model(drafting, directory)
-    with enough(f"the model {source.path}"):
+    with memory_errors_as_startup_errors(f"the model {source.path}"):
         engine = load_engine(
             directory,
             load_format=load_format,
             context_length=settings.context_length,
-            coding=weight_quantization(
+            quantization=weight_quantization(
                 Quantize(settings.quantize), source, multiplied=settings.multiplies_codes
             ),
             dtype=settings.dtype,
@@ -103,7 +107,7 @@ def start_engine(
             flash_attention=settings.flash_attention,
             topology=topology,
             rank=rank,
-            team=team,
+            rank_group=rank_group,
         )
         engine.cache.populate()
         engine.warm_up()
@@ -126,13 +130,15 @@ def start_engine(
 def start_draft_model(
     engine: TorchEngine, drafts: FoundModel, files: DraftModelFiles, settings: WorkerSettings, threads: int
 ) -> None:
-    """Load `drafts`, its weights as codes where the model's are, and let it draft for `engine`. On the rank
-    that draws. Blocks for seconds. Raises StartupError: a model that is not supported, or too little
-    memory."""
-    with draft_errors_named(files), enough("it"):
+    """Load the draft model, quantized as the model is, and let it draft for `engine`.
+
+    On the rank that draws. Blocks for seconds. Raises StartupError for an unsupported model or too little
+    memory.
+    """
+    with draft_errors_named(files), memory_errors_as_startup_errors("it"):
         beside = load_engine(
             drafts.directory,
-            coding=draft_quantization(settings, drafts.source),
+            quantization=draft_quantization(settings, drafts.source),
             dtype=settings.dtype,
             device=engine.cache.device,
             page_tokens=settings.page_tokens,
@@ -149,10 +155,13 @@ def start_draft_model(
 
 
 def start_both(settings: WorkerSettings, threads: int) -> tuple[TorchEngine, TorchEngine]:
-    """Bring up the engines of a process that serves both sides, prefill's and decode's: the weights once, and
-    for each the pages that `settings` say. Blocks. Raises StartupError as `start_engine` does."""
+    """Start the engines of a process that serves both sides: prefill's and decode's.
+
+    Weights are loaded once. Each engine has the pages that `settings` say. Blocks. Raises StartupError as
+    `start_engine` does.
+    """
     decode = start_engine(settings, threads)
-    prefill = load_beside(decode, settings.kv_cache_memory, CANARY_TOKENS)
+    prefill = load_second_engine(decode, settings.kv_cache_memory, CANARY_TOKENS)
     prefill.cache.populate()
     prefill.warm_up()
     return prefill, decode

@@ -1,7 +1,6 @@
-"""Where do the keys and values of all sequences lie in this worker's memory?
+"""KV cache of a rank: one tensor for a group of layers, laid out as in `services/pages/layout.py`.
 
-One tensor for a group of layers, laid out as `services/pages/layout.py` says. Who owns which page is not
-known here.
+Which sequence owns which page is not known here.
 """
 
 from typing import Final
@@ -19,12 +18,12 @@ DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32"
 
 
 class NotEnoughMemory(StartupError):
-    """The KV cache cannot be had, or would hold nothing. The text has both sizes."""
+    """The KV cache cannot be allocated, or would be too small. The text has both sizes."""
 
 
 def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> int:
-    """How many whole pages fit into `memory_bytes`. Raises NotEnoughMemory if they hold less than
-    `tokens_min` tokens."""
+    """Return how many pages fit into `memory_bytes`. Raises NotEnoughMemory for less than `tokens_min`
+    tokens."""
     pages, needed = memory_bytes // group.page_bytes, group.pages_for(tokens_min)
     if pages < needed:
         raise NotEnoughMemory(
@@ -35,14 +34,17 @@ def pages_that_fit(group: KvGroup, memory_bytes: int, tokens_min: int = 1) -> in
 
 
 class PagedKvCache:
-    """`pages` pages of KV memory on one device, page p at byte `p * group.page_bytes`.
+    """`pages` pages of KV memory on one device. Page p is at byte `p * group.page_bytes`.
 
-    Contents are undefined until written. The memory stays where it is until `move`.
+    Contents are undefined until written. The memory stays at its address until `move`.
     """
 
     def __init__(self, group: KvGroup, pages: int, device: torch.device, beside: int = 0) -> None:
-        """Of a group whose planes are keys and values of one length. Raises NotEnoughMemory if the device has
-        less left than `pages` take, and `beside`, in bytes, what else is to be taken there."""
+        """`group`: its planes are keys and values of one length. `beside`: bytes that are to be left on the
+        device.
+
+        Raises NotEnoughMemory.
+        """
         self.group = group
         self.planes = len(group.planes)
         (self.head_dim,) = {plane.elements for plane in group.planes}
@@ -56,20 +58,20 @@ class PagedKvCache:
         _check_available(self.length, beside, device, group)
         try:
             self._host = HostMemory(self.length) if device.type == "cpu" else None
-            self._look(_bytes(self._host, self.length, device))
-        except (RuntimeError, MemoryError) as error:  # torch has no error class of its own for it
+            self._make_views(_bytes(self._host, self.length, device))
+        except (RuntimeError, MemoryError) as error:  # torch has no error class for it
             raise NotEnoughMemory(
                 f"--kv-cache-memory asks for {self.length} bytes, which {device} refuses: "
                 f"{str(error).splitlines()[0]}"
             ) from error
 
     def populate(self) -> None:
-        """Have all of it now: see `HostMemory.populate`."""
+        """Have the system provide all of the memory now, as `HostMemory.populate` does."""
         if self._host is not None:
             self._host.populate()
 
-    def _look(self, memory: torch.Tensor) -> None:
-        """Every way of looking at the bytes of `memory`."""
+    def _make_views(self, memory: torch.Tensor) -> None:
+        """Make all views of `memory`."""
         group, size = self.group, self.group.page_tokens
         flat = memory.view(DTYPES[group.dtype])
         self.address: int = flat.data_ptr()
@@ -79,54 +81,56 @@ class PagedKvCache:
         """[page][kv head][layer][plane][token][head_dim]"""
         rows = flat.view(-1, self.head_dim)
         pages = self.tensor.flatten(4)
-        self.places = {layer: place for place, layer in enumerate(group.layers)}
-        """Of a layer's id among the layers that are here."""
-        self._pages = {layer: pages[:, :, place] for layer, place in self.places.items()}
+        self.places = {layer: index for index, layer in enumerate(group.layers)}
+        """Index of a layer among the layers here, by its id."""
+        self._pages = {layer: pages[:, :, index] for layer, index in self.places.items()}
         kinds = self.tensor.permute(3, 2, 0, 4, 1, 5)
         """[plane][layer][page][token][kv head][head_dim]"""
-        self._kinds = {layer: tuple(kinds[:, place]) for layer, place in self.places.items()}
-        self._rows = {layer: rows[self.planes * place * size :] for layer, place in self.places.items()}
+        self._kinds = {layer: tuple(kinds[:, index]) for layer, index in self.places.items()}
+        self._rows = {layer: rows[self.planes * index * size :] for layer, index in self.places.items()}
 
     def move(self) -> None:
-        """Take the contents to another address: what peers write to the old one changes nothing here.
+        """Move the contents to another address, so that writes of peers to the old one change nothing.
 
-        While no step runs; a tensor that was taken before shows the old address. Raises CannotMove, and
-        nothing has changed. On a GPU it always does: there the process has to end, which takes memory away
-        from every writer, and to be started anew.
+        While no step runs. Views that were taken before show the old address. Raises CannotMove, and nothing
+        has changed. On a GPU it always does: there the process has to end and start anew, which takes the
+        memory away from every writer.
         """
         if self._host is None:
             raise CannotMove(f"KV memory on {self.device} cannot be moved within its process")
         self._host.move()
-        self._look(_bytes(self._host, self.length, torch.device("cpu")))
+        self._make_views(_bytes(self._host, self.length, torch.device("cpu")))
 
     @property
     def tokens(self) -> int:
-        """How many tokens fit."""
+        """Number of tokens that fit."""
         return self.pages * self.group.page_tokens
 
     def write(self, layer: int, rows: torch.Tensor, entries: torch.Tensor) -> None:
         """Store `entries` [rows, head_dim], keys or values of the layer with that id.
 
-        `rows`: page * rows_per_page + head * rows_per_head + place in the page for a key, page_tokens more
+        `rows`: page * rows_per_page + head * rows_per_head + offset in the page for a key, page_tokens more
         for a value.
         """
         self._rows[layer].index_copy_(0, rows, entries)
 
     def read(self, layer: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy what `pages` [N] hold of the layer with that id into `out` [N, kv heads, planes,
-        page_tokens * head_dim], keys before values. `out` may lie in any order: entries of one head and kind,
-        side by side, are one matrix."""
+        """Copy `pages` [N] of the layer with that id to `out`, keys before values.
+
+        `out`: [N, kv heads, planes, page_tokens * head_dim], in any memory order. If entries of one head and
+        plane are side by side, they form a matrix.
+        """
         torch.index_select(self._pages[layer], 0, pages, out=out)
 
-    def kinds(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """Where the keys and the values of the layer with that id lie, [page, token, kv head, head_dim]
-        each, with strides: what is written there is seen."""
+    def keys_and_values(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return views of a layer's keys and values, [page, token, kv head, head_dim] each, strided and
+        writable."""
         return self._kinds[layer]
 
     def clear_tail(self, page: int, used: int) -> None:
-        """Zero what lies behind the first `used` tokens of `page`, in every layer.
+        """Zero the entries behind the first `used` tokens of `page`, in every layer.
 
-        Attention multiplies the values there by a weight of zero, and zero times a stale NaN is NaN.
+        Attention multiplies their values by a weight of zero, and zero times a stale NaN is NaN.
         """
         self.tensor[page, :, :, :, used:].zero_()
 
@@ -142,7 +146,7 @@ def _check_available(length: int, beside: int, device: torch.device, group: KvGr
 
 
 def _bytes(host: HostMemory | None, length: int, device: torch.device) -> torch.Tensor:
-    """`length` page-aligned bytes: those of `host`, else new ones of `device`."""
+    """Return `length` page-aligned bytes: those of `host`, else new ones of `device`."""
     if host is not None:
         return torch.frombuffer(host.view, dtype=torch.uint8)
     memory = torch.empty(length + ALIGNMENT, dtype=torch.uint8, device=device)

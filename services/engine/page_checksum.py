@@ -1,7 +1,7 @@
-"""What do the KV pages of a sequence hold, as one number for each KV head?
+"""Checksum of the KV pages of a sequence, one number for each KV head.
 
-The sum that `baton.pages.kv_checksum` defines, on the device where the pages are; only the numbers leave
-it. Exact on every device: integers that wrap.
+It is the sum that `services/pages/kv_checksum.py` defines, computed on the device of the pages. Only the
+numbers leave the device. It is exact on every device: integers that wrap.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from baton.pages.kv_checksum import GAMMA, MIX, WORD, lane, multiplier, word_byt
 from baton.pages.layout import KvGroup
 
 BYTES_AT_A_TIME: Final = 4 * 2**20
-"""Of pages read in one go, if a layer of one page is not more. What is computed from them takes four times as
-much for a moment."""
+"""Bytes of pages that are read at once, unless one layer of a page has more. Intermediate results take four
+times as much."""
 
 _WORDS: Final = {2: torch.int16, 4: torch.int32}
 
 
 class Pages(Protocol):
-    """KV memory as `baton.engine.kv_cache.PagedKvCache` has it."""
+    """KV memory as in `baton.engine.kv_cache.PagedKvCache`."""
 
     @property
     def group(self) -> KvGroup: ...
@@ -31,7 +31,7 @@ class Pages(Protocol):
 
 
 class PageSummer:
-    """Sums positions of sequences whose pages lie in `pages`."""
+    """Sums positions of sequences whose pages are in `pages`."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -45,21 +45,22 @@ class PageSummer:
         self._lanes = _tensor(lanes, device).view(len(group.heads), len(group.layers), len(planes), 1)
 
     def total(self, table: Sequence[int], start: int, stop: int) -> int:
-        """Of positions [start, stop) of a sequence whose pages are `table`, from its position 0 on."""
+        """Return the sum over all KV heads of positions [start, stop). `table`: the sequence's pages from
+        position 0."""
         return sum(self.by_head(table, start, stop).values()) & WORD
 
     def by_head(self, table: Sequence[int], start: int, stop: int) -> dict[int, int]:
-        """The same, apart for each KV head that is held here, by its id."""
+        """Return the sum of each KV head on this rank, by its id."""
         heads = self._pages.group.heads
         totals = torch.zeros(len(heads), dtype=torch.int64, device=self._lanes.device)
-        for first, pages, layers in self._cuts(table, start, stop):
+        for first, pages, layers in self.pieces(table, start, stop):
             totals += self._sum(first, pages, layers, start, stop)
         return {head: total & WORD for head, total in zip(heads, totals.tolist(), strict=True)}
 
-    def _cuts(
+    def pieces(
         self, table: Sequence[int], start: int, stop: int
     ) -> Iterator[tuple[int, Sequence[int], slice]]:
-        """(position of the first page, some pages in a row, some layers), together all that is asked for."""
+        """Yield pieces that cover the positions: (position of the first page, some pages, some layers)."""
         group = self._pages.group
         size, layer_count = group.page_tokens, len(group.layers)
         pages_each = max(BYTES_AT_A_TIME // group.page_bytes, 1)
@@ -85,14 +86,14 @@ class PageSummer:
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """`baton.pages.kv_checksum.mix` of each value, in place."""
+    """Apply `baton.pages.kv_checksum.mix` to each value, in place."""
     values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(MIX[0]))
     values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(MIX[1]))
     return values.bitwise_xor_(_shifted(values, 31))
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, with zeros coming in: the library shifts signs in."""
+    """Shift to the right with zeros. torch shifts in the sign."""
     return (values >> bits).bitwise_and_(WORD >> bits)
 
 
@@ -101,5 +102,5 @@ def _tensor(values: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def _signed(value: int) -> int:
-    """The 64-bit number with the same bits that the library can hold."""
+    """Return the signed 64-bit number with the same bits, as torch has no unsigned one."""
     return value - 2**64 if value >= 2**63 else value

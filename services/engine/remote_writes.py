@@ -1,8 +1,7 @@
-"""Does a GPU read what the network wrote to its memory, once its worker was told of it?
+"""Ordering of a network card's writes to GPU memory.
 
-What a network card writes into a GPU may still be on its way there when the seal, which is in the host's
-memory, says that it has come. A device that does not see to the order by itself is asked to, before each look
-at pages that others write.
+Data that a network card writes to a GPU may still be under way when the seal in host memory says it has
+arrived. A device that does not order such writes itself is flushed before pages are read that others write.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 SUPPORTED: Final = 116
-"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: a network card can write to it at all."""
+"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED: a network card can write to the device."""
 FLUSH_OPTIONS: Final = 117
 """CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS"""
 BY_A_CALL: Final = 1
@@ -26,24 +25,27 @@ BY_A_CALL: Final = 1
 ORDERING: Final = 118
 """CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING"""
 OWNER: Final = 100
-"""CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: for what runs on the device itself; the scope of a flush, too."""
+"""CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: ordered for work on the device itself. Also the scope of a
+flush."""
 THIS_CONTEXT: Final = 0
 """CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWrites:
-    """What a GPU says of writes that a network card makes to it."""
+    """A GPU's properties for writes by a network card."""
 
     supported: bool
     ordering: int
-    """From OWNER on what runs on the device sees them in their order."""
+    """From OWNER on, work on the device sees writes in their order."""
     flushed_by_a_call: bool
 
 
 def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | None:
-    """What has `device` see the writes that have been reported so far, and raises RuntimeError where that
-    fails; None where nothing is to be done. `driver`: CUDA's, which is looked for if none is given."""
+    """Return a function that makes `device` see the writes that were reported so far. None if none is needed.
+
+    The function raises RuntimeError if it fails. `driver`: CUDA's driver library, found if not given.
+    """
     if device.type != "cuda":
         return None
     driver = ctypes.CDLL("libcuda.so.1") if driver is None else driver
@@ -66,17 +68,21 @@ def flush_for(device: torch.device, driver: Any = None) -> Callable[[], None] | 
 
 
 def writes_to(device: torch.device, driver: Any) -> DeviceWrites:
-    """Of a GPU, by CUDA's `driver`. Raises RuntimeError where it does not say."""
+    """Return the properties of a GPU by CUDA's `driver`. Raises RuntimeError if it does not know them."""
     bind_thread(str(device))
     number = ctypes.c_int()
     _succeed(driver.cuDeviceGet(ctypes.byref(number), device.index))
 
-    def told(attribute: int) -> int:
+    def attribute_value(attribute: int) -> int:
         value = ctypes.c_int()
         _succeed(driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, number))
         return value.value
 
-    return DeviceWrites(bool(told(SUPPORTED)), told(ORDERING), bool(told(FLUSH_OPTIONS) & BY_A_CALL))
+    return DeviceWrites(
+        bool(attribute_value(SUPPORTED)),
+        attribute_value(ORDERING),
+        bool(attribute_value(FLUSH_OPTIONS) & BY_A_CALL),
+    )
 
 
 def _succeed(code: int) -> None:

@@ -14,8 +14,13 @@ from baton.engine.execution.runner import Execution, Runner
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.page_checksum import PageSummer
-from baton.engine.ranks.collectives import Team
-from baton.engine.ranks.sampled_results import add_page_sums, broadcast_proposals, broadcast_scores, draw
+from baton.engine.ranks.collectives import Collectives
+from baton.engine.ranks.sampled_results import (
+    add_page_sums,
+    broadcast_proposals,
+    broadcast_scores,
+    draw_tokens,
+)
 from baton.engine_interface import (
     EngineLost,
     LogitsNotFinite,
@@ -32,7 +37,7 @@ from baton.pages.rank_layout import rank_layout
 from baton.rooms.request import Request
 from baton.runtime.errors import StartupError
 from baton.sampling.draft_model import DraftModel
-from baton.sampling.prompt_scores import scored_at_once
+from baton.sampling.prompt_scores import scored_positions_max
 from baton.sampling.proposer import Proposer
 
 WARM_UP_TOKENS: Final = 64
@@ -40,7 +45,7 @@ WARM_UP_TOKENS: Final = 64
 
 @contextmanager
 def _device_loss() -> Iterator[None]:
-    """Raises EngineLost where the device is lost."""
+    """Turn the loss of the device into EngineLost."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -49,20 +54,20 @@ def _device_loss() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ClearedTail:
-    """The engine's state of a sequence: the last page whose unused end was zeroed for it."""
+    """State of a sequence: the last page whose unused end was zeroed for it."""
 
     page: int
 
 
 class TorchEngine:
-    """An `Engine` of `interface.py`."""
+    """An `Engine` of `engine_interface.py` on one rank."""
 
     def __init__(
         self,
         model: LibraryModel,
         whole: KvLayout,
         cache: PagedKvCache,
-        team: Team,
+        rank_group: Collectives,
         execution: Execution,
         runner: Runner,
         kernel: PagedKernel | None = None,
@@ -76,11 +81,11 @@ class TorchEngine:
         self.vocab_size = model.vocab_size
         self.context_length = model.facts.context_length
         self.whole = whole
-        self.layout = rank_layout(whole, team.topology, team.rank)
+        self.layout = rank_layout(whole, rank_group.topology, rank_group.rank)
         self.cache = cache
         self.caches = (cache,)
-        self._team = team
-        self._drawer = drawing_rank(team)
+        self._rank_group = rank_group
+        self._drawer = drawing_rank(rank_group)
         self._summers = [PageSummer(cache)]
         self._proposer = Proposer()
         self.execution = execution
@@ -89,21 +94,20 @@ class TorchEngine:
         self._flush = flush
         self.grammars = grammars
         self.draft_pages: DraftModel | None = None
-        self.scored_max = scored_at_once(model.vocab_size)
+        self.scored_max = scored_positions_max(model.vocab_size)
 
     @property
     def draws(self) -> bool:
-        """This rank draws."""
-        return self._team.rank == self._drawer
+        """True if this rank draws."""
+        return self._rank_group.rank == self._drawer
 
     def draft_with(self, model: DraftModel) -> None:
-        """Sequences that want it have drafts of `model` proposed. Before the first step, on the rank that
-        draws."""
+        """Draft by `model` for the sequences that want it. Before the first step, on the rank that draws."""
         self.draft_pages = model
         self._proposer = Proposer(model)
 
     def bind_thread(self) -> None:
-        # Until it asks for the number that was set, a thread computes with as many as the process began with.
+        # A thread uses the number of threads that was set only after it has read that number.
         torch.get_num_threads()
         bind_thread(self.cache.device)
 
@@ -122,17 +126,17 @@ class TorchEngine:
         except RankGroupBroken:
             raise
         except Exception as error:
-            if self._team.topology.ranks == 1:
-                self._wait()  # its rooms give their pages back
+            if self._rank_group.topology.ranks == 1:
+                self._wait()  # the pages of its rooms are freed next
                 raise
-            raise self._team.leave(f"{type(error).__name__}: {error}") from error
+            raise self._rank_group.leave(f"{type(error).__name__}: {error}") from error
 
     def _step(self, rows: abc.Sequence[Row]) -> list[RowResult]:
         taken, spoilt = self._computed(rows)
-        if spoilt:  # perhaps by their drafts, which a mask hides: zero times NaN is NaN
-            again, _ = self._computed([replace(rows[place], drafts=()) for place in spoilt])
-            for place, each in zip(spoilt, again, strict=True):
-                taken[place] = each
+        if spoilt:  # maybe by masked drafts: zero times NaN is NaN
+            again, _ = self._computed([replace(rows[index], drafts=()) for index in spoilt])
+            for index, each in zip(spoilt, again, strict=True):
+                taken[index] = each
         self._sum_up(
             [
                 PageSumRequest(row.sequence.page_sum, row.tables, row.stop)
@@ -141,16 +145,16 @@ class TorchEngine:
             ]
         )
         summed = [row.sequence.page_sum for row in rows if row.sample]
-        add_page_sums(self._team, self.whole, [each for each in summed if each])
-        broadcast_proposals(self._team, self._drawer, self._proposer, rows, taken)
+        add_page_sums(self._rank_group, self.whole, [each for each in summed if each])
+        broadcast_proposals(self._rank_group, self._drawer, self._proposer, rows, taken)
         return taken
 
     def _computed(self, rows: abc.Sequence[Row]) -> tuple[list[RowResult], list[int]]:
-        """What comes of `rows`, and which of them have drafts and logits that are no numbers."""
+        """Return the results of `rows`, and the indices of rows with drafts whose logits are not finite."""
         taken = self._compute(rows)
         outcomes = enumerate(zip(rows, taken, strict=True))
         spoilt = [
-            place for place, (row, each) in outcomes if row.drafts and isinstance(each, LogitsNotFinite)
+            index for index, (row, each) in outcomes if row.drafts and isinstance(each, LogitsNotFinite)
         ]
         return taken, spoilt
 
@@ -158,37 +162,39 @@ class TorchEngine:
         if self._flush is not None:
             self._flush()
         for row in rows:
-            self._clear_tail(row)
+            self.clear_tail(row)
         drawing = [row for row in rows if row.sample]
         with torch.inference_mode():
             logits = self.runner.logits(rows)
             spoilt, logits = self._score(rows, logits)
-            drawn = draw(self._team, self._drawer, logits, drawing, self.vocab_size)
+            drawn = draw_tokens(self._rank_group, self._drawer, logits, drawing, self.vocab_size)
             self._wait()
-        told: dict[int, RowResult] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
-        return [LogitsNotFinite() if id(row) in spoilt else told.get(id(row), ()) for row in rows]
+        results: dict[int, RowResult] = {id(row): each for row, each in zip(drawing, drawn, strict=True)}
+        return [LogitsNotFinite() if id(row) in spoilt else results.get(id(row), ()) for row in rows]
 
     def _score(
         self, rows: abc.Sequence[Row], logits: torch.Tensor | None
     ) -> tuple[frozenset[int], torch.Tensor | None]:
-        """Carry the scores of `rows` on, where they have some. Which rows, by `id`, have logits that are no
-        numbers, and the logits of those that sample."""
+        """Extend the prompt scores of `rows`.
+
+        Return the `id`s of rows whose scores are not finite, and the logits of the rows that sample.
+        """
         scored = [row for row in rows if row.scored]
         if not scored:
             return frozenset(), logits
-        mine: list[torch.Tensor] = []
+        own_logits: list[torch.Tensor] = []
         if logits is not None:
             parts, counts = (
                 torch.split(logits, [len(row.wanted) for row in rows]),
                 [len(row.scored) for row in rows],
             )
-            mine = [part[:count] for part, count in zip(parts, counts, strict=True) if count]
+            own_logits = [part[:count] for part, count in zip(parts, counts, strict=True) if count]
             logits = torch.cat([part[count:] for part, count in zip(parts, counts, strict=True)])
-        numbers = broadcast_scores(self._team, self._drawer, mine, scored, self.vocab_size)
+        numbers = broadcast_scores(self._rank_group, self._drawer, own_logits, scored, self.vocab_size)
         return frozenset(id(row) for row, well in zip(scored, numbers, strict=True) if not well), logits
 
     def _wait(self) -> None:
-        """Until a GPU has done all that was asked of it: nothing of the step writes to its pages any more."""
+        """Wait until a GPU has finished: nothing of the step writes to its pages any more."""
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
@@ -209,9 +215,11 @@ class TorchEngine:
                 part.sum.add(summed, part.stop)
 
     def warm_up(self) -> None:
-        """Run a prompt and a token through the first pages, and record what is to be replayed, so that the
-        first request finds everything loaded and allocated. Before any page is in use. Raises StartupError
-        for a model that computes no numbers."""
+        """Run a prompt and a token through the first pages, and record what is replayed later.
+
+        After it, everything is loaded and allocated. Before any page is in use. Raises StartupError for a
+        model whose logits are not finite.
+        """
         capacity = min(self.cache.tokens, self.context_length)
         prompt = min(WARM_UP_TOKENS, capacity)
         sequence = Sequence(Request("warm-up", prompt=(0,) * prompt, max_tokens=2), [])
@@ -232,9 +240,11 @@ class TorchEngine:
                     f"{self.vocab_size}"
                 )
 
-    def _clear_tail(self, row: Row) -> None:
-        """Zero the unused end of the row's last page, unless this sequence had it zeroed before. A row with
-        drafts may leave there what is not taken."""
+    def clear_tail(self, row: Row) -> None:
+        """Zero the unused end of the row's last page, unless it was zeroed for this sequence before.
+
+        Rejected drafts of a row may leave data there.
+        """
         size = self.cache.group.page_tokens
         index, used = (row.end - 1) // size, (row.end - 1) % size + 1
         page = row.pages[index]
@@ -246,6 +256,6 @@ class TorchEngine:
         sequence.engine_state = None if row.drafts else ClearedTail(page)
 
 
-def drawing_rank(team: Team) -> int:
-    """The rank that draws: the first tensor rank of the last stage."""
-    return team.topology.ranks - team.topology.tensor
+def drawing_rank(rank_group: Collectives) -> int:
+    """Return the rank that draws: the first tensor rank of the last stage."""
+    return rank_group.topology.ranks - rank_group.topology.tensor

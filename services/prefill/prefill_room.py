@@ -51,7 +51,7 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
     @property
     def scored(self) -> int:
         """Number of scored prompt tokens."""
-        return 0 if self.sequence.scores is None else len(self.sequence.scores.told)
+        return 0 if self.sequence.scores is None else len(self.sequence.scores.values)
 
     @property
     def under_way(self) -> bool:
@@ -66,5 +66,5 @@ class PrefillRoom(SendingRoom, CalledRoom[inference_pb2.RunRoomReply]):
     def reply_scores(self) -> None:
         """Send the scores of all prompt tokens, in order."""
         if self.replies is not None and self.sequence.scores is not None:
-            for scores in scores_to_wire(self.sequence.scores.told):
+            for scores in scores_to_wire(self.sequence.scores.values):
                 self.reply(inference_pb2.RunRoomReply(scores=scores))

@@ -1,12 +1,12 @@
-"""What does a smaller model draft behind each sequence?
+"""A smaller model that drafts tokens for the sequences of a larger one.
 
-It draws as the model does, by the request's seed at the same positions, and held to its grammar: where both
-find the same likely, both draw the same. What it drafts is checked like any other draft, and never decides
-what is drawn.
+It draws as the larger model does, with the request's seed at the same positions and within its grammar. So
+both draw the same token if they find the same tokens likely. Its drafts are checked like any others, and
+never change what is drawn.
 
-Its keys and values lie in pages of its own, and follow from a sequence's tokens. So nothing of them is handed
-over: where a sequence comes from elsewhere, or its pages were given to another, they are computed anew, in
-bounded parts beside the steps. Until then nothing is drafted for it.
+Its keys and values are in pages of its own and follow from a sequence's tokens, so they are not handed over.
+If a sequence comes from elsewhere, or lost its pages to another, they are computed anew in bounded parts
+beside the steps. Until then nothing is drafted for it.
 """
 
 import time
@@ -24,15 +24,15 @@ from baton.runtime.logging import Log
 log = Log(__name__)
 
 AT_ONCE: Final = 2 * PROPOSED_MAX
-"""Tokens of a sequence that are computed to draft behind it: those of its last steps."""
+"""Most missing tokens of a sequence that are computed in the step that drafts for it."""
 BEHIND: Final = 64
-"""Tokens of all sequences that are computed beside a step for those that are further behind."""
+"""Tokens computed in a step for all sequences that miss more than that."""
 FAILURES_MAX: Final = 3
-"""Steps in a row that brought no drafts for an error, until none is asked for any more."""
+"""Failed draft steps in a row after which the draft model is not used any more."""
 
 
 class DraftEngine(Protocol):
-    """What is asked of the smaller model's own engine."""
+    """The part of an engine that the draft model needs of its own."""
 
     @property
     def layout(self) -> KvLayout: ...
@@ -46,39 +46,39 @@ class DraftEngine(Protocol):
 
 
 class DraftRequest(NamedTuple):
-    """Of one sequence, behind a step that drew for it."""
+    """Request to draft behind a step that drew for a sequence."""
 
     sequence: Sequence
-    """Its fold, if it has one, has taken the output."""
+    """Its grammar state includes the output."""
     proposal: Proposal
     output: abc.Sequence[int]
-    """All of it that is drawn, by that step as well."""
+    """All output tokens, those of the step included."""
     most: int
-    """Tokens that are to be drafted."""
+    """Most tokens to draft."""
 
 
 class DraftTimes(NamedTuple):
-    """Microseconds."""
+    """Time that the draft model took, in microseconds."""
 
     all_us: int = 0
     each_us: int = 0
-    """Of one drafted token; 0 where none was."""
+    """Time of one drafted token. 0 if none was drafted."""
 
 
 @dataclass(slots=True, eq=False)
 class _DraftedSequence:
-    """What is kept of one sequence."""
+    """The draft model's view of one sequence."""
 
     sequence: Sequence
     """Its tokens so far, and the drafts behind them."""
     known: int = 0
-    """Tokens of the output that are no drafts."""
+    """Number of output tokens that are no drafts."""
     filled: int = 0
-    """Leading positions whose keys and values are those of its tokens."""
+    """Number of leading positions whose keys and values are in the pages."""
     pages: list[int] = field(default_factory=list)
 
     def follow(self, output: abc.Sequence[int]) -> None:
-        """So much was drawn: drafts that were not are forgotten."""
+        """Replace drafts by the tokens that were drawn, `output`."""
         mine, same = self.sequence.output, self.known
         while same < min(len(mine), len(output)) and mine[same] == output[same]:
             same += 1
@@ -91,141 +91,153 @@ class _DraftedSequence:
 
     @property
     def missing(self) -> int:
-        """Tokens that are to be computed before one is drafted."""
+        """Number of tokens to be computed before one can be drafted."""
         return self.sequence.length - self.filled
 
 
 class DraftModel:
-    """Over an engine of its own, on the rank that draws. `propose` is called from one thread at a time."""
+    """Drafts by an engine of its own, on the rank that draws. `propose` is called from one thread at a
+    time."""
 
     def __init__(self, engine: DraftEngine, vocab_size: int) -> None:
-        """`vocab_size`: of the model that checks. Ids that only one of both has stand for no text: some
-        widths are rounded up. None of them is drafted, and nothing behind one."""
+        """`vocab_size`: of the model that checks. Some vocabularies are padded: ids that only one of both
+        models has stand for no text. They are never drafted."""
         (group,) = engine.layout.groups
         self._engine = engine
         self._page_tokens = group.page_tokens
         self._pages = engine.caches[0].pages
         self._free = list(range(self._pages))
-        self._held: OrderedDict[Proposal, _DraftedSequence] = OrderedDict()
-        """The one that drafted last at the end."""
-        self._over: set[Proposal] = set()
-        """Of these, that ended while drafts were computed."""
+        self._sequences: OrderedDict[Proposal, _DraftedSequence] = OrderedDict()
+        """States of sequences by proposal, in the order of their last draft."""
+        self._ended: set[Proposal] = set()
+        """Sequences that ended while drafts were computed."""
         self._computes = False
         self._failures = 0
-        """In a row."""
+        """Failed draft steps in a row."""
         self._ids = min(vocab_size, engine.vocab_size)
         self._lock = Lock()
 
     def census(self) -> Mapping[str, int]:
-        """Pages, by whether a sequence has them. From any thread."""
+        """Return the number of pages that are taken and that are free. From any thread."""
         with self._lock:
             return {"taken": self._pages - len(self._free), "free": len(self._free)}
 
     def release(self, proposal: Proposal) -> None:
-        """Its sequence is over, and has no pages once nothing is computed. From any thread."""
+        """Free the pages of a sequence that has ended, once no draft is computed. From any thread."""
         with self._lock:
             proposal.over = True
             if self._computes:
-                self._over.add(proposal)
+                self._ended.add(proposal)
             else:
                 self._drop(proposal)
 
-    def propose(self, wishes: abc.Sequence[DraftRequest]) -> tuple[list[list[int]], DraftTimes]:
-        """What comes next of each wish, as far as it is known: nothing where its sequence is too far behind,
-        has no pages, or is at the end of what the model can read. Raises EngineLost."""
+    def propose(self, requests: abc.Sequence[DraftRequest]) -> tuple[list[list[int]], DraftTimes]:
+        """Return drafts for each request, and the time they took.
+
+        A sequence has none if too many of its tokens are missing, no pages are free, or it is at the end of
+        the draft model's context. Raises EngineLost.
+        """
         if self._failures == FAILURES_MAX:
-            return [[] for _ in wishes], DraftTimes()
+            return [[] for _ in requests], DraftTimes()
         with self._lock:
             self._computes = True
         try:
-            return self._propose(wishes)
+            return self._propose(requests)
         except EngineLost:
             raise
-        except Exception as error:  # whatever it is: a step does not fail for its drafts
+        except Exception as error:  # a step does not fail because of its drafts
             self._failures += 1
             log.error("nothing was drafted", error=error, last=self._failures == FAILURES_MAX)  # noqa: TRY400
             with self._lock:
-                for each in [*self._held]:
+                for each in [*self._sequences]:
                     self._drop(each)
-            return [[] for _ in wishes], DraftTimes()
+            return [[] for _ in requests], DraftTimes()
         finally:
             with self._lock:
                 self._computes = False
-                for each in self._over:
+                for each in self._ended:
                     self._drop(each)
-                self._over.clear()
+                self._ended.clear()
 
-    def _propose(self, wishes: abc.Sequence[DraftRequest]) -> tuple[list[list[int]], DraftTimes]:
+    def _propose(self, requests: abc.Sequence[DraftRequest]) -> tuple[list[list[int]], DraftTimes]:
         begun_s = time.perf_counter()
-        held = [self._follow(wish, wishes) for wish in wishes]
-        going = [at for at, each in enumerate(held) if each is not None and each.missing <= AT_ONCE]
-        self._catch_up([each for each in held if each is not None and each.missing > AT_ONCE])
-        caught_s = time.perf_counter()
-        drafted: list[list[int]] = [[] for _ in wishes]
+        drafted_sequences = [self._follow(request, requests) for request in requests]
+        going = [
+            at for at, each in enumerate(drafted_sequences) if each is not None and each.missing <= AT_ONCE
+        ]
+        self._catch_up([each for each in drafted_sequences if each is not None and each.missing > AT_ONCE])
+        caught_up_s = time.perf_counter()
+        drafted: list[list[int]] = [[] for _ in requests]
         count = 0
         while going:
             count += len(going)
-            drawn = self._draw([each for at in going if (each := held[at]) is not None])
+            drawn = self._draw([each for at in going if (each := drafted_sequences[at]) is not None])
             for at, token in zip(going, drawn, strict=True):
                 drafted[at] += token
             going = [
                 at
                 for at, token in zip(going, drawn, strict=True)
-                if token and len(drafted[at]) < wishes[at].most and not _ends(held[at])
+                if token and len(drafted[at]) < requests[at].most and not _ends(drafted_sequences[at])
             ]
         ended_s = time.perf_counter()
-        each_us = round(1e6 * (ended_s - caught_s) / count) if count else 0
+        each_us = round(1e6 * (ended_s - caught_up_s) / count) if count else 0
         return drafted, DraftTimes(round(1e6 * (ended_s - begun_s)), each_us)
 
-    def _follow(self, wish: DraftRequest, wishes: abc.Sequence[DraftRequest]) -> _DraftedSequence | None:
-        """What is held of its sequence, with pages for all that is to be computed; None where that cannot
-        be."""
-        if wish.most <= 0:
+    def _follow(self, request: DraftRequest, requests: abc.Sequence[DraftRequest]) -> _DraftedSequence | None:
+        """Return the state of a request's sequence with pages for all that is to be computed, None if it
+        cannot have them."""
+        if request.most <= 0:
             return None
-        known = len(wish.sequence.request.prompt) + len(wish.output)
-        reach = known + wish.most - 1
+        known = len(request.sequence.request.prompt) + len(request.output)
+        needed = known + request.most - 1
         with self._lock:
-            if wish.proposal.over:
+            if request.proposal.over:
                 return None
-            if known > self._engine.context_length or not self._has(wish):
-                wish.proposal.over = True
-                self._drop(wish.proposal)
+            if known > self._engine.context_length or not self._knows_tokens(request):
+                request.proposal.over = True
+                self._drop(request.proposal)
                 return None
-            if reach > self._engine.context_length:
+            if needed > self._engine.context_length:
                 return None
-            held = self._held.get(wish.proposal)
-            if held is None:
-                held = self._held[wish.proposal] = _DraftedSequence(Sequence(_alone(wish.sequence), []))
-            self._held.move_to_end(wish.proposal)
-            held.follow(wish.output)
-            fold = wish.sequence.fold
-            held.sequence.fold = None if fold is None else fold.copy()
-            lacking = -(-reach // self._page_tokens) - len(held.pages)
+            drafted = self._sequences.get(request.proposal)
+            if drafted is None:
+                drafted = self._sequences[request.proposal] = _DraftedSequence(
+                    Sequence(_draft_request(request.sequence), [])
+                )
+            self._sequences.move_to_end(request.proposal)
+            drafted.follow(request.output)
+            fold = request.sequence.fold
+            drafted.sequence.fold = None if fold is None else fold.copy()
+            lacking = -(-needed // self._page_tokens) - len(drafted.pages)
             if lacking > len(self._free):
-                self._make_space(lacking, {each.proposal for each in wishes if each.most > 0})
+                self._make_space(lacking, {each.proposal for each in requests if each.most > 0})
             if lacking > len(self._free):
                 return None
             for _ in range(lacking):
-                held.pages.append(self._free.pop())
-        return held
+                drafted.pages.append(self._free.pop())
+        return drafted
 
-    def _has(self, wish: DraftRequest) -> bool:
-        """The smaller model has all tokens of its sequence that are not known to it yet."""
-        held = self._held.get(wish.proposal)
-        new = wish.output[held.known :] if held else (*wish.sequence.request.prompt, *wish.output)
+    def _knows_tokens(self, request: DraftRequest) -> bool:
+        """Return whether the draft model's vocabulary has all new tokens of the sequence."""
+        drafted = self._sequences.get(request.proposal)
+        new = (
+            request.output[drafted.known :]
+            if drafted
+            else (*request.sequence.request.prompt, *request.output)
+        )
         return max(new, default=0) < self._ids
 
     def _make_space(self, pages: int, spared: abc.Set[Proposal]) -> None:
-        """Of those that drafted least lately, and are not `spared`."""
-        for proposal in [each for each in self._held if each not in spared]:
+        """Free pages of the sequences that drafted longest ago and are not `spared`."""
+        for proposal in [each for each in self._sequences if each not in spared]:
             if pages <= len(self._free):
                 return
             self._drop(proposal)
 
     def _drop(self, proposal: Proposal) -> None:
-        held = self._held.pop(proposal, None)
-        if held is not None:
-            self._free += held.pages
+        drafted = self._sequences.pop(proposal, None)
+        if drafted is not None:
+            self._free += drafted.pages
 
     def _catch_up(self, behind: abc.Sequence[_DraftedSequence]) -> None:
         left, rows = BEHIND, []
@@ -238,17 +250,18 @@ class DraftModel:
         if rows:
             self._engine.step(rows)
 
-    def _draw(self, held: abc.Sequence[_DraftedSequence]) -> list[list[int]]:
-        """The next token of each; none where the logits are no numbers, or the other model lacks it."""
-        lengths = [each.sequence.length for each in held]
+    def _draw(self, drafted_sequences: abc.Sequence[_DraftedSequence]) -> list[list[int]]:
+        """Draw the next token of each sequence. None if the logits are not finite or the larger model lacks
+        the token."""
+        lengths = [each.sequence.length for each in drafted_sequences]
         rows = [
             Row(each.sequence, each.filled, length, (each.pages,), sample=True)
-            for each, length in zip(held, lengths, strict=True)
+            for each, length in zip(drafted_sequences, lengths, strict=True)
         ]
         drawn: list[list[int]] = []
         took = self._engine.step(rows)
         self._failures = 0
-        for each, length, taken in zip(held, lengths, took, strict=True):
+        for each, length, taken in zip(drafted_sequences, lengths, took, strict=True):
             tokens = [token.id for token in taken] if isinstance(taken, tuple) else []
             tokens = tokens if max(tokens, default=0) < self._ids else []
             each.filled = length
@@ -257,13 +270,13 @@ class DraftModel:
         return drawn
 
 
-def _ends(held: _DraftedSequence | None) -> bool:
-    """With the last draft: nothing behind it is taken."""
-    return held is None or held.sequence.request.finish_reason(held.sequence.output) is not None
+def _ends(drafted: _DraftedSequence | None) -> bool:
+    """Return whether the last draft ends the answer: nothing behind it would be accepted."""
+    return drafted is None or drafted.sequence.request.finish_reason(drafted.sequence.output) is not None
 
 
-def _alone(sequence: Sequence) -> Request:
-    """What the smaller model is asked: nothing is told of its draws."""
+def _draft_request(sequence: Sequence) -> Request:
+    """Return the request without log-probabilities, for the draft model."""
     request = sequence.request
-    told = replace(request.sampling, top_logprobs=None, logprob_token_ids=())
-    return replace(request, sampling=told, prompt_logprobs=None, output=())
+    sampling = replace(request.sampling, top_logprobs=None, logprob_token_ids=())
+    return replace(request, sampling=sampling, prompt_logprobs=None, output=())

@@ -1,12 +1,12 @@
-"""How are a row's drafts computed, and which tokens are drawn behind them?
+"""Computation of drafts as rows of a step, and draws behind accepted drafts.
 
-Each draft is fed as a row of one token, of the sequence as if the drafts before it were its output. All rows
-of a step write before any looks, so that each finds the keys and values of those before it. So a draft costs
-what a row of a larger batch costs, by the same calls, replays and kernels; and where what a row gets does not
-depend on what else is in the step, the draws behind it are those of steps of one token, to the last bit.
+Each draft is computed as a row of one token, of the sequence as if the drafts before it were its output. All
+rows of a step write their keys and values before any attends, so each row sees those before it. A draft costs
+as much as a row of a larger batch, by the same calls, replays and kernels. If the result of a row does not
+depend on the other rows, draws behind drafts are those of single steps, to the last bit.
 
-Draws are made position by position, behind drafts that were drawn alone: penalties, the seed's position and
-the grammar's fold are those of the output so far, and nothing is to be taken back.
+Draws are made position by position, behind accepted drafts only. So penalties, the seed's position and the
+grammar state are those of the output so far, and nothing has to be undone.
 """
 
 from collections import abc
@@ -23,12 +23,12 @@ from baton.sampling.sampler import sample
 
 @dataclass(slots=True, eq=False)
 class SpeculatedSequence(Sequence):
-    """A sequence as if some of a row's drafts were its output: of one step."""
+    """A sequence as if some of a row's drafts were its output, for one step."""
 
 
 def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
-    """The row's sequence with so many of its drafts. It shares the sampler state and the fold, which go
-    on by whatever is drawn for it."""
+    """Return the row's sequence with its first `drafts` drafts. It shares the sampler state and the grammar
+    state."""
     sequence = row.sequence
     supposed = SpeculatedSequence(sequence.request, [*sequence.output, *row.drafts[:drafts]])
     supposed.sampler_state, supposed.fold = seen_tokens(sequence), sequence.fold
@@ -36,37 +36,42 @@ def with_drafts(row: Row, drafts: int) -> SpeculatedSequence:
 
 
 def split_drafts(rows: abc.Sequence[Row]) -> abc.Sequence[Row]:
-    """Each row without its drafts, and behind it one for each of them: what they want, one after the other,
-    is what `rows` want."""
+    """Return each row without its drafts, followed by one row for each draft.
+
+    The wanted positions of these rows in their order are those of `rows`.
+    """
     if not any(row.drafts for row in rows):
         return rows
-    told: list[Row] = []
+    split: list[Row] = []
     for row in rows:
-        told.append(replace(row, drafts=()))
-        for place in range(len(row.drafts)):
-            start = row.stop + place
-            told.append(Row(with_drafts(row, place + 1), start, start + 1, row.tables, sample=True))
-    return told
+        split.append(replace(row, drafts=()))
+        for index in range(len(row.drafts)):
+            start = row.stop + index
+            split.append(Row(with_drafts(row, index + 1), start, start + 1, row.tables, sample=True))
+    return split
 
 
 def sample_rows(logits: torch.Tensor, rows: abc.Sequence[Row]) -> list[list[DrawResult]]:
-    """What is drawn for each of `rows`, all of which sample: at its stop, and behind each draft as long as
-    they are what is drawn. `logits`: [their draws, vocabulary], row by row."""
+    """Return the draws of `rows`, all of which sample: at each row's stop, and behind each draft that is
+    accepted.
+
+    `logits`: [draws, vocabulary], row by row.
+    """
     drawn: list[list[DrawResult]] = [[] for _ in rows]
     firsts = [0, *accumulate(1 + len(row.drafts) for row in rows)]
-    going, place = [*range(len(rows))], 0
-    while going:
-        sequences = [with_drafts(rows[each], place) if place else rows[each].sequence for each in going]
-        here = [firsts[each] + place for each in going]
-        for each, told in zip(going, sample(_picked(logits, here), sequences), strict=True):
-            drawn[each].append(told)
-        going = [each for each in going if _goes_on(rows[each].drafts, place, drawn[each][place])]
-        place += 1
+    open_rows, index = [*range(len(rows))], 0
+    while open_rows:
+        sequences = [with_drafts(rows[each], index) if index else rows[each].sequence for each in open_rows]
+        here = [firsts[each] + index for each in open_rows]
+        for each, draw in zip(open_rows, sample(_picked(logits, here), sequences), strict=True):
+            drawn[each].append(draw)
+        open_rows = [each for each in open_rows if _goes_on(rows[each].drafts, index, drawn[each][index])]
+        index += 1
     return drawn
 
 
-def _goes_on(drafts: abc.Sequence[int], place: int, drawn: DrawResult) -> bool:
-    return place < len(drafts) and isinstance(drawn, Token) and drawn.id == drafts[place]
+def _goes_on(drafts: abc.Sequence[int], index: int, drawn: DrawResult) -> bool:
+    return index < len(drafts) and isinstance(drawn, Token) and drawn.id == drafts[index]
 
 
 def _picked(logits: torch.Tensor, places: list[int]) -> torch.Tensor:

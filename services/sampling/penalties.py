@@ -1,7 +1,7 @@
-"""What changes a request's scores before a token is chosen?
+"""Changes to the scores of a request before a token is chosen.
 
-In this order: repetition penalty, presence and frequency penalties, the caller's biases, and last the
-tokens that may not come yet, so that no bias brings them back.
+In this order: repetition penalty, presence and frequency penalties, the caller's biases, and last the tokens
+that are not allowed yet, so that no bias brings them back.
 """
 
 from dataclasses import dataclass, field
@@ -31,44 +31,48 @@ def seen_tokens(sequence: Sequence) -> SeenTokens:
 
 
 def changes_scores(sequence: Sequence) -> bool:
-    """Whether `adjust` would do anything."""
-    asked = sequence.request.sampling
-    return _puts_end_off(sequence) or (
-        asked.repetition_penalty != 1.0
-        or asked.presence_penalty != 0.0
-        or asked.frequency_penalty != 0.0
-        or bool(asked.logit_bias)
+    """Return whether `adjust` would change anything."""
+    sampling = sequence.request.sampling
+    return _delays_end(sequence) or (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+        or bool(sampling.logit_bias)
     )
 
 
 def adjust(scores: torch.Tensor, sequence: Sequence) -> None:
-    """Change one request's `scores` [vocabulary], float32, in place. Ids outside the vocabulary cannot be
-    drawn anyway and are passed over."""
+    """Change one request's `scores` [vocabulary], float32, in place.
+
+    Ids outside the vocabulary cannot be drawn, and are ignored.
+    """
     request = sequence.request
-    asked = request.sampling
-    if asked.repetition_penalty != 1.0:
+    sampling = request.sampling
+    if sampling.repetition_penalty != 1.0:
         seen = _seen(sequence, scores)
         old = scores[seen]
-        scores[seen] = torch.where(old < 0, old * asked.repetition_penalty, old / asked.repetition_penalty)
-    if sequence.output and (asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0):
+        scores[seen] = torch.where(
+            old < 0, old * sampling.repetition_penalty, old / sampling.repetition_penalty
+        )
+    if sequence.output and (sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0):
         counts = torch.bincount(_ids(sequence.output, scores), minlength=len(scores))
-        scores -= counts * asked.frequency_penalty + (counts > 0) * asked.presence_penalty
-    if asked.logit_bias:
-        biases = [(token, bias) for token, bias in asked.logit_bias if 0 <= token < len(scores)]
-        places = torch.tensor([token for token, _ in biases], dtype=torch.int64, device=scores.device)
-        scores.index_add_(0, places, scores.new_tensor([bias for _, bias in biases]))
-    if _puts_end_off(sequence):
+        scores -= counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty
+    if sampling.logit_bias:
+        biases = [(token, bias) for token, bias in sampling.logit_bias if 0 <= token < len(scores)]
+        ids = torch.tensor([token for token, _ in biases], dtype=torch.int64, device=scores.device)
+        scores.index_add_(0, ids, scores.new_tensor([bias for _, bias in biases]))
+    if _delays_end(sequence):
         scores[_ids(request.ending_token_ids, scores)] = float("-inf")
 
 
-def _puts_end_off(sequence: Sequence) -> bool:
-    """Whether no end may come yet. Where there is a grammar, that says when it may."""
+def _delays_end(sequence: Sequence) -> bool:
+    """Return whether the answer may not end yet. With a grammar the grammar decides that."""
     request = sequence.request
     return len(sequence.output) < request.min_tokens and request.grammar is None
 
 
 def _seen(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
-    """All of the sequence's tokens, each once. Only those that came since the last call are gone through."""
+    """Return the distinct tokens of the sequence. Looks only at tokens that are new since the last call."""
     seen = seen_tokens(sequence)
     new = set(sequence.tokens(seen.stop, sequence.length)) - seen.ids
     seen.ids |= new

@@ -1,8 +1,8 @@
-"""How likely did the model find the tokens of a prompt?
+"""Log-probabilities of prompt tokens.
 
-The logits at a position score the token that stands behind it. They are of the model alone: whatever changes
-how an answer is drawn does not change them. A step scores so many positions at most that their logits take a
-bounded part of memory, which is looked at some rows at a time.
+The logits at a position score the next token. They are the model's own: options that change draws do not
+change them. The positions that a step scores are bounded, so that their logits take bounded memory. They are
+read some rows at a time.
 """
 
 from collections import abc
@@ -10,26 +10,29 @@ from typing import Final
 
 import torch
 
-from baton.sampling.sampler import likeliest_places
+from baton.sampling.sampler import likeliest_ids
 
 LOGITS_BYTES: Final = 64 * 2**20
-"""Of a step's scored positions, in float32."""
-BESIDE_BYTES: Final = 2 * LOGITS_BYTES
-"""What scoring takes of a device at most: a definition's own logits, too."""
+"""Most bytes of a step's scored logits, in float32."""
+SCORING_BYTES: Final = 2 * LOGITS_BYTES
+"""Most bytes of a device that scoring takes, with the logits in the model's own format."""
 POSITIONS_MIN: Final = 16
 ROWS_AT_ONCE: Final = 32
 
 
-def scored_at_once(vocabulary: int) -> int:
-    """Positions of one step, of all its rows together."""
+def scored_positions_max(vocabulary: int) -> int:
+    """Return how many positions a step may score, over all its rows."""
     return max(LOGITS_BYTES // (4 * vocabulary), POSITIONS_MIN)
 
 
 def score(logits: torch.Tensor, ids: abc.Sequence[int], top: int) -> list[float]:
-    """For each of `logits` [N, vocabulary] the log-probability of its one of `ids`, how many tokens are as
-    likely at least, and `top` pairs of the likeliest: id, log-probability. NaN where the logits are no
-    numbers."""
-    told: list[float] = []
+    """Return the scores of `ids` as numbers, one token after the other.
+
+    `logits`: [N, vocabulary]. `top`: number of likeliest tokens to list.
+    For each token: its log-probability, its rank (how many tokens are at least as likely), and `top` pairs of
+    id and log-probability. NaN if the logits are not finite.
+    """
+    numbers: list[float] = []
     for begin in range(0, len(ids), ROWS_AT_ONCE):
         raw = logits[begin : begin + ROWS_AT_ONCE].float()
         logprobs = torch.log_softmax(raw, dim=-1)
@@ -37,7 +40,7 @@ def score(logits: torch.Tensor, ids: abc.Sequence[int], top: int) -> list[float]
         own = logprobs.gather(1, places)
         # A CPU adds up numbers many times faster than truth values; float32 counts exactly up to 2**24.
         rank = torch.ge(logprobs, own, out=torch.empty_like(logprobs)).sum(dim=-1, keepdim=True)
-        likeliest = likeliest_places(raw, top)
+        likeliest = likeliest_ids(raw, top)
         pairs = torch.stack((likeliest.double(), logprobs.gather(1, likeliest).double()), dim=-1)
-        told += torch.cat((own.double(), rank.double(), pairs.flatten(1)), dim=-1).flatten().tolist()
-    return told
+        numbers += torch.cat((own.double(), rank.double(), pairs.flatten(1)), dim=-1).flatten().tolist()
+    return numbers

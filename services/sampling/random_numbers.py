@@ -1,7 +1,7 @@
-"""Which random numbers belong to the i-th output token of a request? One for each id that it may have.
+"""Random numbers for draws: one for each token id at each output position of a request.
 
-A function of the request's seed, of i and of the id alone: the same on every worker, device and attempt,
-whatever else is in the batch.
+They are a function of the request's seed, the position and the id alone. So they are the same on every
+worker, device and attempt, whatever else is in the batch.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,20 @@ import torch
 WORD: Final = 2**64 - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 SPREAD: Final = -0x61C88647
-"""Of 32 bits, as the next two: signed, since a product keeps its lower bits alone."""
+"""Multiplier of 32 bits. It and the next two are signed: a product keeps its lower bits only."""
 FIRST, SECOND = 0x7FEB352D, -0x7B935975
 LEAST: Final = 2.0**-27
-"""The lowest 2**-26 of all numbers are 0 in float32: this is the middle of them. Were it a smaller one, ids
-would come first that often, however unlikely their tokens are."""
+"""Smallest number. The lowest 2**-26 of all numbers are 0 in float32, and this is their middle. With a
+smaller one, some ids would be drawn that often however unlikely their tokens are."""
 BELOW_ONE: Final = 1 - 2**-24
-"""The largest number of float32 below 1."""
+"""Largest number of float32 below 1."""
 
 
 def numbers(places: Sequence[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """[places, vocabulary]: numbers above 0 and below 1, evenly spread over seeds, positions and ids.
-    `places`: each a seed and a position."""
+    """Return [places, vocabulary] numbers above 0 and below 1, uniform over seeds, positions and ids.
+
+    `places`: pairs of seed and output position.
+    """
     keys = torch.tensor([_halves(*place) for place in places], dtype=torch.int32, device=device)
     bits = torch.arange(vocabulary, dtype=torch.int32, device=device).mul_(SPREAD) ^ keys[:, :1]
     _fold(bits, 16).mul_(FIRST).bitwise_xor_(keys[:, 1:])
@@ -33,18 +35,18 @@ def numbers(places: Sequence[tuple[int, int]], vocabulary: int, device: torch.de
 
 
 def _fold(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """The upper of 32 bits change the lower ones. In place."""
+    """Mix the upper bits into the lower ones, in place."""
     return bits.bitwise_xor_((bits >> by).bitwise_and_((1 << (32 - by)) - 1))
 
 
 def _halves(seed: int, position: int) -> tuple[int, int]:
-    """64 bits of this place, as two signed numbers."""
+    """Return 64 bits for a seed and position, as two signed numbers."""
     word = _mix(_mix(seed & WORD) + (position + 1) * GOLDEN)
     return (word & 0xFFFFFFFF) - 2**31, (word >> 32) - 2**31
 
 
 def _mix(word: int) -> int:
-    """SplitMix64's finaliser: every bit of `word` changes about half of the bits that come out."""
+    """Return SplitMix64's finaliser of `word`: each input bit changes about half of the output bits."""
     word = (word + GOLDEN) & WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD

@@ -1,14 +1,14 @@
-"""Which token comes next, given the logits?
+"""Draws of the next token from logits.
 
-A draw is a race: every token has a waiting time that belongs to (seed, output position, its id) alone, and
-is the shorter the likelier the token is. The first to come is drawn, whatever else is in the batch. Logits
-that differ by a rounding, as another attempt's may, change it only where two come at the same time up to that
-rounding. (Were a cumulative distribution inverted, each token's share would move the borders of all behind
-it: in float32 one draw of 140 at temperature 1 was another token where a prompt's chunk was computed for what
-had been computed token by token.)
+A draw is a race. Every token has a waiting time that depends on the seed, the output position and its id
+alone. The likelier a token is, the shorter is its wait. The token with the shortest wait is drawn, whatever
+else is in the batch. Logits that differ by a rounding, as in another attempt, change the draw only if two
+tokens tie within that rounding. An inverted cumulative distribution would not do: each share shifts the
+borders of all tokens behind it. In float32 one draw of 140 at temperature 1 differed when a chunk was
+computed instead of single tokens.
 
-Of equally likely tokens the one of the lower id comes first, wherever one is told from another: `top_k` 1 and
-a vanishing `top_p` are greedy, and a later attempt draws the same on another device (`fresh-attempt`).
+Of equally likely tokens the lower id comes first, wherever tokens are ordered. So `top_k` 1 and a vanishing
+`top_p` are greedy, and a later attempt draws the same on another device (`fresh-attempt`).
 """
 
 import math
@@ -20,34 +20,37 @@ import torch
 from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
 from baton.grammars.grammar_state import GrammarLost
 from baton.rooms.request import Token
-from baton.sampling.grammar_masks import allowed_by_grammars, hold
+from baton.sampling.grammar_masks import apply_masks, grammar_masks
 from baton.sampling.penalties import adjust, changes_scores
 from baton.sampling.random_numbers import numbers
 
 PART_MIN, PART_MAX = 16, 512
-"""Tokens of which the likeliest is looked for together. A power of two, to divide the vocabulary."""
+"""Bounds of the size of parts in which the likeliest token is searched. A power of two, to divide the
+vocabulary."""
 NUCLEUS_FIRST_LOOK: Final = 256
-"""How many of the likeliest tokens are sorted before all are, where only `top_p` cuts."""
+"""Number of likeliest tokens that are sorted before all are, if only `top_p` cuts."""
 
 RACES: Final = 8
-"""Rows that are drawn for together: what they need stays in a core's cache."""
-WHOLE: Final = 2**52
-"""Into so many parts the probability of 1 is divided: their sum is exact in double precision, too."""
+"""Rows that are drawn together, few enough to stay in a core's cache."""
+UNITS: Final = 2**52
+"""Number of units of a total probability of 1. Sums of units are exact in double precision."""
 
 
 def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[DrawResult]:
     """Draw one token for each of `sequences` from `logits` [sequences, vocabulary]."""
     if not sequences:
         return []
-    held = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
-    # First of all: a GPU that still computes the logits is not waited for meanwhile.
-    masks = allowed_by_grammars([sequences[row] for row in held])
+    constrained = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
+    # Before logits are read, so that a GPU that still computes them is not waited for.
+    masks = grammar_masks([sequences[row] for row in constrained])
     edited = [row for row, sequence in enumerate(sequences) if changes_scores(sequence)]
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
-    told = [row for row, each in enumerate(sequences) if each.request.sampling.top_logprobs is not None]
-    raw = scores = logits.float() if held or edited or drawn or told else logits
-    if held:
-        raw = scores = hold(raw, held, masks)
+    with_logprobs = [
+        row for row, each in enumerate(sequences) if each.request.sampling.top_logprobs is not None
+    ]
+    raw = scores = logits.float() if constrained or edited or drawn or with_logprobs else logits
+    if constrained:
+        raw = scores = apply_masks(raw, constrained, masks)
     if edited:
         scores = scores.clone()
         for row in edited:
@@ -58,19 +61,21 @@ def sample(logits: torch.Tensor, sequences: abc.Sequence[Sequence]) -> list[Draw
     lost = ~torch.isfinite(best)
     ids: list[int] = chosen.masked_fill(lost, 0).tolist()
     tokens: list[DrawResult] = [Token(each) for each in ids]
-    if told:
-        for row, token in zip(told, _tell(raw[told], ids, told, sequences), strict=True):
+    if with_logprobs:
+        for row, token in zip(
+            with_logprobs, _with_logprobs(raw[with_logprobs], ids, with_logprobs, sequences), strict=True
+        ):
             tokens[row] = token
     for row in lost.nonzero()[:, 0].tolist():
         tokens[row] = LogitsNotFinite()
-    for row, mask in zip(held, masks, strict=True):
+    for row, mask in zip(constrained, masks, strict=True):
         if isinstance(mask, GrammarLost):
             tokens[row] = GrammarUnsatisfied(str(mask))
     return tokens
 
 
 def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's largest score, and the first place where it stands. NaN is the largest."""
+    """Return each row's largest score, and its first place. NaN counts as the largest."""
     rows, vocabulary = scores.shape
     width = math.gcd(vocabulary, PART_MAX)
     if width < PART_MIN or scores.device.type != "cpu":
@@ -84,19 +89,19 @@ def _likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tensor:
-    """One id for each row of `scores` [rows, vocabulary]: temperature, top_k, top_p, then min_p."""
-    asked = [sequence.request.sampling for sequence in sequences]
+    """Return one id for each row of `scores` [rows, vocabulary]: temperature, top_k, top_p, then min_p."""
+    samplings = [sequence.request.sampling for sequence in sequences]
     vocabulary = scores.shape[1]
-    column = scores.new_tensor([[each.temperature, each.min_p] for each in asked])
+    column = scores.new_tensor([[each.temperature, each.min_p] for each in samplings])
     temperature, min_p = column[:, :1], column[:, 1:]
     # The likeliest score becomes 0 first, so that no temperature overflows.
     scores = scores - scores.max(dim=-1, keepdim=True).values
-    top_k = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in asked]
-    top_p = [each.top_p for each in asked]
+    top_k = [min(each.top_k, vocabulary) if each.top_k > 0 else vocabulary for each in samplings]
+    top_p = [each.top_p for each in samplings]
     if min(top_k) < vocabulary or min(top_p) < 1.0:
         scores = _cut(scores, temperature, top_k, top_p)
     scores = scores / temperature
-    if any(each.min_p > 0.0 for each in asked):
+    if any(each.min_p > 0.0 for each in samplings):
         scores = scores.masked_fill(scores.exp() < min_p, float("-inf"))
     places = [(each.request.sampling.seed, len(each.output)) for each in sequences]
     parts = range(0, len(places), RACES)
@@ -104,23 +109,29 @@ def _draw(scores: torch.Tensor, sequences: abc.Sequence[Sequence]) -> torch.Tens
 
 
 def _race(scores: torch.Tensor, places: abc.Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Who comes first in each row. An exponential waiting time goes with e**score: its logarithm is taken, so
-    that no weight is too small."""
+    """Return the winner of each row.
+
+    An exponential waiting time has the rate e**score. Its logarithm is compared, so that no weight is too
+    small.
+    """
     waits = numbers(places, scores.shape[1], scores.device).neg_().log1p_().neg_().log_()
     return torch.sub(scores, waits, out=waits).argmax(dim=-1)
 
 
 def _units(shares: torch.Tensor, of_one: int) -> torch.Tensor:
-    """Shares in whole numbers, of which 1 has so many: their sums are the same in any order, which no device
-    promises of others."""
+    """Return shares in whole units, `of_one` for a share of 1. Their sums are the same in any order on any
+    device."""
     return shares.double().mul_(of_one).floor_()
 
 
 def _cut(
     scores: torch.Tensor, temperature: torch.Tensor, top_k: list[int], top_p: list[float]
 ) -> torch.Tensor:
-    """`scores`, of which the largest is 0, of each row's `top_k` likeliest tokens, and of these the fewest
-    that together reach its `top_p`; -inf for the others."""
+    """Return `scores` with -inf for tokens that `top_k` or `top_p` exclude.
+
+    The largest score is 0. Of each row's `top_k` likeliest tokens, the fewest stay that together reach
+    `top_p`.
+    """
     vocabulary = scores.shape[1]
     most = torch.tensor([[each] for each in top_k], device=scores.device)
     width = max((each for each in top_k if each < vocabulary), default=0)
@@ -130,7 +141,7 @@ def _cut(
     largest = scores.topk(width).values
     counts = most
     if min(top_p) < 1.0:
-        of_one = WHOLE >> vocabulary.bit_length()  # each weighs 1 at most, and no sum is beyond WHOLE
+        of_one = UNITS >> vocabulary.bit_length()  # each weighs 1 at most, and no sum is beyond UNITS
         sums, shares = _sums(largest, most, temperature, of_one)
         total = sums[:, -1:].clone()
         if wide:
@@ -142,15 +153,15 @@ def _cut(
         fewest = (sums - shares < needed).sum(dim=-1, keepdim=True).clamp(min=1)
         uncut = torch.tensor([[each >= 1.0] for each in top_p], device=scores.device)
         counts = torch.where(uncut, most, torch.minimum(most, fewest))
-    kept = _first(scores, largest, counts, vocabulary)
-    return scores.masked_fill(~kept, float("-inf"))
+    is_kept = _first(scores, largest, counts, vocabulary)
+    return scores.masked_fill(~is_kept, float("-inf"))
 
 
 def _sums(
     largest: torch.Tensor, most: torch.Tensor, temperature: torch.Tensor, of_one: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each row's likeliest tokens weigh together, from above, and each by itself: those beyond its
-    `most` weigh nothing."""
+    """Return the cumulative units of each row's likeliest tokens, and the units of each. Those beyond `most`
+    have none."""
     shares = _units(torch.exp(largest / temperature), of_one)
     shares.masked_fill_(torch.arange(largest.shape[1], device=largest.device) >= most, 0.0)
     return shares.cumsum(dim=-1), shares
@@ -159,39 +170,42 @@ def _sums(
 def _first(
     scores: torch.Tensor, largest: torch.Tensor, counts: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """Which are each row's `counts` [rows, 1] largest scores; of equal ones the first. `largest`: each row's
-    largest from above, as many as any row's count, if that is less than the `vocabulary`.
+    """Return a mask of each row's `counts` [rows, 1] largest scores. Of equal scores the lower ids come
+    first.
 
-    A device sorts equal scores as it likes, but the least of those that are kept is the same, whichever stand
-    there."""
+    `largest`: each row's largest scores in descending order, as many as any row's count if that is less than
+    `vocabulary`.
+    Devices sort equal scores in any order, but the smallest score that stays is the same.
+    """
     floor = largest.gather(1, counts.clamp(max=largest.shape[1]) - 1)
     floor = floor.masked_fill(counts == vocabulary, float("-inf"))
-    kept = scores >= floor
-    if bool((kept.sum(dim=-1, keepdim=True) > counts).any()):
+    is_kept = scores >= floor
+    if bool((is_kept.sum(dim=-1, keepdim=True) > counts).any()):
         above, level = scores > floor, scores == floor
         room = counts - above.sum(dim=-1, keepdim=True)
-        kept = above | (level & (level.cumsum(dim=-1) <= room))
-    return kept
+        is_kept = above | (level & (level.cumsum(dim=-1) <= room))
+    return is_kept
 
 
-def _tell(
+def _with_logprobs(
     raw: torch.Tensor, ids: list[int], rows: list[int], sequences: abc.Sequence[Sequence]
 ) -> abc.Iterator[Token]:
-    """The chosen tokens of `rows` with their log-probabilities. `raw`: untouched logits."""
+    """Yield the chosen tokens of `rows` with their log-probabilities. `raw`: logits before penalties."""
     logprobs = torch.log_softmax(raw, dim=-1)
     counts = [sequences[row].request.sampling.top_logprobs or 0 for row in rows]
     own = logprobs.gather(1, torch.tensor([[ids[row]] for row in rows], device=raw.device)).tolist()
-    likeliest = likeliest_places(raw, min(max(counts), raw.shape[1]))
+    likeliest = likeliest_ids(raw, min(max(counts), raw.shape[1]))
     values, places = logprobs.gather(1, likeliest).tolist(), likeliest.tolist()
     for each, row in enumerate(rows):
         top = zip(places[each][: counts[each]], values[each][: counts[each]], strict=True)
         given = sequences[row].request.sampling.logprob_token_ids
-        asked = zip(given, logprobs[each, list(given)].tolist(), strict=True) if given else ()
-        yield Token(ids[row], own[each][0], (*top, *asked))
+        requested = zip(given, logprobs[each, list(given)].tolist(), strict=True) if given else ()
+        yield Token(ids[row], own[each][0], (*top, *requested))
 
 
-def likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
-    """[rows, count]: the ids of each row's likeliest tokens, from above. A row with NaN has any."""
+def likeliest_ids(raw: torch.Tensor, count: int) -> torch.Tensor:
+    """Return [rows, count]: the ids of each row's likeliest tokens in descending order. Arbitrary for a row
+    with NaN."""
     if count == 0:
         return torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
     if count == 1:
@@ -208,17 +222,18 @@ def likeliest_places(raw: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _from_above(raw: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Each row's `places`, which ascend, in the order of their scores: of equal ones the first."""
+    """Return each row's ascending `places` in the order of their scores, of equal scores the lower id
+    first."""
     order = raw.gather(1, places).argsort(dim=-1, descending=True, stable=True)
     return places.gather(1, order)
 
 
 def _likeliest_of_equals(raw: torch.Tensor, count: int) -> torch.Tensor:
-    """The same ids in ascending order: of equal scores the first."""
+    """Return the ids of the `count` largest scores in ascending order, of equal scores the lower ids."""
     largest = raw.topk(count).values
     if bool(largest.isnan().any()):
         raw = raw.masked_fill(raw.isnan(), float("-inf"))
         largest = raw.topk(count).values
     counts = torch.full((len(raw), 1), count, device=raw.device)
-    kept = _first(raw, largest, counts, raw.shape[1] + 1)
-    return kept.nonzero()[:, 1].view(len(raw), count)
+    is_kept = _first(raw, largest, counts, raw.shape[1] + 1)
+    return is_kept.nonzero()[:, 1].view(len(raw), count)

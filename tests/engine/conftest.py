@@ -1,4 +1,4 @@
-"""Engines and kernels that the tests of a session share."""
+"""Engines and compiled kernels that the tests of a session share."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,14 +19,14 @@ MakeEngine = Callable[..., TorchEngine]
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of one of the tiny models."""
+    """Return the directory of a tiny model by its name."""
     root = tmp_path_factory.mktemp("models")
     return lambda name: tiny_models.saved(name, root)
 
 
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
-    """A float32 engine on one of the tiny models; the same arguments give the same engine."""
+    """Return a float32 engine on a tiny model. Equal arguments give the same engine."""
 
     @cache
     def make(name: str, page_tokens: int = 16, which: int = 0, device: str = "cpu") -> TorchEngine:
@@ -44,7 +44,7 @@ def tiny_engine(tiny_dir: Callable[[str], Path]) -> MakeEngine:
 
 @pytest.fixture(params=asked())
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
-    """Of that name in `KERNELS`, and the only one there is."""
+    """The build of that name in `KERNELS`, made the only one there is."""
     made = KERNELS[request.param]
     monkeypatch.setattr(step_compiler, "BUILDS", (made,))
     step_compiler.kernel.cache_clear()
@@ -54,8 +54,8 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Directory:
-    """Of one of the models for kernels, whose weights are in float32, but numbers of bfloat16 where `weights`
-    are."""
+    """Return the directory of a model for kernels. Weights are in float32, with values of the dtype
+    `weights`."""
     root = tmp_path_factory.mktemp("compiled")
 
     def find(name: str, weights: torch.dtype = torch.float32) -> Path:

@@ -1,4 +1,4 @@
-"""A worker reduced to what the engine sees: it hands out pages, packs rows and appends tokens."""
+"""A small worker for tests of engines: it hands out pages, packs rows and appends tokens."""
 
 import random
 from collections import abc
@@ -16,18 +16,18 @@ GREEDY = Sampling(temperature=0.0)
 
 
 DRAFTS_MAX = 5
-"""Of one row."""
+"""Most drafts of a row."""
 
 
 @dataclass(eq=False)
 class Tenant:
-    """A sequence and what this worker keeps for it."""
+    """A sequence and its pages on this worker."""
 
     sequence: Sequence
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     shared: int = 0
-    """Leading pages that are another's."""
+    """Number of leading pages that belong to another sequence."""
 
     @property
     def done(self) -> bool:
@@ -35,14 +35,14 @@ class Tenant:
 
 
 Guess = abc.Callable[[Tenant], abc.Sequence[int]]
-"""Drafts of what comes next."""
+"""Function that returns drafts for a sequence."""
 
 
 class Guesses:
-    """Drafts of which some are what comes, and some are not."""
+    """Drafts of which some are the next tokens, and some are not."""
 
     def __init__(self, outputs: dict[str, list[int]], vocabulary: int) -> None:
-        """`outputs`: by request, what comes."""
+        """`outputs`: the right output tokens, by request."""
         self.right = self.asked = 0
         self._outputs = outputs
         self._vocabulary = vocabulary
@@ -59,7 +59,7 @@ class Guesses:
 
 
 class ShuffledWorker:
-    """Over an engine whose free pages all hold NaN, and which hands pages out in a shuffled order."""
+    """A worker over an engine whose free pages hold NaN. It hands out pages in a shuffled order."""
 
     def __init__(self, engine: TorchEngine, seed: int = 0) -> None:
         self.engine = engine
@@ -82,7 +82,7 @@ class ShuffledWorker:
         return Tenant(sequence)
 
     def fork(self, tenant: Tenant, seed: int) -> Tenant:
-        """A further choice behind a computed prompt, as `baton.decode` begins it."""
+        """Return a further choice behind a computed prompt, as `baton.decode` begins it."""
         request = tenant.sequence.request
         asked = replace(request, sampling=replace(request.sampling, seed=seed))
         size = self.engine.cache.group.page_tokens
@@ -91,7 +91,7 @@ class ShuffledWorker:
         return Tenant(Sequence(asked, []), division.shared_tokens, [*tenant.pages[:shared]], shared)
 
     def release(self, tenant: Tenant) -> None:
-        """Give the pages back, spoilt."""
+        """Free the pages of a sequence, filled with NaN."""
         for page in tenant.pages[tenant.shared :]:
             self.engine.cache.tensor[page] = float("nan")
         self._free += tenant.pages[tenant.shared :]
@@ -102,12 +102,12 @@ class ShuffledWorker:
             tenant.pages.append(self._free.pop())
 
     def step(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[Token | None]:
-        """One step of all that are not done: the next chunk of a prompt, or the next token. Returns what was
-        drawn for each of them."""
+        """Make one step of all unfinished sequences: the next chunk of a prompt, or the next token. Return
+        the draws."""
         return [tokens[0] if tokens else None for tokens in self.guess(tenants, chunk, lambda _: ())]
 
     def guess(self, tenants: abc.Sequence[Tenant], chunk: int, guess: Guess) -> list[tuple[Token, ...]]:
-        """The same, with drafts where a token is drawn. What comes behind an answer's end is dropped."""
+        """Make one step with drafts where a token is drawn. Tokens behind an answer's end are dropped."""
         rows, taking = [], []
         for tenant in tenants:
             if tenant.done:
@@ -135,7 +135,7 @@ class ShuffledWorker:
     def answers(
         self, tenants: abc.Sequence[Tenant], guess: Guess, chunk: int = 20
     ) -> tuple[list[list[Token]], int]:
-        """The tokens of each, with drafts, and in how many steps they came."""
+        """Return the tokens of each sequence with drafts, and the number of steps."""
         told: dict[int, list[Token]] = {id(tenant): [] for tenant in tenants}
         steps = 0
         while not all(tenant.done for tenant in tenants):
@@ -146,16 +146,16 @@ class ShuffledWorker:
         return [*told.values()], steps
 
     def run(self, tenants: abc.Sequence[Tenant], chunk: int) -> list[list[int]]:
-        """Step until all are done. Returns their outputs."""
+        """Step until all sequences have ended. Return their outputs."""
         while not all(tenant.done for tenant in tenants):
             self.step(tenants, chunk)
         return [tenant.sequence.output for tenant in tenants]
 
 
 def hand_over(tenant: Tenant, source: ShuffledWorker, target: ShuffledWorker) -> Tenant:
-    """What a transfer does: the pages' bytes, by their place in memory, into other pages elsewhere.
+    """Copy a sequence's pages to another worker as a transfer does: bytes, by their place in memory.
 
-    What the sender's last page holds behind the prompt does not count, and is spoilt on arrival.
+    What the sender's last page holds behind the prompt does not count, and is NaN on arrival.
     """
     there = Tenant(Sequence(tenant.sequence.request, list(tenant.sequence.output)), tenant.computed)
     target.grow(there, tenant.computed)

@@ -1,4 +1,4 @@
-"""The sum of KV pages, by its definition and number by number; and memory to sum."""
+"""The checksum of KV pages computed number by number from its definition, and memory to sum."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,11 +9,11 @@ from baton.pages.kv_checksum import WORD, key, lane, mix, multiplier, word_bytes
 from baton.pages.layout import KvLayout
 
 Place = tuple[int, int, int, int]
-"""Layer id, number of the plane, KV head id, position."""
+"""Layer id, plane, KV head id and position."""
 
 
 def reference(vectors: Mapping[Place, bytes]) -> int:
-    """The sum over so many places."""
+    """Return the sum over these places."""
     return sum(_counted(place, vector) for place, vector in vectors.items()) & WORD
 
 
@@ -45,7 +45,7 @@ class Memory:
         return self.cache.tensor.view(torch.uint8)
 
     def vector(self, place: Place) -> torch.Tensor:
-        """The bytes at one place, to read and to write."""
+        """Return the bytes at one place, to read and to write."""
         layer, plane, head, position = place
         page, slot = divmod(position, self.group.page_tokens)
         mine = self.raw[self.table[page], self.group.heads.index(head)]
@@ -62,7 +62,7 @@ class Memory:
 
 
 def carry(sources: Iterable[Memory], targets: Iterable[Memory], start: int, stop: int) -> None:
-    """What any right transfer does, however its runs are cut: each vector to its place in each target."""
+    """Copy each vector to its place in each target, as any correct transfer does."""
     found = {place: memory.vector(place) for memory in sources for place in memory.places(start, stop)}
     for target in targets:
         for place in target.places(start, stop):

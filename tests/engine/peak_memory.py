@@ -1,4 +1,4 @@
-"""How many bytes do tensors take at most, at a time, while something is computed?"""
+"""Measurement of the most bytes that tensors take at once during a computation."""
 
 import weakref
 from typing import Any
@@ -9,13 +9,15 @@ from torch.utils._pytree import tree_leaves
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what operators of this thread make on a CPU, until nobody has it any more. What they are given
-    and did not make, as views of files, is not counted."""
+    """Counts bytes that operators of this thread allocate on a CPU, until they are freed.
+
+    Tensors that they did not make, such as views of files, do not count.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
-        """Bytes."""
+        """Most bytes at once."""
         self._now = 0
         self._known: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""Is the memory that can still be taken read right, on a machine and in a container, and waited for?"""
+"""Tests of reading available memory, on a machine and in a container, and of waiting for it."""
 
 import time
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_a_system_that_does_not_tell(system: Path) -> None:
 
 
 class Patience:
-    """A clock that only sleeping moves, and what comes about meanwhile."""
+    """A clock that only sleeping moves, and events at its times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0

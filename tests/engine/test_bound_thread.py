@@ -1,4 +1,4 @@
-"""Does the thread that transfers know the device whose memory it transfers?
+"""Tests that the thread that transfers knows the device whose memory it transfers.
 
 Contexts belong to threads: the one that loads the model and the one that computes have theirs from torch, the
 event loop's has none unless it is given one.
@@ -26,7 +26,7 @@ from tests.engine.conftest import MakeEngine
 
 
 class Reached(Exception):
-    """The transfer is about to be made."""
+    """Raised where the transfer would be made."""
 
 
 @pytest.mark.parametrize("settings", [PrefillSettings(), DecodeSettings()], ids=["prefill", "decode"])
@@ -65,7 +65,7 @@ def test_an_engine_binds_a_thread_to_the_device_of_its_pages(
 
 
 def test_a_thread_that_makes_steps_knows_the_number_of_threads_that_was_set(tiny_engine: MakeEngine) -> None:
-    """Else it computes with as many as the process began with, until something asks."""
+    """Otherwise it uses the number that the process began with, until something reads the number."""
     counted: list[str] = []
     with patch.object(torch, "get_num_threads", lambda: counted.append(threading.current_thread().name)):
         step_thread = StepThread(tiny_engine("llama-gqa-untied"), lambda: None)

@@ -1,4 +1,4 @@
-"""Does each choice of a prompt draw what a request of its own would, in every way of computing?
+"""Tests that each choice of a prompt draws what a request of its own would, in every execution.
 
 A choice begins with a row of up to a page of tokens behind pages that it shares, beside rows of all kinds.
 """

@@ -1,4 +1,4 @@
-"""Does a request that goes on in a new room draw the tokens that it would have drawn in the old one?
+"""Tests that a request which continues in a new room draws the same tokens as in one room.
 
 Its prompt and the output so far are computed anew, by prefill in chunks, and handed over. In fp32, where the
 way of computing does not change a draw.
@@ -80,7 +80,7 @@ def test_a_cut_off_answer_goes_on_as_the_unbroken_one(
 
 
 def test_the_settings_make_a_difference_to_the_answer(workers: tuple[ShuffledWorker, ShuffledWorker]) -> None:
-    """Else the test above would show nothing of them."""
+    """Otherwise the test above would not depend on them."""
     (prompt,) = random_prompts((40,))
     told = [
         tuple(

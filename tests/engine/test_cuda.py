@@ -1,4 +1,4 @@
-"""Does a GPU compute and draw what the CPU does? Float32, without its reduced-precision products."""
+"""Tests that a GPU computes and draws what the CPU does, in float32 without reduced-precision products."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_pages_sum_up_to_the_same_on_the_gpu_and_on_the_cpu(tiny_engine: MakeEng
 
 
 def replaying(directory: Path, dtype: str = "float32", rows_max: int = 6) -> TorchEngine:
-    """After its warm-up; every shape was captured, and proven."""
+    """Return an engine after its warm-up, with every shape captured and verified."""
     engine = load_engine(
         directory, dtype=dtype, device="cuda", kv_cache_memory=4 * 2**20, cuda_graphs=rows_max
     )
@@ -108,7 +108,7 @@ def test_a_replayed_steps_logits_are_those_of_the_calls(tiny_dir: Callable[[str]
     for tenant in tenants:
         worker.grow(tenant, tenant.computed + 1)
         rows.append(Row(tenant.sequence, tenant.computed, tenant.computed + 1, (tenant.pages,), sample=True))
-        engine._clear_tail(rows[-1])
+        engine.clear_tail(rows[-1])
     with torch.inference_mode():
         replayed = graph_runner(engine).replay(rows)
         called = batched_runner(engine).logits(rows)
@@ -146,7 +146,7 @@ def test_writes_of_others_are_flushed_or_need_not_be() -> None:
 
 @pytest.fixture
 def in_pages(tiny_dir: Callable[[str], Path]) -> TorchEngine:
-    """Which looks at its pages where they lie, by replays where it decodes, after its warm-up."""
+    """Return an engine that attends to pages in place and replays decode steps, after its warm-up."""
     kernels = {9: "flash_attn_interface", 10: "flash_attn.cute"}
     major, _ = torch.cuda.get_device_capability()
     pytest.importorskip(kernels.get(major, "a GPU of another kind"), reason="no FlashAttention for this GPU")
@@ -175,7 +175,7 @@ def test_what_is_looked_at_in_its_pages_gives_what_is_fetched_from_them(in_pages
             stop = min(tenant.computed + 40, tenant.sequence.length)
             worker.grow(tenant, stop)
             rows.append(Row(tenant.sequence, tenant.computed, stop, (tenant.pages,), sample=True))
-            in_pages._clear_tail(rows[-1])
+            in_pages.clear_tail(rows[-1])
         with torch.inference_mode():
             logits = [batched_runner(in_pages, each).logits(rows) for each in (None, in_pages.kernel)]
         fetched, looked = logits

@@ -1,4 +1,4 @@
-"""Are the tokens with drafts, whatever they are, those without, in every way of computing?"""
+"""Tests that tokens with drafts are those without, whatever the drafts, in every execution."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,7 +164,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
 
 
 class Noting:
-    """A matcher, and what it has taken, which is never taken back."""
+    """A grammar matcher that records the tokens it consumed, and never takes one back."""
 
     def __init__(self, matcher: Matcher) -> None:
         self.taken: list[int] = []

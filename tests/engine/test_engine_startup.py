@@ -1,4 +1,4 @@
-"""What has a worker's engine done before the worker is ready?"""
+"""Tests of what a worker's engine has done before the worker is ready."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from baton.decode.settings import DecodeSettings
-from baton.engine import torch_engine
 from baton.engine.engine_startup import start_engine
+from baton.engine.loading import engine_loading
 
 
 def test_no_grammar_waits_for_the_vocabulary_nor_anybody_with_it(
@@ -15,7 +15,7 @@ def test_no_grammar_waits_for_the_vocabulary_nor_anybody_with_it(
 ) -> None:
     """While it is read no other thread goes on."""
     read: list[Path] = []
-    monkeypatch.setattr(torch_engine, "read_vocabulary", lambda directory, _: read.append(directory))
+    monkeypatch.setattr(engine_loading, "read_vocabulary", lambda directory, _: read.append(directory))
     model = tiny_dir("llama-gqa-untied")
     settings = DecodeSettings(model=str(model), device="cpu", compiled_steps=False, kv_cache_memory=2**22)
     start_engine(settings, 1)

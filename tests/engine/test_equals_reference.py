@@ -1,4 +1,4 @@
-"""Is greedy output in float32 the reference library's, token for token, however the work is cut up?"""
+"""Tests that greedy output in float32 is the reference library's, however the work is cut into steps."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Does the KV cache keep every byte when it moves, and does the engine go on as if it had not?"""
+"""Tests that the KV cache keeps every byte when it moves, and that the engine continues unchanged."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def test_memory_of_another_device_is_not_moved_and_stays_as_it_is(device: str) -
 
 
 def test_a_head_of_a_page_is_one_run_of_bytes_and_layers_go_by_their_ids() -> None:
-    """What differing tensor-parallel sizes and pipeline ranks rely on."""
+    """Hand-overs between differing tensor-parallel sizes and pipeline ranks rely on it."""
     group = replace(GROUP, layers=(4, 5, 6), heads=(2, 3))
     cache = PagedKvCache(group, PAGES, CPU)
     cache.tensor.zero_()

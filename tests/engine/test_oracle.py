@@ -1,4 +1,4 @@
-"""Does one pass over an answer say of it what the reference library's own `generate` says?"""
+"""Tests that one pass over an answer agrees with the reference library's own `generate`."""
 
 from collections.abc import Callable
 from pathlib import Path

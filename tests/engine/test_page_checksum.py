@@ -1,4 +1,4 @@
-"""Is the sum of pages the one that is defined, whoever holds which part, and does it see what differs?"""
+"""Tests that the checksum of pages is the defined one on any ranks, and detects differences."""
 
 import ctypes
 from itertools import product
@@ -232,7 +232,7 @@ def test_any_bound_on_what_is_read_at_a_time_gives_the_same(
     monkeypatch.setattr(page_checksum, "BYTES_AT_A_TIME", at_a_time)
     summer = PageSummer(memory.cache)
     layer_bytes = group_of(WHOLE).page_bytes // len(WHOLE.layers)
-    for _, pages, layers in summer._cuts(memory.table, 3, TOKENS):
+    for _, pages, layers in summer.pieces(memory.table, 3, TOKENS):
         taken = len(range(*layers.indices(len(WHOLE.layers))))
         assert len(pages) * taken * layer_bytes <= max(at_a_time, layer_bytes)
     assert summer.total(memory.table, 3, TOKENS) == want

@@ -1,4 +1,4 @@
-"""When is a step over that a GPU computes? Its calls return before what they ask for is done.
+"""Tests that a step on a GPU ends when its queued work has ended, not when its calls return.
 
 No GPU is needed: what is asked of the device is noted instead.
 """
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 1)
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """For which devices was waited?"""
+    """The devices that were waited for."""
     devices: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", devices.append)
     return devices
@@ -27,7 +27,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 @pytest.fixture
 def engine(tiny_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> TorchEngine:
-    """As if it computed on DEVICE."""
+    """An engine that seems to compute on DEVICE."""
     made = tiny_engine("llama-gqa-untied")
     monkeypatch.setattr(made.model, "device", DEVICE)
     return made
@@ -41,7 +41,7 @@ def rows() -> list[Row]:
 def test_written_before_sent_a_step_ends_when_the_device_has_done_what_was_queued(
     engine: TorchEngine, waits: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_logits", lambda _: torch.zeros(1, tiny_models.VOCABULARY))
+    monkeypatch.setattr(engine.runner, "logits", lambda _: torch.zeros(1, tiny_models.VOCABULARY))
     engine.step(rows())
     assert waits == [DEVICE]
 
@@ -54,7 +54,7 @@ def test_no_free_under_write_a_step_that_fails_ends_no_earlier(
     def queue_some(_: abc.Sequence[Row]) -> torch.Tensor:
         raise torch.OutOfMemoryError("no memory for the second layer")
 
-    monkeypatch.setattr(engine, "_logits", queue_some)
+    monkeypatch.setattr(engine.runner, "logits", queue_some)
     with pytest.raises(torch.OutOfMemoryError):
         engine.step(rows())
     assert waits == [DEVICE]
@@ -73,6 +73,6 @@ def test_a_device_that_is_lost_is_told_of_whatever_the_step_failed_by(
         raise ValueError("this row's, while the device still worked")
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
-    monkeypatch.setattr(engine, "_logits", fail)
+    monkeypatch.setattr(engine.runner, "logits", fail)
     with pytest.raises(EngineLost):
         engine.step(rows())

@@ -1,4 +1,4 @@
-"""Is a GPU asked for the network's writes before it looks, where it has to be?
+"""Tests that a GPU is flushed of a network card's writes before pages are read, where it has to be.
 
 With a driver that only writes down what it is asked; CUDA's own is in `test_cuda.py`.
 """
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 1)
 
 
 class Driver:
-    """CUDA's, of a device that says so much of itself."""
+    """CUDA's driver for a device with these properties."""
 
     def __init__(self, ordering: int, options: int, code: int = 0, supported: int = 1) -> None:
         self._told = {SUPPORTED: supported, ORDERING: ordering, FLUSH_OPTIONS: options}

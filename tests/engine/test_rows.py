@@ -1,4 +1,4 @@
-"""Is a row that cannot be computed refused before anything is, and by what it says?"""
+"""Tests that a row that cannot be computed is refused before anything is computed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Are a prompt's tokens as likely as the reference library finds them, however the work is cut up?"""
+"""Tests that scores of prompt tokens are the reference library's, however the work is cut into steps."""
 
 from collections import abc
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.engine_interface import LogitsNotFinite, PromptScores, Row, Sequence
 from baton.prefill.settings import PrefillSettings
 from baton.rooms.request import Request, Sampling, Score, Token
-from baton.sampling.prompt_scores import BESIDE_BYTES, LOGITS_BYTES, scored_at_once
+from baton.sampling.prompt_scores import LOGITS_BYTES, SCORING_BYTES, scored_positions_max
 from baton.sampling.sampler import sample
 from tests.engine import tiny_models
 from tests.engine.conftest import MakeEngine
@@ -93,7 +93,7 @@ def test_how_an_answer_is_drawn_changes_no_score(tiny_engine: MakeEngine) -> Non
         tenant = worker.admit(prompt, 1, sampling, prompt_logprobs=2)
         worker.run([tenant], 9)
         assert tenant.sequence.scores is not None
-        told.append(tenant.sequence.scores.told)
+        told.append(tenant.sequence.scores.values)
     assert told[0] == told[1]
 
 
@@ -109,7 +109,7 @@ def test_what_an_earlier_room_drew_is_not_scored(
     assert worker.run([tenant], 8) == [output]
     assert tenant.sequence.scores is not None
     check_scores(
-        tenant.sequence.scores.told, prompt, reference_scores(tiny_dir("llama-gqa-untied"), prompt), TOP
+        tenant.sequence.scores.values, prompt, reference_scores(tiny_dir("llama-gqa-untied"), prompt), TOP
     )
 
 
@@ -153,8 +153,8 @@ def test_a_gap_between_scores_is_refused(tiny_engine: MakeEngine) -> None:
 
 @pytest.mark.parametrize("vocabulary", [131, 49_152, 151_936, 262_144])
 def test_the_logits_of_a_step_that_scores_are_bounded(vocabulary: int) -> None:
-    assert scored_at_once(vocabulary) >= 64
-    assert scored_at_once(vocabulary) * vocabulary * 4 <= LOGITS_BYTES
+    assert scored_positions_max(vocabulary) >= 64
+    assert scored_positions_max(vocabulary) * vocabulary * 4 <= LOGITS_BYTES
 
 
 def test_given_ids_are_told_behind_the_likeliest() -> None:
@@ -180,5 +180,5 @@ def test_a_workers_memory_is_looked_at_for_what_scoring_takes(
             kv_cache_memory=2**20,
             scores_prompts=scores_prompts,
         )
-    assert max(needed[True]) - max(needed[False]) == BESIDE_BYTES >= 2 * LOGITS_BYTES
+    assert max(needed[True]) - max(needed[False]) == SCORING_BYTES >= 2 * LOGITS_BYTES
     assert (PrefillSettings().scores_prompts, DecodeSettings().scores_prompts) == (True, False)

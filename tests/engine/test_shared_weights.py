@@ -1,4 +1,4 @@
-"""Do two engines over one set of weights compute what each would by itself?"""
+"""Tests that two engines over one set of weights compute what each would alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.loading.engine_loading import load_beside, load_engine
+from baton.engine.loading.engine_loading import load_engine, load_second_engine
 from baton.engine.torch_engine import TorchEngine
 from tests.engine.engine_worker import ShuffledWorker, hand_over
 from tests.engine.execution.compiled_kernels import Directory, load
@@ -26,7 +26,7 @@ def test_their_pages_are_their_own_and_their_answers_the_references(
     model = directory("one query a head, biased")
     engine = load(model, dtype=torch.float32, compiled=compiled)
     assert is_compiled(engine) is compiled
-    other = load_beside(engine, 2**21)
+    other = load_second_engine(engine, 2**21)
     assert other.model is engine.model
     wanted = reference_greedy(model, PROMPTS, TOKENS)
     decode, prefill = both = ShuffledWorker(engine, 1), ShuffledWorker(other, 2)
@@ -44,6 +44,6 @@ def test_their_pages_are_their_own_and_their_answers_the_references(
 
 def test_the_second_ones_memory_is_bounded_by_what_it_is_given(tiny_dir: Callable[[str], Path]) -> None:
     engine = load_engine(tiny_dir("llama-gqa-untied"), device="cpu", kv_cache_memory=2**22, threads=1)
-    other: TorchEngine = load_beside(engine, 2**21)
+    other: TorchEngine = load_second_engine(engine, 2**21)
     assert 2**20 < other.cache.length <= 2**21
     assert other.layout == engine.layout

@@ -1,4 +1,4 @@
-"""Models of several architectures, small and random, with every trait that our attention must get right."""
+"""Small random models of several architectures, with every feature that our attention has to support."""
 
 from functools import cache
 from pathlib import Path
@@ -100,19 +100,20 @@ ARCHITECTURES: Final[dict[str, PreTrainedConfig]] = {
 
 @cache
 def saved(name: str, root: Path) -> Path:
-    """The model of that architecture, saved below `root`."""
+    """Return the directory of the model of that architecture, saved below `root`."""
     return save(ARCHITECTURES[name], root / name)
 
 
 def maker_of(config: PreTrainedConfig) -> Any:
-    """What of the library makes a model of `config`."""
+    """Return the library's class that makes a model of `config`."""
     return (
         AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     )
 
 
 def save(config: PreTrainedConfig, directory: Path, weights: torch.dtype = torch.float32) -> Path:
-    """A random model of `config` in `directory`, always the same, in float32: numbers of `weights`."""
+    """Save a random model of `config` in `directory`, always the same, in float32 with values of the dtype
+    `weights`."""
     torch.manual_seed(7)
     model = maker_of(config).from_config(config, dtype=torch.float32)
     for path, weight in model.named_parameters():

@@ -22,7 +22,7 @@ from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.kv_cache import PagedKvCache
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.model_loading import load_model
-from baton.engine.ranks.collectives import LocalRankGroup, alone
+from baton.engine.ranks.collectives import LocalCollectives, alone
 from baton.engine.torch_engine import TorchEngine
 from baton.models.model_facts import WAY_OUT
 from baton.rooms.request import Sampling, Token
@@ -130,7 +130,7 @@ def why_not_split(directory: Path, topology: Topology) -> str:
     """The words by which several ranks refuse the model; nothing where each loads its share of it."""
     try:
         for rank in range(topology.ranks):
-            load_model(directory, "float32", "cpu", LocalRankGroup(topology, rank))
+            load_model(directory, "float32", "cpu", LocalCollectives(topology, rank))
     except StartupError as refusal:
         return why(str(refusal), directory)
     return ""

@@ -167,7 +167,7 @@ class ToyEngine:
             _POSITION.pack_into(self.memory.view, _offset(row.pages, position), whose, token)
         scores = row.sequence.scores
         if scores is not None:
-            scores.told += [score_of(row.sequence.request, position + 1) for position in row.scored]
+            scores.values += [score_of(row.sequence.request, position + 1) for position in row.scored]
             self.scored_most = max(self.scored_most, row.stop - row.start)
         if whose in self.broken:
             return LogitsNotFinite()

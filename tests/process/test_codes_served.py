@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.engine.quantization.weight_quantization import WeightQuantization, code
+from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
 from baton.runtime.model_options import Quantize
 from tests.engine import tiny_models
 from tests.engine.execution.compiled_kernels import MODELS, needs_kernel
@@ -35,7 +35,7 @@ async def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
     meant = tmp_path / "meant"
     module = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32)
     with torch.no_grad():
-        code("tiny", module, WeightQuantization(Quantize.INT4))
+        quantize_model("tiny", module, WeightQuantization(Quantize.INT4))
     module.save_pretrained(meant)
     known = asked(meant, PROMPTS, OUTPUT_TOKENS)
     with running_stack(

@@ -1,4 +1,4 @@
-"""Does a smaller model draft what it would draw itself, within its memory, and change no answer?"""
+"""Tests that a draft model drafts what it would draw, within its memory, and changes no answer."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ LENGTHS = (1, 15, 30, 47)
 CODED = LlamaConfig(
     **{**SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
 )
-"""Of which weights are blocks of codes."""
+"""Configuration of a model whose weights fit into blocks of codes."""
 
 Load = Callable[..., TorchEngine]
 
@@ -85,7 +85,7 @@ def proposed(tenant: Tenant) -> list[int]:
 
 
 def drawn_alone(worker: ShuffledWorker, asked: Request, output: abc.Sequence[int], count: int) -> list[int]:
-    """What the worker's model draws behind `output`, by itself."""
+    """Return what the worker's model alone draws behind `output`."""
     tenant = Tenant(Sequence(replace(asked, max_tokens=len(output) + count), [*output]))
     while not tenant.done:
         worker.step([tenant], 100)
@@ -125,7 +125,7 @@ def test_what_is_drafted_is_what_the_model_alone_would_draw_behind_what_was_draw
 
 @pytest.mark.parametrize("ahead", [1, AHEAD])
 def test_a_model_that_is_the_same_drafts_what_is_drawn(loaded: Load, ahead: int) -> None:
-    """By the same seeds at the same positions: also where tokens are drawn at random."""
+    """With the same seeds at the same positions, also for draws at a temperature."""
     engine = loaded(MAIN)
     engine.draft_with(DraftModel(loaded(MAIN, 256), engine.vocab_size))
     worker = ShuffledWorker(engine)
@@ -194,7 +194,7 @@ def test_who_is_far_behind_catches_up_in_bounded_parts_and_has_no_drafts_until_t
 
 
 def wish(name: str, tokens: int, proposal: Proposal | None = None, count: int = AHEAD) -> DraftRequest:
-    """Behind a prompt and one token."""
+    """Return a request to draft behind a prompt and one output token."""
     prompt = random_prompts((tokens,))[0]
     request = Request(name, tuple(prompt), TOKENS, sampling=GREEDY)
     return DraftRequest(Sequence(request, []), proposal or Proposal(wanted=count), (7,), count)
@@ -417,7 +417,7 @@ def test_weights_of_both_are_codes_where_the_models_are(
 def test_what_is_wrong_with_a_draft_model_is_said_of_it(
     tiny_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own setting, and before the model is loaded that it drafts for."""
+    """The error names the draft model's setting, and comes before the larger model is loaded."""
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr("baton.engine.engine_startup.load_engine", pytest.fail)
     for model in (tmp_path / "absent", tmp_path / "empty"):

@@ -1,4 +1,4 @@
-"""Is what an engine draws held to its grammar, wherever it is drawn, and are the others untouched?"""
+"""Tests that answers with a grammar follow it wherever they are drawn, and others are unchanged."""
 
 from collections import Counter
 from collections.abc import Sequence as Sequenced
@@ -14,7 +14,7 @@ from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import DrawResult, GrammarUnsatisfied, LogitsNotFinite, Sequence
 from baton.grammars.grammar_state import GrammarLost
 from baton.rooms.request import FinishReason, Grammar, Request, Sampling, Token
-from baton.sampling.grammar_masks import hold
+from baton.sampling.grammar_masks import apply_masks
 from baton.sampling.sampler import sample
 from tests.engine.engine_worker import GREEDY, ShuffledWorker, Tenant, hand_over
 from tests.engine.tiny_models import SHAPE, save
@@ -93,7 +93,7 @@ def test_draws_follow_the_models_shares_of_what_is_allowed() -> None:
 
 
 def test_log_probabilities_are_those_of_what_is_allowed() -> None:
-    """As vLLM tells them: of the masked distribution, before penalties and temperature."""
+    """They are of the masked distribution, before penalties and temperature, as in vLLM."""
     scores = logits()
     allowed = tokens_in(fold_of(DIGITS).allowed(held(DIGITS).request, []))
     (token,) = sample(scores, [held(DIGITS, replace(GREEDY, top_logprobs=3))])
@@ -124,17 +124,17 @@ def test_one_that_cannot_be_held_fails_alone_and_what_is_not_compiled_is_not_dra
 
 
 def test_a_mask_of_a_narrower_vocabulary_allows_nothing_beyond_it() -> None:
-    """As a draft model's may be wider than that of the model which it drafts for."""
+    """A draft model's vocabulary may be wider than that of its model."""
     mask = fold_of(DIGITS).allowed(held(DIGITS).request, [])
     wide = torch.randn(2, 8 * len(mask) + 40)
-    found = hold(wide, [1], [mask])
+    found = apply_masks(wide, [1], [mask])
     assert torch.equal(found[0], wide[0])
     assert found[1].isfinite().nonzero().flatten().tolist() == tokens_in(mask)
 
 
 def test_masks_are_applied_to_the_rows_that_they_are_of() -> None:
     masks = [fold_of(regex(each)).allowed(held(DIGITS).request, []) for each in ("a", "b")]
-    scores = hold(torch.zeros(4, VOCABULARY), [3, 1, 0], [masks[0], masks[1], GrammarLost("gone")])
+    scores = apply_masks(torch.zeros(4, VOCABULARY), [3, 1, 0], [masks[0], masks[1], GrammarLost("gone")])
     (a,), (b,) = ids("a"), ids("b")
     assert [[*torch.isfinite(row).nonzero()[:, 0].tolist()] for row in (scores[3], scores[1])] == [[a], [b]]
     assert bool((scores[[0, 2]] == 0).all())

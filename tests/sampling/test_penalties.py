@@ -1,4 +1,4 @@
-"""Are scores changed for what a sequence has, without looking at all of it in each step?"""
+"""Tests of penalties, and that a step does not look at all tokens of a sequence again."""
 
 from collections.abc import Sequence as Sequenced
 
@@ -14,7 +14,7 @@ ASKED = Sampling(repetition_penalty=1.3)
 
 
 def penalised(scores: torch.Tensor, tokens: Sequenced[int]) -> torch.Tensor:
-    """By all of `tokens`, one by one."""
+    """Return `scores` after the repetition penalty for all of `tokens`, computed one by one."""
     changed = scores.clone()
     for token in {each for each in tokens if 0 <= each < VOCABULARY}:
         old = scores[token]

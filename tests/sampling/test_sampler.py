@@ -1,7 +1,7 @@
-"""Are tokens drawn as each option asks, and the same whatever else is in the batch?
+"""Tests that draws follow each option, and do not depend on the rest of the batch.
 
-Distributions are compared with the reference library's own processors. Seeds are fixed: a draw is a
-function of its seed, so these tests have one outcome.
+Distributions are compared with the reference library's own processors. Seeds are fixed: a draw is a function
+of its seed, so these tests have one outcome.
 """
 
 import math
@@ -25,7 +25,7 @@ from transformers import (
 from baton.engine_interface import DrawResult, LogitsNotFinite, Sequence
 from baton.rooms.request import Request, Sampling, Token
 from baton.sampling.random_numbers import numbers
-from baton.sampling.sampler import likeliest_places, sample
+from baton.sampling.sampler import likeliest_ids, sample
 
 VOCABULARY = 40
 DRAWS = 20_000
@@ -48,7 +48,7 @@ def ids(drawn: Sequenced[DrawResult]) -> list[int | None]:
 
 
 def frequencies(scores: torch.Tensor, sampling: Sampling) -> Counter[int]:
-    """How often each token comes, over many seeds."""
+    """Return the frequency of each token over many seeds."""
     asked = [sequence(replace(sampling, seed=seed)) for seed in range(DRAWS)]
     return Counter(id_ for id_ in ids(sample(scores.expand(DRAWS, -1), asked)) if id_ is not None)
 
@@ -402,6 +402,6 @@ def test_the_likeliest_tokens_are_the_first_of_equal_ones_in_every_row(count: in
     generator = torch.Generator().manual_seed(count)
     apart = torch.randn(4, 32, generator=generator)
     raw = torch.cat((apart, apart.round(), torch.zeros(1, 32), apart.masked_fill(apart < 0, float("-inf"))))
-    for row, places in zip(raw.tolist(), likeliest_places(raw, count).tolist(), strict=True):
+    for row, places in zip(raw.tolist(), likeliest_ids(raw, count).tolist(), strict=True):
         from_above = sorted((-score, place) for place, score in enumerate(row))
         assert places == [place for _, place in from_above[:count]]

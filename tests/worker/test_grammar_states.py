@@ -1,4 +1,4 @@
-"""Does a room wait for its grammar, for as long as it takes and no longer, and for nothing else?"""
+"""Tests that a room waits for its grammar to be compiled, no longer than that, and for nothing else."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Does a turn ever wait for a step of the model?"""
+"""Tests that a turn never waits for a step of the model."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ WAIT_S = 10.0
 
 
 class Held:
-    """An engine whose steps end when they are told to."""
+    """An engine whose steps end on command."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -188,7 +188,7 @@ async def test_close_leaves_a_stuck_step_to_itself_if_it_is_told_to(bench: Bench
 
 
 class Watch:
-    """Shows the time that it is set to, in microseconds."""
+    """A clock that shows the time it is set to, in microseconds."""
 
     now_us = 0
 

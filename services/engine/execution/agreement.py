@@ -1,4 +1,4 @@
-"""How far two computations of the same logits may differ."""
+"""Comparison of two computations of the same logits."""
 
 from typing import Final
 

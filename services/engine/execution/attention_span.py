@@ -39,7 +39,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """How far back a token sees, for a layer that does not see the whole context."""
+    """Part of the context that a token sees, for a layer that does not see all of it."""
 
     tokens: int
     """Size of the window, the token itself included, or of a chunk."""

@@ -20,14 +20,14 @@ from torch.nn import functional
 
 from baton.engine.execution.attention_span import AttentionSpan
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.linear_layers import joined
+from baton.engine.execution.linear_layers import join_weights
 from baton.engine.execution.model_structure import LayerStructure, ModelStructure, Norm
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.step_compiler import Kernel
 from baton.engine.execution.step_plan import integers
 from baton.engine.execution.weight_memory import WeightMemory
 from baton.engine.kv_cache import PagedKvCache
-from baton.engine.quantization import quantized_weight as coded
+from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import GROUPS, QuantizedWeight
 from baton.engine_interface import Row
 from baton.runtime.model_options import POSITIONS_MAX
@@ -173,8 +173,8 @@ class CompiledModel:
         """Tensors that `_layers` and `_model` point to."""
         self._memory = WeightMemory()
         self._layers = (_Layer * len(structure.layers))()
-        for place, parts in enumerate(structure.layers):
-            self._layers[place] = self._layer(parts)
+        for index, parts in enumerate(structure.layers):
+            self._layers[index] = self._layer(parts)
             for linear in parts.linears:
                 del linear.weight, linear.bias
         head, bias = self._product([structure.head])
@@ -216,16 +216,16 @@ class CompiledModel:
 
         `paired`: the first half of each block is the first part's.
         """
-        weight, bias = joined(parts)
+        weight, bias = join_weights(parts)
         order = _paired(torch.arange(len(weight))[:, None], self._block)[:, 0] if paired else None
         address = None if bias is None else self._pin((bias if order is None else bias[order]).float())
         sizes: tuple[int, ...] = ()
         if self._codes is None:
             blocks = _in_blocks((weight if order is None else weight[order]).to(self.weights), self._block)
         else:
-            codes = coded.joined([self._codes.pop(each) for each in parts])
+            codes = quantized_weight.join_quantized([self._codes.pop(each) for each in parts])
             codes = codes if order is None else codes.rows(order)
-            blocks = coded.in_blocks(codes, self._block)
+            blocks = quantized_weight.pack_blocks(codes, self._block)
             sizes = (codes.bits, codes.group, codes.scale.itemsize, codes.least is not None)
         self.weight_bytes += blocks.nbytes
         return _Weight(self._pin(blocks), *sizes), address
@@ -291,7 +291,7 @@ class CompiledRunner:
         """Do nothing: a step is one call already."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """As `Runner.logits`, in float32."""
+        """Return logits as `Runner.logits` does, in float32."""
         return self.logits_at(split_drafts(rows))
 
     def logits_at(self, rows: abc.Sequence[Row], *, everywhere: bool = False, later: int = 0) -> torch.Tensor:

@@ -150,7 +150,7 @@ class GraphRunner:
         log.info("decode steps recorded", shapes=len(self._recorded), of=len(self.shapes))
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor | None:
-        """As `Runner.logits`. The result of a replay is overwritten by the next step."""
+        """Return logits as `Runner.logits` does. The next step overwrites the result of a replay."""
         single = split_drafts(rows)
         replayed = self.replay(single)
         if replayed is not None:

@@ -1,8 +1,8 @@
-"""What does the library's definition give where nothing is rounded on the way?
+"""Computation of the library's definition in float32, as a reference for faster executions.
 
-In bfloat16 what rounding takes from a definition is as much as a small fault, and more with some models. So
-it computes in float32, over the very numbers of its weights, some rows of a weight at a time: no weight is
-held in float32 as a whole.
+In bfloat16, rounding changes the results of a definition as much as a small fault would. So it computes in
+float32 over the exact values of its weights, some rows of a weight at a time. No weight is in memory in
+float32 as a whole.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,11 @@ from baton.engine.quantization.quantized_weight import ROWS_A_TIME, QuantizedWei
 
 @contextmanager
 def exactly(module: Any, codes: Mapping[nn.Linear, QuantizedWeight]) -> Iterator[None]:
-    """Within it the definition `module` computes in float32. Its weights are its linear layers', those of
-    `codes` what codes stand for, and vectors beside them."""
+    """Make the definition `module` compute in float32 within the context.
+
+    Its weights are those of its linear layers, and vectors. `codes`: quantized weights, in the place of plain
+    ones.
+    """
     table = module.get_input_embeddings()
     linears = [each for each in module.modules() if isinstance(each, nn.Linear)]
     try:

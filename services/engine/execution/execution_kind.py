@@ -4,13 +4,13 @@ from enum import StrEnum
 
 
 class ExecutionKind(StrEnum):
-    """How the steps of a model are computed."""
+    """Ways to compute the steps of a model."""
 
     LIBRARY = "library"
-    """By the model library's definition with our attention, all rows together."""
+    """The model library's definition with our attention, all rows together."""
     ROW_BY_ROW = "row by row"
-    """By the model library's definition with its own attention, one row after the other."""
+    """The model library's definition with its own attention, one row after the other."""
     FUSED = "fused"
-    """By our decoder, in few calls."""
+    """Our decoder, in few calls."""
     COMPILED = "compiled"
-    """By one call of the compiled step, on a CPU."""
+    """One call of the compiled step, on a CPU."""

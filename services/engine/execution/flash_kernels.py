@@ -1,8 +1,7 @@
-"""Can tokens on a GPU look at their pages where those lie?
+"""FlashAttention kernels that read keys and values in their pages, on a GPU.
 
-FlashAttention's kernels can, by torch's interface to them, where the package for this GPU is installed. They
-are used where they are seen to give what the other way gives, by which keys and values are fetched from their
-pages first.
+They are called by torch's interface, if the package for this GPU is installed. They are used if they agree
+with attention that fetches keys and values from the pages first.
 """
 
 import inspect
@@ -31,29 +30,31 @@ log = Log(__name__)
 
 FETCHED: Final = "keys and values are fetched from their pages"
 KERNELS: Final = {9: "FA3", 10: "FA4"}
-"""What torch calls those that read pages, by the first number of a GPU's compute capability."""
+"""torch's name of the kernels that read pages, by major compute capability."""
 EVERYTHING: Final = (-1, -1)
 NOTHING_LATER: Final = (-1, 0)
 TOLERANCE: Final = 0.03
-"""Of the difference's length, as a share of an answer's, token by token: both ways round to bfloat16."""
+"""Largest relative difference of a token's result. Both computations round to bfloat16."""
 LONG: Final = 4096
-"""Tokens of the longest sequences that are tried."""
+"""Tokens of the longest sequences in the check."""
 SPAN_MAX: Final = 1000
-"""Tokens of the widest windows that are tried: longer sequences are past their borders."""
+"""Tokens of the widest windows in the check, so that longer sequences reach past them."""
 SPANS: Final = ((0, 1), (16, 17), (LONG - 1, LONG), (0, 21), (5, 23), (LONG - 40, LONG))
-"""Which tokens of their sequences the rows have that are tried."""
+"""Positions of the rows in the check."""
 
 
 def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
-    """What is installed for this GPU; None, and a line of the log says why, where nothing is. From then on
-    torch's attention to what does not lie in pages is the package's, too."""
+    """Return the kernel that is installed for this GPU. None if there is none, and the log says why.
+
+    It also makes torch use the package for attention outside of pages.
+    """
     why = missing(device, dtype)
     if why:
         log.info(FETCHED, why=why)
         return None
     try:
         activate_flash_attention_impl(KERNELS[torch.cuda.get_device_capability(device)[0]])
-    except Exception as error:  # of a package that is not as torch expects it, whatever that raises
+    except Exception as error:  # an incompatible package may raise anything
         log.info(FETCHED, why=describe_error(error))
         return None
     return flash_attention
@@ -62,8 +63,8 @@ def find_kernel(device: torch.device, dtype: str) -> PagedKernel | None:
 def flash_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
-    """As `PagedKernel`, by the package that torch was told of."""
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # takes a second, and only GPUs need it
+    """Attend to pages by the installed package. Arguments as in `PagedKernel`."""
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # its import takes a second
 
     if attention.softcap is not None:
         raise UnsupportedAttention("at scores that are bounded")
@@ -93,19 +94,22 @@ def flash_attention(
             raise TypeError("more than was asked for")
         return seen
     answer, logarithms = seen
-    # What goes to nothing is taken from what goes to the tokens: [query heads, T].
+    # Share of attention that goes to tokens and not to the sink: [query heads, T].
     shares = torch.sigmoid(logarithms - attention.sinks.float()[:, None])
     return (answer * shares.t()[:, :, None]).to(answer.dtype)
 
 
-def proven(
+def verified_kernel(
     kernel: PagedKernel,
     query_heads: int,
     cache: PagedKvCache,
     attentions: Mapping[int, LayerAttention] | None = None,
 ) -> PagedKernel | None:
-    """`kernel`, where so many heads see by it what they see without, as each layer of `attentions` looks;
-    else None, and a line of the log says why. The cache's contents are lost: before any page is in use."""
+    """Return `kernel` if it agrees with attention over fetched pages, else None, and the log says why.
+
+    `query_heads`: heads of this rank. `attentions`: options by layer id. Overwrites the cache: call it before
+    any page is in use.
+    """
     try:
         with torch.inference_mode():
             cache.tensor.normal_()
@@ -114,7 +118,7 @@ def proven(
         why = "" if worst <= TOLERANCE else f"a kernel's answers differ by {worst:.2g} of their length"
     except UnsupportedAttention as error:
         why = f"no kernel that reads them looks {error}"
-    except Exception as error:  # as above
+    except Exception as error:  # the package may raise anything
         why = describe_error(error)
     if why:
         log.warning(FETCHED, why=why)
@@ -126,8 +130,7 @@ def proven(
 
 
 def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> list[LayerAttention]:
-    """Each way in which a layer looks, over no more tokens than are tried: one of each span, with and
-    without the rest."""
+    """Return each kind of attention in the layers, with spans that fit the check."""
     plain = LayerAttention(cache.head_dim**-0.5)
     found: dict[tuple[AttentionSpan | None, float | None, bool], LayerAttention] = {
         (None, None, False): plain
@@ -140,7 +143,7 @@ def _kinds(cache: PagedKvCache, attentions: Mapping[int, LayerAttention]) -> lis
 
 
 def missing(device: torch.device, dtype: str) -> str:
-    """Why there can be no kernel; nothing where there may be one."""
+    """Return why there can be no kernel. Empty if there may be one."""
     if dtype != "bfloat16":
         return f"kernels that read pages compute in bfloat16, not in {dtype}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -154,7 +157,7 @@ def missing(device: torch.device, dtype: str) -> str:
 
 
 def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention: LayerAttention) -> float:
-    """By how much one token's answer differs; NaN where one is not a number."""
+    """Return the largest relative difference of a token's result. NaN if one is not finite."""
     heads, rows = len(cache.group.heads), _rows(cache)
     tokens = sum(row.stop - row.start for row in rows)
     query = cache.tensor.new_empty(tokens, query_heads, cache.head_dim).normal_()
@@ -169,14 +172,14 @@ def _worst(kernel: PagedKernel, query_heads: int, cache: PagedKvCache, attention
 
 
 def _rows(cache: PagedKvCache) -> list[Row]:
-    """One for each of `SPANS`, as far as the cache has pages for them, which lie in no order."""
+    """Return a row for each of `SPANS`, as far as the cache has pages for them, in scattered pages."""
     size = cache.group.page_tokens
     spans = SPANS[: cache.pages]
     pages = cache.pages // len(spans)
     rows = []
-    for place, (start, stop) in enumerate(spans):
+    for index, (start, stop) in enumerate(spans):
         end = min(stop, pages * size)
-        table = range(place, len(spans) * pages, len(spans))[::-1]
+        table = range(index, len(spans) * pages, len(spans))[::-1]
         sequence = Sequence(Request("proof", (0,) * end, max_tokens=1), [])
         rows.append(Row(sequence, max(0, end - (stop - start)), end, (table,), sample=False))
     return rows

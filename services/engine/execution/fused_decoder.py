@@ -1,9 +1,9 @@
-"""How does a model of the common structure compute a step with few calls?
+"""Computation of a model of the common structure in few calls.
 
-The model library's definition says what is computed; this says it again in fused pieces, over weights laid
-out for the device: one product for queries, keys and values, one for gate and up, rotation in place, and
-whatever all layers share made once a step. What the layers add up is kept in float32, whatever their dtype:
-in bfloat16 that takes a third off the logits' error. It is used only where `proof.py` has seen both agree.
+It computes what the library's definition does, in fused pieces over weights laid out for the device. There is
+one product for queries, keys and values, and one for gate and up. Rotation is in place, and whatever layers
+share is made once a step. Residuals stay in float32 in any dtype, which takes a third off the error of logits
+in bfloat16. It is used if `runner_selection` has seen it agree with the definition.
 """
 
 from typing import Any, Final
@@ -17,12 +17,14 @@ from baton.engine.execution.model_structure import LayerStructure, ModelStructur
 from baton.engine.execution.paged_attention import PagedAttention
 
 FEW_ROWS: Final = 64
-"""Up to here the number of calls counts, not what each of them computes."""
+"""Most rows for which the number of calls takes longer than their computation."""
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension: computed in float32, given in the
-    weight's dtype."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
+
+    The result has the weight's dtype.
+    """
 
     def __init__(self, norm: Norm) -> None:
         self._dtype = norm.weight.dtype
@@ -35,21 +37,21 @@ class RmsNorm:
         return self._normed(rows.float()).to(self._dtype)
 
     def of_sum(self, rows: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
-        """Add `more` [T, width] to `rows`, of float32, in place, and give the norm of that."""
+        """Add `more` [T, width] to `rows`, float32, in place, and return the norm of the sum."""
         return self(rows.add_(more))
 
     def _normed(self, rows: torch.Tensor) -> torch.Tensor:
         if rows.numel() > FEW_ROWS * self._width or rows.device.type != "cpu":
             return functional.rms_norm(rows, (self._width,), self._weight, self._epsilon)
-        # Beside its negation a row has the mean 0, so that a layer norm is the RMS norm: torch has one kernel
-        # for that on CPUs, and seven calls for this.
+        # A row joined with its negation has the mean 0, so its layer norm is the RMS norm. On CPUs torch has
+        # one kernel for a layer norm, and seven calls for an RMS norm.
         both = torch.cat((rows, -rows), dim=-1)
         normed = torch.layer_norm(both, (2 * self._width,), self._doubled, None, self._epsilon)
         return normed.narrow(-1, 0, self._width)
 
 
 class Layer:
-    """One layer, and its weights: those of `parts` are not needed any more. `then`: the norm that follows."""
+    """One layer. Takes the weights of `parts`. `then`: the norm that follows the layer."""
 
     def __init__(self, parts: LayerStructure, head_dim: int, then: Norm) -> None:
         self._index = parts.index
@@ -75,8 +77,10 @@ class Layer:
         sin: torch.Tensor,
         step: PagedAttention,
     ) -> torch.Tensor:
-        """Add to the residuals `x` [T, hidden], of float32, of which `normed` is this layer's norm, what it
-        computes; gives the norm that follows."""
+        """Add the layer's result to the residuals `x` [T, hidden], float32. Return the norm that follows.
+
+        `normed`: this layer's input norm of `x`.
+        """
         queries, keys, values = self._heads
         qkv = self._qkv(normed).view(len(x), -1, self._head_dim)
         query, rotated = qkv.narrow(1, 0, queries), qkv.narrow(1, 0, queries + keys)
@@ -95,7 +99,7 @@ class Layer:
 
 
 class FusedDecoder:
-    """A whole model. Takes its weights layer by layer: `structure` is empty afterwards."""
+    """A whole model. Takes the weights layer by layer: `structure` is empty afterwards."""
 
     def __init__(self, structure: ModelStructure, head_dim: int) -> None:
         self.embedding = structure.embedding
@@ -114,15 +118,15 @@ class FusedDecoder:
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: PagedAttention
     ) -> torch.Tensor:
-        """[N, vocabulary], as `Model.logits` gives them.
+        """Return [N, vocabulary] logits. Arguments as in `BatchedModel`.
 
-        On a GPU it waits for nothing and takes no decision by what tensors hold, so that it can be captured
-        (`graphs.py`). Rotations that would are refused (`supported.py`).
+        On a GPU it waits for nothing and decides nothing by the contents of tensors, so that it can be
+        captured. Models whose rotation would do so are refused (`capability_probes.py`).
         """
         embedded = functional.embedding(tokens[0], self.embedding)
         cos, sin = self._rotary(embedded, positions)
         cos, sin = cos[0, :, None], sin[0, :, None]
-        # What turns the first half is subtracted.
+        # The first half of a rotation subtracts.
         sin = torch.cat((-sin[..., : self._half], sin[..., self._half :]), dim=-1)
         x = embedded.float()
         normed = self._first(x)

@@ -1,7 +1,7 @@
-"""How is a product with a weight computed fastest on this device?
+"""Linear layers in the fastest form for a device.
 
-On a CPU oneDNN computes it over a layout of its own, made once. The two operators for that are private to
-torch: they are named in this file alone, and where they are missing the weight stays as it is.
+On a CPU oneDNN computes a product over a layout of its own, made once. The two operators for that are private
+to torch, and named in this file alone. If they are missing, weights stay as they are.
 """
 
 from typing import Any, Final, Protocol
@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 BATCH: Final = 512
-"""The number of rows that oneDNN's layout is made for. Measured: it serves a single row as well as one made
-for that, so one copy of the weights does for prefill and decode."""
+"""Rows for which oneDNN's layout is made. It was measured to serve a single row as well as a layout for one
+row. So one copy of the weights serves prefill and decode."""
 
 
 class Linear(Protocol):
-    """`rows` [T, in], contiguous or not, to a new [T, out] tensor."""
+    """`rows` [T, in], contiguous or not, to a new tensor [T, out]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
-class Plain:
-    """As the model library does it."""
+class PlainLinear:
+    """A linear layer as the model library computes it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -32,7 +32,7 @@ class Plain:
 
 
 class PackedLinear:
-    """Over oneDNN's own layout."""
+    """A linear layer over oneDNN's own layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), BATCH)
@@ -46,14 +46,17 @@ class PackedLinear:
 
 
 def fused_linear(parts: list[nn.Linear]) -> Linear:
-    """One product in place of several of the same rows: what comes out stands side by side. Several weights
-    are copied, and one that is laid out anew is: let go of `parts` afterwards."""
-    weight, bias = joined(parts)
-    return PackedLinear(weight, bias) if _packs(weight) else Plain(weight, bias)
+    """Return one product for several linear layers of the same input. Their results are side by side.
+
+    Joined and repacked weights are copies: drop `parts` afterwards.
+    """
+    weight, bias = join_weights(parts)
+    return PackedLinear(weight, bias) if _packs(weight) else PlainLinear(weight, bias)
 
 
-def joined(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Their weights, side by side, and their biases, if there are any. A single weight is not copied."""
+def join_weights(parts: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the joined weights of `parts`, and their joined biases, if any. A single weight is not
+    copied."""
     weight = torch.cat([part.weight for part in parts]) if len(parts) > 1 else parts[0].weight.data
     biases = [
         part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.data for part in parts

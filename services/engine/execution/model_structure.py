@@ -1,8 +1,8 @@
-"""Is this module built of the parts that `FusedDecoder` computes with?
+"""The parts of a model that our own executions compute, found in the library's definition.
 
-Judged by what it consists of, not by its name: RMS norms before attention and before a gated SiLU product,
-rotated queries and keys, nothing else. What its parts do when they run is not seen here, but for what the
-position does to queries and keys: `proof.py` looks at that.
+A definition is accepted for what it consists of, not for its name: RMS norms before attention and before a
+gated SiLU product, rotated queries and keys, nothing else. What its parts do when they run is not seen here.
+`runner_selection` compares results.
 """
 
 from collections.abc import Iterable
@@ -17,23 +17,23 @@ from baton.engine.execution.attention_span import LayerAttention
 
 MODEL: Final = {"embed_tokens", "layers", "norm", "rotary_emb"}
 TEXT: Final = "language_model"
-"""All that a container holds, once the rest is let go."""
+"""Name of the language model in a multimodal one, once all else is dropped."""
 LAYER: Final = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
 GATED: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
 CAP: Final = "final_logit_softcapping"
-"""What some definitions multiply by between their parts, or bound. In bfloat16 the proof would let a factor
-near 1 pass. (Attention's own scaling is its part's.)"""
+"""Name of a bound of logits. It and FACTORS are settings that some definitions apply between their parts. In
+bfloat16 a comparison would accept a factor near 1."""
 ROTATION_TOLERANCES: Final = {"float32": 1e-4, "bfloat16": 0.02}
-"""By what share of its length a rotation, in these numbers, may change a query or a key."""
+"""Largest relative change of a query's or key's length by a rotation, by number format."""
 ROTATED_TOKENS: Final = 8
-"""Tokens that are looked at for that."""
+"""Tokens for which that is checked."""
 
 
 class UnknownStructure(Exception):
-    """The module has other parts. The text names the first."""
+    """A definition has other parts. The text names the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LayerStructure:
     query_norm: Norm | None
     key_norm: Norm | None
     projections: list[nn.Linear]
-    """Of queries, keys and values."""
+    """Linear layers of queries, keys and values."""
     out: nn.Linear
     scaling: float
     before_gate: Norm
@@ -77,8 +77,11 @@ class ModelStructure:
 
 
 def find_structure(module: Any, head_dim: int, attention: Iterable[LayerAttention]) -> ModelStructure:
-    """The parts of `module`, whose attention heads are `head_dim` wide and whose layers look as `sights` say.
-    Raises UnknownStructure."""
+    """Return the parts of `module`. `head_dim`: width of its attention heads. `attention`: options of its
+    layers.
+
+    Raises UnknownStructure.
+    """
     if not all(each.is_plain for each in attention):
         raise UnknownStructure("scores that are bounded or go to sinks")
     for name in (*FACTORS, CAP):

@@ -137,7 +137,7 @@ class PagedAttention:
         In the product the query heads that share a KV head are the rows of one matrix.
         """
         if isinstance(group, PagedRows):
-            keys, values = self._cache.kinds(layer)
+            keys, values = self._cache.keys_and_values(layer)
             return group.attend(query, keys, values, attention)
         self._cache.read(layer, group.pages, group.buffer)
         scores = torch.bmm(group.fold(query), group.keys.transpose(1, 2))

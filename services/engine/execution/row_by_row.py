@@ -116,7 +116,7 @@ class RowByRowRunner:
         """Do nothing: rows are not recorded."""
 
     def logits(self, rows: abc.Sequence[Row]) -> torch.Tensor:
-        """As `Runner.logits`. Drafts are computed in the row that has them."""
+        """Return logits as `Runner.logits` does. Drafts are computed in the row that has them."""
         logits = [self._row_logits(row) for row in rows]
         return torch.cat(logits) if logits else self._cache.tensor.new_empty(0, self._vocab_size)
 
@@ -128,7 +128,7 @@ class RowByRowRunner:
 
         def store(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             both = []
-            for paged, new in zip(self._cache.kinds(layer), (keys, values), strict=True):
+            for paged, new in zip(self._cache.keys_and_values(layer), (keys, values), strict=True):
                 paged[own_pages, offsets] = new[0].transpose(0, 1)
                 both.append(paged[pages].flatten(0, 1)[: row.end].transpose(0, 1)[None])
             return both[0], both[1]

@@ -1,10 +1,10 @@
-/* How is a step of a whole model computed? Called by compiled.py.
+/* A step of a whole model in one call, from compiled_step.py.
 
-   Compiled for NUMBER bits of what products multiply (16: bfloat16, by AVX-512, or by AMX where it is there), KEPT bits
-   of keys and values in the cache, and WEIGHT bits of weights. Weights lie in blocks of outs,
-   [outs / BLOCK][in][BLOCK]; where they have 16 bits two are side by side, [outs / BLOCK][in / 2][BLOCK][2]; where
-   WEIGHT is 8 they are codes of 8 or 4 bits (`struct weight`). What is summed is summed in float32, in an order that
-   does not depend on how many rows or threads there are. */
+   Compile-time settings: NUMBER is the bits of multiplied numbers (16: bfloat16, by AVX-512, or by AMX if present).
+   KEPT is the bits of cached keys and values. WEIGHT is the bits of weights. Weights are in blocks of outs,
+   [outs / BLOCK][in][BLOCK]. Weights of 16 bits are in pairs, [outs / BLOCK][in / 2][BLOCK][2]. With a WEIGHT of 8
+   they are codes of 8 or 4 bits (`struct weight`). Sums are in float32, in an order that does not depend on the number
+   of rows or threads. */
 
 #define IS_SIZE(bits) (bits == 16 || bits == 32)
 #define CODED (WEIGHT == 8)
@@ -21,7 +21,7 @@
 
 #if NUMBER == 16
 typedef uint16_t number;
-enum { PAIR = 2 };                  /* numbers that are multiplied at once: four bytes */
+enum { PAIR = 2 };                  /* numbers multiplied by one instruction lane: four bytes */
 #else
 typedef float number;
 enum { PAIR = 1 };
@@ -41,16 +41,16 @@ typedef uint16_t factor;
 typedef float factor;
 #endif
 
-/* Where it is coded a number is code * scale + least, of each out and `group` numbers (16 or 32) of the depth. A block
-   then has, one group after the other: scales [BLOCK], of `scale_bytes` each (2: of float16), as many leasts if it `has_leasts`, and codes.
-   Those of 8 bits are signed, [group][BLOCK]; in those of 4 bits, which are not, four of the depth are words [BLOCK / 2] of
-   one code of each half of the block in turns. Where 4 bits have no leasts, they are -8 times the scales. */
+/* A weight. A quantized number is code * scale + least, with one scale for each out and `group` numbers (16 or 32) of the
+   depth. A block then has, group after group: scales [BLOCK] of `scale_bytes` each (2: float16), leasts likewise if it
+   `has_leasts`, and codes. Codes of 8 bits are signed, [group][BLOCK]. Codes of 4 bits are unsigned: four of the depth
+   are words [BLOCK / 2], with codes of the two halves of the block in turns. Without leasts, 4 bits have -8 * scale. */
 struct weight {
     const factor *blocks;
     int32_t bits, group, scale_bytes, has_leasts;
 };
 
-/* Of one layer. A bias or a head's norm that the model does not have is NULL. */
+/* One layer. Biases and head norms that the model does not have are NULL. */
 struct layer {
     struct weight qkv, out, gate_and_up, down;
     const float *qkv_bias, *out_bias, *gate_and_up_bias, *down_bias;
@@ -72,7 +72,7 @@ struct model {
 };
 
 struct step {
-    int64_t rows, tokens, wanted;   /* sequences, what all of them feed, whose logits are asked for */
+    int64_t rows, tokens, wanted;   /* sequences, their tokens, tokens with logits */
     int64_t page_tokens;            /* a multiple of SIDE */
     int64_t longest;                /* scores of a query: positions, up to a multiple of STRIP */
     int64_t page_stride, head_stride, layer_stride, plane_stride; /* numbers from one to the next in the cache */
@@ -83,27 +83,27 @@ struct step {
     const int64_t *tables;          /* [rows]: where its pages begin in the table */
     const int64_t *table;           /* pages, row by row */
     const int64_t *keep;            /* [wanted] tokens, ascending */
-    const int64_t *windows;         /* [layers]: tokens that one sees, the last before it and itself */
+    const int64_t *windows;         /* [layers]: tokens that a token sees, itself included */
     const float *cosine, *sine;     /* [tokens][head_dim] */
-    float *x;                       /* [tokens][hidden]: embeddings, then what the layers add to them */
+    float *x;                       /* [tokens][hidden]: embeddings, then residuals */
     number *normed;                 /* [tokens][hidden] */
     float *qkv;                     /* [tokens][projected] */
     number *seen;                   /* [tokens][heads * head_dim] */
     number *gated;                  /* [tokens][width] */
     float *scores;                  /* [threads][scored][longest] */
-    number *keys, *values;          /* of the row of several tokens at hand, in blocks: [kv_heads][laid * head_dim] */
+    number *keys, *values;          /* of the current row of several tokens, in blocks: [kv_heads][laid * head_dim] */
     float *logits;                  /* [wanted][vocabulary] */
-    float *sums;                    /* [tokens][the longest depth / least group]: of what codes are multiplied with */
+    float *sums;                    /* [tokens][longest depth / smallest group]: sums of the inputs that codes multiply */
     int64_t scored;                 /* at least ROWS, and the queries of a key head */
     int64_t laid;                   /* as `longest`, of rows of several tokens alone */
 };
 
-/* A vector has LANES numbers in float32. Up to ROWS rows are multiplied with a block at once: their sums stay in
-   registers. */
+/* LANES is the float32 numbers of a vector. ROWS is the most rows that are multiplied with a block at once, so that
+   their sums stay in registers. */
 #if defined __AMX_BF16__
 #define LANES 16
 #define ROWS 32
-#define DEPTH_OF_TILE 32                /* what a tile takes of the depth at once */
+#define DEPTH_OF_TILE 32                /* depth that a tile multiplies at once */
 #elif defined __AVX512F__
 #define LANES 16
 #define ROWS 8
@@ -117,14 +117,14 @@ struct step {
 
 enum {
     BLOCK = 2 * LANES, HALF = BLOCK / 2,    /* outs of a weight */
-    STRIP = 32,                     /* rows and heads have a multiple of so many numbers */
-    HEAD_STRIPS = 8,                /* that a head has at most */
-    SIDE = 4,                       /* a page has a multiple of so many tokens */
-    WEIGHED = ROWS == 32 ? 16 : 4,  /* queries of one token that values are weighed for at once */
-    MANY = ROWS == 8 ? 6 : 4,       /* from so many rows on, one tile asks for weights (not by AMX), */
-    AHEAD = 8192,                   /* so many bytes ahead; */
-    ASKING = ROWS == 32 ? 32 : 4,   /* of several, up to so many ask for the next block */
-    ASKS_FOR_SUMS = ROWS < 32,      /* what a prompt's sums are written to is asked for */
+    STRIP = 32,                     /* width of rows and heads is a multiple of it */
+    HEAD_STRIPS = 8,                /* most strips of a head */
+    SIDE = 4,                       /* tokens of a page are a multiple of it */
+    WEIGHED = ROWS == 32 ? 16 : 4,  /* queries of one token whose weighted values are summed at once */
+    MANY = ROWS == 8 ? 6 : 4,       /* rows from which one tile prefetches weights (not with AMX) */
+    AHEAD = 8192,                   /* bytes that are prefetched ahead */
+    ASKING = ROWS == 32 ? 32 : 4,   /* most tiles that prefetch the next block together */
+    ASKS_FOR_SUMS = ROWS < 32,      /* the target of a prompt's sums is prefetched */
     NEAR = 1 << 20,                 /* bytes of rows that stay in the L2 cache while blocks go by */
 };
 
@@ -146,7 +146,7 @@ INLINE vec all(float x) { return x - (vec){0}; }
 
 INLINE vec pick(ints which, vec one, vec other) { return (vec)((which & (ints)one) | (~which & (ints)other)); }
 
-/* The larger, or smaller; `other` where one of them is a NaN. */
+/* The larger or smaller number. `other` if one of them is NaN. */
 #if LANES == 16
 INLINE vec larger(vec one, vec other) { return _mm512_max_ps(one, other); }
 INLINE vec smaller(vec one, vec other) { return _mm512_min_ps(one, other); }
@@ -159,13 +159,13 @@ INLINE int64_t least(int64_t one, int64_t other) { return one < other ? one : ot
 
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-/* Of so many rows, in as few tiles as possible: how many the first one takes. */
+/* Rows of the first tile, if `rows` are divided into as few tiles as possible. */
 INLINE int64_t even_share(int64_t rows) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
     return (rows + tiles - 1) / tiles;
 }
 
-/* Of lanes that are four apart, by `add` or `max`: four are left. */
+/* Reduce lanes that are four apart by `add` or `max`. Four lanes are left. */
 #define FOLD_EIGHT(by, x) _mm_##by##_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))
 #if LANES == 16
 #define FOLD(by, x) FOLD_EIGHT(by, _mm256_##by##_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)))
@@ -178,7 +178,7 @@ INLINE float total(vec x) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-/* If none is a NaN. */
+/* Valid if no number is NaN. */
 INLINE float largest(vec x) {
     const __m128 four = FOLD(max, x);
     const float one = four[0] > four[1] ? four[0] : four[1], other = four[2] > four[3] ? four[2] : four[3];
@@ -219,7 +219,7 @@ INLINE void store_bf16s(number *at, __m512 low, __m512 high) {
 }
 #endif
 
-/* `count` numbers, a multiple of LANES, from float32. */
+/* Convert `count` numbers, a multiple of LANES, from float32. */
 INLINE void put(number *to, const float *from, const int count) {
 #if NUMBER == 16
     int at = 0;
@@ -236,7 +236,7 @@ INLINE void keep(kept *to, const float *from) { put(to, from, STRIP); }
 typedef uint16_t shorts __attribute__((vector_size(2 * LANES)));
 typedef shorts shorts_at __attribute__((aligned(2), may_alias));
 
-/* STRIP numbers from float32, to the nearest, of two the even one; a NaN stays one. */
+/* Convert STRIP numbers from float32, rounding to nearest even. NaN stays NaN. */
 INLINE void keep(kept *to, const float *from) {
     for (int at = 0; at < STRIP; at += LANES) {
         const vec x = load(from + at);
@@ -248,7 +248,7 @@ INLINE void keep(kept *to, const float *from) {
 #endif
 
 #if NUMBER == 32
-/* LANES keys or values. */
+/* Load LANES keys or values. */
 INLINE vec load_kept(const kept *at) {
 #if KEPT == 16
 #if LANES == 16
@@ -262,26 +262,26 @@ INLINE vec load_kept(const kept *at) {
 }
 #endif
 
-/* With step `count` of a tile, the next `pace` bytes of what is to be multiplied then. */
+/* Prefetch the next `pace` bytes in step `count` of a tile. */
 INLINE void ask(const char *next, int64_t count, const int pace) {
     for (int at = 0; at < pace; at += 64) __builtin_prefetch(next + count * pace + at, 0, 2);
 }
 
-/* What is written soon. */
+/* Prefetch memory that is written soon. */
 INLINE void ask_for(const void *at, int64_t bytes) {
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch((const char *)at + byte, 1);
 }
 
-/* The same, `bytes` of each row, `stride` apart. */
+/* The same for `bytes` of each row, rows `stride` apart. */
 INLINE void ask_for_rows(const void *at, int64_t stride, int64_t rows, const int bytes) {
     for (int64_t row = 0; row < rows; row++) ask_for((const char *)at + row * stride, bytes);
 }
 
-/* What a weight is multiplied with. */
+/* Input that a weight is multiplied with. */
 struct fed {
     const number *rows;             /* [][depth] */
     int64_t depth;
-    const float *sums;              /* [][groups] of the rows, where the weight is coded */
+    const float *sums;              /* [][groups]: sums of the rows, for a quantized weight */
     int64_t groups;
 };
 
@@ -289,13 +289,13 @@ INLINE struct fed from_row(struct fed fed, int64_t row) {
     return (struct fed){fed.rows + row * fed.depth, fed.depth, fed.sums + row * fed.groups, fed.groups};
 }
 
-/* What a tile has multiplied: BLOCK outs of each row. */
+/* Results of a tile: BLOCK outs of each row. */
 typedef float tile_sums[ROWS][BLOCK] __attribute__((aligned(64)));
 
-/* What becomes of a row's BLOCK outs. */
+/* Finishes BLOCK outs of a row. */
 typedef void finisher(const void *of, int64_t row, const float *sums);
 
-/* Rows whose sums are there: from `row` to `end`. */
+/* Rows with complete sums: from `row` to `end`. */
 struct summed {
     int64_t row, end;
     const float (*sums)[BLOCK];
@@ -307,11 +307,11 @@ INLINE void finish_rows(struct summed *s, int64_t count, finisher finish, const 
 
 #if defined __AMX_BF16__
 
-/* AMX's own tiles have up to SIDE_OF_TILE rows of 64 bytes: sums are 0 and 1, below them 2 and 3; rows of what is
-   multiplied 4, below it 5; one half of a block 6, the other one 7. */
+/* AMX tiles have up to SIDE_OF_TILE rows of 64 bytes. Tiles 0 and 1 are sums, 2 and 3 the sums of the rows below them.
+   4 is input rows, 5 the rows below. 6 and 7 are the two halves of a block. */
 enum { SIDE_OF_TILE = 16 };
 
-/* What this thread's tiles are set for: rows. 0: nothing. */
+/* Rows for which this thread's tiles are configured. 0 for none. */
 static _Thread_local int64_t set_for;
 
 static void set_tiles(int64_t rows) {
@@ -328,8 +328,8 @@ static void set_tiles(int64_t rows) {
     set_for = rows;
 }
 
-/* DEPTH_OF_TILE more of the depth. Each tile is loaded just before it is multiplied; rows by `load`, which may leave the
-   caches to the blocks. */
+/* Multiply DEPTH_OF_TILE more of the depth. Each tile is loaded just before it is used. `load` loads rows, and may
+   leave the caches to the blocks. */
 #define MULTIPLY_TILES(load, blocks, a, stride, rows)                                                                 \
     do {                                                                                                              \
         load(4, a, (stride) * sizeof(number));                                                                        \
@@ -344,9 +344,8 @@ static void set_tiles(int64_t rows) {
         }                                                                                                             \
     } while (0)
 
-/* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. Meanwhile, since vectors are
-   multiplied beside tiles, `before` is finished. `more`: behind what is in `to` already, of SIDE_OF_TILE rows
-   at most. */
+/* Multiply BLOCK outs of `blocks`, [depth / 2][BLOCK][2], with `rows` rows of `a`, `stride` apart. Meanwhile finish
+   `before`, as vector units work beside tiles. `more`: add to `to`, for at most SIDE_OF_TILE rows. */
 INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows,
                     const char *next, const int pace, const int more, float *to, int64_t to_stride,
                     struct summed *before, finisher finish, const void *of) {
@@ -391,7 +390,7 @@ INLINE void release_tiles(void) {
 
 #elif NUMBER == 16
 
-/* BLOCK outs of `blocks`, [depth / 2][BLOCK][2], times `rows` rows of `a`, `stride` apart. */
+/* Multiply BLOCK outs of `blocks`, [depth / 2][BLOCK][2], with `rows` rows of `a`, `stride` apart. */
 INLINE void tile_of(const number *blocks, const number *a, int64_t stride, int64_t depth, const int rows,
                     const char *next, const int pace, float *to, int64_t to_stride) {
     __m512 sum[ROWS][2];            /* in registers, which `to` could not be */
@@ -448,7 +447,7 @@ INLINE void tile_of(const float *blocks, const float *a, int64_t stride, int64_t
 
 #if CODED
 
-/* LANES scales or leasts. */
+/* Load LANES scales or leasts. */
 INLINE vec load_scales(const factor *at, const int bytes) {
     if (bytes == 4) return load((const float *)at);
 #if LANES == 16
@@ -458,7 +457,7 @@ INLINE vec load_scales(const factor *at, const int bytes) {
 #endif
 }
 
-/* The numbers of LANES codes of 8 bits. */
+/* Load LANES codes of 8 bits as numbers. */
 INLINE vec of_bytes(const factor *at) {
 #if LANES == 16
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
@@ -467,7 +466,7 @@ INLINE vec of_bytes(const factor *at) {
 #endif
 }
 
-/* Those of the codes of 4 bits that lie `shift` bits up in each word. */
+/* Convert the codes of 4 bits at `shift` bits in each word to numbers. */
 INLINE vec of_nibbles(uints words, const int shift) {
 #if LANES == 16
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -477,7 +476,7 @@ INLINE vec of_nibbles(uints words, const int shift) {
 #endif
 }
 
-/* BLOCK outs of a coded weight times `rows` rows. Meanwhile what lies AHEAD is asked for. */
+/* Multiply BLOCK outs of a quantized weight with `rows` rows, and prefetch AHEAD. */
 INLINE void coded_tile_of(const struct weight *weight, struct fed fed, const int rows, float *to) {
     const number *const a = fed.rows;
     const float *sums = fed.sums;
@@ -546,22 +545,22 @@ INLINE void narrow_tile_of(const factor *blocks, const float *a, int64_t stride,
 
 #if defined __AMX_BF16__
 
-/* Of numbers, laid out like weights. */
+/* A tile of numbers in the layout of weights. */
 static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, float *to,
                  int64_t to_stride) {
     struct summed nothing = {0};
     tile_of(blocks, a, stride, depth, rows, NULL, 0, 0, to, to_stride, &nothing, NULL, NULL);
 }
 
-/* BLOCK more of the depth, of which `blocks` are BLOCK outs. */
+/* Add BLOCK more of the depth. `blocks`: BLOCK outs. */
 static void more_of_tile(const number *blocks, const number *a, int64_t stride, int64_t rows, const int more,
                          tile_sums to) {
     struct summed nothing = {0};
     tile_of(blocks, a, stride, BLOCK, rows, NULL, 0, more, *to, BLOCK, &nothing, NULL, NULL);
 }
 
-/* Of weights, which come from memory: tile `place` of `tiles`. Several, which go over the same block, ask each for its
-   share of the next one; ahead of a single one the core reads by itself. */
+/* Tile `place` of `tiles` of weights, which come from memory. Several tiles over one block each prefetch their share of
+   the next block. For a single tile the core reads ahead by itself. */
 INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int64_t place, int64_t tiles, tile_sums to,
                         struct summed *before, finisher finish, const void *of) {
     const factor *const blocks = weight.blocks;
@@ -591,7 +590,7 @@ INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int6
 
 INLINE void release_tiles(void) {}
 
-/* Of numbers, laid out like weights. */
+/* A tile of numbers in the layout of weights. */
 static void tile(const number *blocks, const number *a, int64_t stride, int64_t depth, int64_t rows, float *to,
                  int64_t to_stride) {
     const char *const next = NULL;
@@ -617,8 +616,8 @@ static void coded_tile(struct weight weight, struct fed fed, int64_t rows, float
 
 #else
 
-/* Of weights, which come from memory: tile `place` of `tiles`. So many rows keep the core from reading far enough
-   ahead by itself, and several tiles, which go over the same block, from reading at all: each asks for its share. */
+/* Tile `place` of `tiles` of weights, which come from memory, with prefetching. With many rows the core does not read
+   ahead far enough by itself, and with several tiles not at all. Each tile prefetches its share. */
 static void ask_and_tile(const factor *blocks, const number *a, int64_t depth, int64_t rows, int64_t place,
                          int64_t tiles, float *to) {
     const int64_t stride = depth, to_stride = BLOCK, bytes = depth * BLOCK * (int64_t)sizeof *blocks;
@@ -646,7 +645,7 @@ INLINE void weight_tile(struct weight weight, struct fed fed, int64_t rows, int6
 }
 #endif
 
-/* A weight's blocks from an out on. */
+/* Return the blocks of a weight from an out on. */
 INLINE struct weight from_out(const struct weight *weight, int64_t first, int64_t depth) {
     struct weight from = *weight;
 #if CODED
@@ -658,7 +657,7 @@ INLINE struct weight from_out(const struct weight *weight, int64_t first, int64_
     return from;
 }
 
-/* Rows [rows][depth] as what a weight is multiplied with. By all threads. */
+/* Prepare rows [rows][depth] as input of a weight. Called by all threads. */
 INLINE struct fed sum_up(const struct weight *weight, const number *a, int64_t depth, int64_t rows, float *to) {
 #if CODED
     const int64_t groups = (depth + weight->group - 1) / weight->group;
@@ -678,7 +677,7 @@ INLINE struct fed sum_up(const struct weight *weight, const number *a, int64_t d
 #endif
 }
 
-/* Rows times a block. What their outs become lies in `to`, `bytes` of each row, `stride` apart. */
+/* Multiply rows with a block. Finished outs go to `to`, `bytes` of each row, rows `stride` apart. */
 INLINE void multiply_block(struct weight block, struct fed fed, int64_t rows, const void *to, int64_t stride,
                            const int bytes, finisher finish, const void *of) {
     tile_sums sums;                 /* finished when the next ones are stored */
@@ -693,14 +692,14 @@ INLINE void multiply_block(struct weight block, struct fed fed, int64_t rows, co
     finish_rows(&before, ROWS, finish, of);
 }
 
-/* Of rows that are as long, how many are multiplied by all of a weight before others are. */
+/* Return how many rows are multiplied with a whole weight before the next rows are. */
 INLINE int64_t rows_at_once(int64_t rows, int64_t depth) {
     const int64_t parts = (rows * depth * (int64_t)sizeof(number) + NEAR - 1) / NEAR;
     return ROWS == 32 && rows ? up_to((rows + parts - 1) / parts, ROWS) : rows;
 }
 
 struct product {
-    const float *bias;              /* of the block, or NULL */
+    const float *bias;              /* of the block, NULL for none */
     float *to;                      /* [rows][stride], from the block's first out on */
     int64_t stride, outs;
     int add;
@@ -738,7 +737,7 @@ static void multiply(const struct weight *weight, const float *bias, const numbe
 }
 
 struct gating {
-    const float *bias;              /* of the block, or NULL */
+    const float *bias;              /* of the block, NULL for none */
     number *to;                     /* [rows][width], from the block's first one on */
     int64_t width;
 };
@@ -820,7 +819,7 @@ INLINE void exchange(vec *of, const int apart) {
         }
 }
 
-/* Word w of vector v becomes word v of vector w. */
+/* Transpose: word w of vector v becomes word v of vector w. */
 INLINE void transpose(vec *of) {
     exchange(of, 8);
     exchange(of, 4);
@@ -848,17 +847,17 @@ INLINE void transpose(vec *of) {
 }
 #endif
 
-/* What a row sees of one head's keys or values, in the pages. */
+/* Keys or values of one head that a row sees, in pages. */
 struct pages {
     const kept *of;                 /* page 0 */
     const int64_t *table;
     int64_t stride, tokens, head_dim, count;
 };
 
-/* Where those of BLOCK tokens lie. */
+/* Addresses of BLOCK tokens. */
 typedef const kept *some_kept[BLOCK];
 
-/* Of the tokens from `first` on. Behind the last one there are zeros. */
+/* Find the tokens from `first` on. Zeros follow the last one. */
 INLINE void find(const struct pages *p, int64_t first, some_kept to) {
     static const kept nothing[HEAD_STRIPS * STRIP];
     const int64_t there = least(p->count - first, BLOCK);
@@ -872,7 +871,7 @@ INLINE void find(const struct pages *p, int64_t first, some_kept to) {
     for (; token < BLOCK; token++) to[token] = nothing;
 }
 
-/* LANES words of one: numbers, or pairs of them. */
+/* Load LANES words of a token: numbers, or pairs of them. */
 INLINE vec load_words(const kept *at) {
 #if NUMBER == 16
     return (vec)_mm512_loadu_si512(at);
@@ -913,7 +912,7 @@ INLINE void lay_values(const some_kept value, int64_t begin, number *to) {
         }
 }
 
-/* STRIP scores from `at` on. Those from `count` on are -infinity. */
+/* Load STRIP scores from `at` on. Scores from `count` on are -infinity. */
 INLINE void load_scores(const float *scores, int64_t at, int64_t count, vec *to) {
     static const int32_t lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int part = 0; part < STRIP / LANES; part++) {
@@ -948,7 +947,7 @@ static float soften(float *scores, float scaling, int64_t count, int64_t end) {
     return total(sum);
 }
 
-/* BLOCK weighted sums become what a query saw, when they are divided by the weights' sum. */
+/* Finish BLOCK weighted sums of a query: divide them by the sum of the weights. */
 INLINE void share_out(const float *sums, float sum, number *to) {
     const float share = 1.0f / sum;
     float out[BLOCK];
@@ -966,7 +965,7 @@ struct weighing {
 
 #if defined __AMX_BF16__
 
-/* The weighted sums of all values. */
+/* Compute the weighted sums of all values. */
 static void weigh(const struct weighing *w, int64_t queries) {
     number laid[BLOCK * BLOCK] __attribute__((aligned(64)));
     some_kept value;
@@ -985,7 +984,7 @@ static void weigh(const struct weighing *w, int64_t queries) {
 #else
 #if NUMBER == 16
 
-/* The weighted sums of all values, of `queries` queries and `parts` times STRIP dimensions. */
+/* Compute the weighted sums of all values for `queries` queries and `parts` times STRIP dimensions. */
 INLINE void weigh_of(const struct weighing *w, int64_t begin, const int queries, const int parts) {
     __m512 low[WEIGHED][2], high[WEIGHED][2];
     for (int query = 0; query < queries; query++)
@@ -1071,7 +1070,7 @@ static void weigh(const struct weighing *w, int64_t queries) {
 }
 #endif
 
-/* Where a page has the keys of one head and layer, [token][head_dim]. Its values lie `plane_stride` behind them. */
+/* Return the keys of one head and layer in a page, [token][head_dim]. Values follow `plane_stride` later. */
 INLINE kept *keys_of(const struct step *s, int64_t index, int64_t head, int64_t page) {
     return s->cache + page * s->page_stride + head * s->head_stride + index * s->layer_stride;
 }

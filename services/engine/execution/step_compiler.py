@@ -1,14 +1,14 @@
-"""Where does the compiled step of a model come from?
+"""Compiler of the step in C, and cache of compiled libraries.
 
-`step.c` is compiled for this machine's processor and a model's numbers by the first worker that wants it,
-with the C compiler that is there, and kept: beside its source where that was done ahead (as the images do it,
-which have no compiler), else
+`step.c` is compiled for this machine's processor and a model's number formats. The first worker that needs it
+compiles it with the machine's C compiler. Images, which have no compiler, have libraries beside the source.
+Otherwise libraries are cached in
 
     $XDG_CACHE_HOME/baton/kernels/step-FINGERPRINT.so
 
-under the fingerprint of its source and of how it is compiled. It appears by one rename, and who finds another
-process compiling waits for what that makes: the workers of a first start come up at once. Its threads are
-those of torch, whose OpenMP library is in the process already: none is linked.
+by the fingerprint of the source and of the compiler's options. A library appears by one rename. A process
+that finds another one compiling waits for its result, so that all workers of a first start come up at once.
+The library uses torch's OpenMP threads, whose library is in the process already. None is linked.
 """
 
 import ctypes
@@ -47,12 +47,12 @@ AVX512: Final = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "fma3")
 AMX: Final = ("amx_tile", "amx_bf16")
 MACHINE: Final = "x86_64"
 CODES: Final = torch.int8
-"""Weights that are codes, of 8 bits or 4, with scales of their own."""
+"""Stands for quantized weights: codes of 8 or 4 bits with scales of their own."""
 OPTIONS: Final = {"fma3": "fma", "amx_tile": "amx-tile", "amx_bf16": "amx-bf16"}
-"""The compiler's names, where they are others than torch's."""
+"""The compiler's names of instruction sets that torch names otherwise."""
 WRITABLE_BY_OTHERS: Final = 0o022
 DEADLINE_S: Final = 120.0
-"""Of each of a compiler's two runs."""
+"""Longest run of the compiler. It runs twice."""
 WAIT_S: Final = 2 * DEADLINE_S
 LOCK_POLL_S: Final = 0.1
 ARCH_PRCTL: Final = 158
@@ -66,15 +66,15 @@ class KernelUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One way to compile it."""
+    """One variant of the library."""
 
     numbers: torch.dtype
-    """Of the model: keys and values are kept in them."""
+    """Dtype of keys and values."""
     products: torch.dtype
-    """What is multiplied."""
+    """Dtype that is multiplied."""
     weights: torch.dtype
     needs: tuple[str, ...]
-    """What the CPU has to know, by torch's names."""
+    """Instruction sets that the CPU needs, by torch's names."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -84,17 +84,17 @@ class Build:
 
     @property
     def block(self) -> int:
-        """Outs of a weight that lie side by side: two vectors in float32."""
+        """Output rows of a weight that are stored side by side: two vectors of float32."""
         return 32 if set(AVX512) <= set(self.needs) else 16
 
     @property
     def rows(self) -> int:
-        """That are multiplied at once, at most."""
+        """Most rows that are multiplied at once."""
         return 32 if set(AMX) <= set(self.needs) else 8
 
     @property
     def name(self) -> str:
-        """Of its library."""
+        """File name of the library."""
         made_of = SOURCE.read_bytes() + " ".join(self.flags).encode()
         return f"{SOURCE.stem}-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
 
@@ -117,13 +117,13 @@ BUILDS: Final = (
         for instructions in (AVX512, (*AVX2, "f16c"))
     ),
 )
-"""The best for a CPU first."""
+"""All variants, the best for a CPU first."""
 
 
-def builds(numbers: torch.dtype) -> list[Build]:
-    """Those that this CPU can run. Raises KernelUnavailable when there is none."""
-    told = torch.cpu.get_capabilities()
-    known = [each for each in BUILDS if each.numbers is numbers and all(map(told.get, each.needs))]
+def supported_builds(numbers: torch.dtype) -> list[Build]:
+    """Return the variants that this CPU can run. Raises KernelUnavailable if there is none."""
+    capabilities = torch.cpu.get_capabilities()
+    known = [each for each in BUILDS if each.numbers is numbers and all(map(capabilities.get, each.needs))]
     if not known:
         raise KernelUnavailable(f"there is no kernel of {numbers} for this CPU")
     return known
@@ -131,7 +131,7 @@ def builds(numbers: torch.dtype) -> list[Build]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A build's function, and what it is given."""
+    """The compiled function of a variant, and the layout that it expects."""
 
     step: Any
     products: torch.dtype
@@ -142,14 +142,16 @@ class Kernel:
 
 @cache
 def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
-    """The compiled function, loaded once in a process, by the best build that can be had. Raises
-    KernelUnavailable with why the best one cannot."""
+    """Return the compiled function of the best variant that can be had, loaded once in a process.
+
+    Raises KernelUnavailable with the reason against the best variant.
+    """
     failed: list[KernelUnavailable] = []
-    for build in builds(numbers):
+    for build in supported_builds(numbers):
         if build.weights is weights:
             try:
-                _ask_for(build)
-                step = found(build)
+                _request_tiles(build)
+                step = load_or_compile(build)
             except KernelUnavailable as error:
                 failed.append(error)
                 continue
@@ -159,8 +161,8 @@ def kernel(numbers: torch.dtype, weights: torch.dtype) -> Kernel:
     raise (*failed, KernelUnavailable(f"there is no kernel of {numbers} over weights of {weights}"))[0]
 
 
-def _ask_for(build: Build) -> None:
-    """Of Linux, what a process has to ask for before it uses it: AMX's tiles. Raises KernelUnavailable."""
+def _request_tiles(build: Build) -> None:
+    """Ask Linux for the use of AMX tiles, if the variant needs them. Raises KernelUnavailable."""
     if not set(AMX) <= set(build.needs):
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -168,36 +170,39 @@ def _ask_for(build: Build) -> None:
         raise KernelUnavailable(f"no use of AMX is allowed: {os.strerror(ctypes.get_errno())}")
 
 
-def found(build: Build) -> Any:
-    """The function, compiled now if it is not there yet. Raises KernelUnavailable."""
+def load_or_compile(build: Build) -> Any:
+    """Return the function, compiling it now if it is not there yet. Raises KernelUnavailable."""
     try:
-        ahead, kept = SOURCE.with_name(build.name), cache_root() / "kernels" / build.name
-        if ahead.is_file():
-            return _load(ahead)
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        told = kept.parent.stat()
-        if told.st_uid != os.getuid() or told.st_mode & WRITABLE_BY_OTHERS:
-            raise KernelUnavailable(f"{kept.parent} is not this user's alone")
-        damaged = kept.is_file()
-        if damaged:
-            with suppress(KernelUnavailable):  # cut short, or made for another system
-                return _load(kept)
-        with _alone(kept.parent):
-            return _load(kept) if kept.is_file() and not damaged else compiled(build, kept)
-    except (OSError, StartupError) as error:  # StartupError: there is no home
+        prebuilt, cached = SOURCE.with_name(build.name), cache_root() / "kernels" / build.name
+        if prebuilt.is_file():
+            return _load(prebuilt)
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        capabilities = cached.parent.stat()
+        if capabilities.st_uid != os.getuid() or capabilities.st_mode & WRITABLE_BY_OTHERS:
+            raise KernelUnavailable(f"{cached.parent} is not this user's alone")
+        is_damaged = cached.is_file()
+        if is_damaged:
+            with suppress(KernelUnavailable):  # truncated, or compiled for another system
+                return _load(cached)
+        with _alone(cached.parent):
+            return _load(cached) if cached.is_file() and not is_damaged else compile_kernel(build, cached)
+    except (OSError, StartupError) as error:  # StartupError: no home directory
         raise KernelUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """While no other process compiles into `directory`. After `WAIT_S`, and on a file system that locks no
-    directories, several may: that costs time, and the last one's is kept."""
-    place = os.open(directory, os.O_RDONLY)
+    """Wait until no other process compiles into `directory`, and exclude others within the context.
+
+    After `WAIT_S`, and on file systems that lock no directories, several may compile. That costs time, and
+    the last result stays.
+    """
+    handle = os.open(directory, os.O_RDONLY)
     try:
         ends = monotonic() + WAIT_S
         while monotonic() < ends:
             try:
-                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 sleep(LOCK_POLL_S)
@@ -205,11 +210,12 @@ def _alone(directory: Path) -> Iterator[None]:
                 break
         yield
     finally:
-        os.close(place)
+        os.close(handle)
 
 
-def compiled(build: Build, target: Path) -> Any:
-    """Compile it to `target`, which appears once it was loaded. Raises KernelUnavailable or OSError."""
+def compile_kernel(build: Build, target: Path) -> Any:
+    """Compile the library to `target`, which appears once it was loaded. Raises KernelUnavailable or
+    OSError."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise KernelUnavailable(f"there is no C compiler ({' or '.join(COMPILERS)})")
@@ -232,7 +238,7 @@ def _load(library: Path) -> Any:
 
 def _compile(compiler: str, build: Build, directory: Path) -> Path:
     made, library = directory / "step.o", directory / "step.so"
-    # In two steps: the linker is not told of OpenMP.
+    # In two steps, so that the linker does not link OpenMP.
     _run([compiler, *build.flags, "-c", str(SOURCE), "-o", str(made)])
     _run([compiler, "-shared", str(made), "-o", str(library)])
     return library
@@ -247,11 +253,13 @@ def _run(command: list[str]) -> None:
         raise KernelUnavailable(f"{command[0]} took more than {DEADLINE_S:.0f} s") from error
     if ended.returncode:
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        said = [line for line in lines if "error" in line.lower()] or lines or [f"exit {ended.returncode}"]
-        raise KernelUnavailable(f"{command[0]}: {said[0]}")
+        messages = (
+            [line for line in lines if "error" in line.lower()] or lines or [f"exit {ended.returncode}"]
+        )
+        raise KernelUnavailable(f"{command[0]}: {messages[0]}")
 
 
-if __name__ == "__main__":  # where an image is built, on a machine of the same kind, if not the same CPU
+if __name__ == "__main__":  # for images, on another CPU of the same architecture
     if machine() == MACHINE:
         for each in BUILDS:
-            compiled(each, SOURCE.with_name(each.name))
+            compile_kernel(each, SOURCE.with_name(each.name))

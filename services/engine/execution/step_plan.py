@@ -92,7 +92,7 @@ class FirstRow:
     begin: int
     end: int
     masks: AttentionMasks
-    """As of a continued row. Used where a span hides some of its tokens from others."""
+    """Masks of the row's tokens, used where a span hides some of them from others."""
 
 
 @dataclass(frozen=True, slots=True)

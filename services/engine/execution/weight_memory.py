@@ -1,7 +1,8 @@
-"""Where do weights lie that every step reads from end to end?
+"""Memory for weights that every step reads from end to end.
 
-Side by side, in memory that is asked for in large pages: a core reads these up to half as fast again as small
-ones (docs/benchmarks). The C library may ask for them, too, but not for what a thread allocates.
+Weights are stored side by side in memory for which large pages are requested. A core reads these up to half
+as fast again as small pages (docs/benchmarks). The C library may request them, too, but not for what a thread
+allocates.
 """
 
 from typing import Final
@@ -11,32 +12,32 @@ import torch
 from baton.runtime.host_memory import HostMemory
 
 AREA_BYTES: Final = 64 << 20
-"""Asked of the system at once, of which it gives what is written to."""
+"""Bytes that are requested from the system at once. It provides what is written to."""
 LINE_BYTES: Final = 64
-"""Where a tensor may begin: at a line of the caches."""
+"""Alignment of tensors: a cache line."""
 
 
 class WeightMemory:
-    """An area is given back when nothing refers to any tensor in it."""
+    """Allocates areas. An area is freed when no tensor in it is referenced any more."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of it."""
+        """Return a contiguous copy of `tensor`."""
         length = tensor.nbytes
         span = -(-length // LINE_BYTES) * LINE_BYTES
         if span > AREA_BYTES:
-            place = _area(span)[:length]
+            area = _area(span)[:length]
         else:
             if len(self._free) < span:
                 self._free = _area(AREA_BYTES)
-            place, self._free = self._free[:length], self._free[span:]
-        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            area, self._free = self._free[:length], self._free[span:]
+        return area.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _area(length: int) -> torch.Tensor:
-    """So many bytes; from the C library where the system refuses them by themselves."""
+    """Return `length` bytes, from the C library if the system refuses a mapping of its own."""
     try:
         return torch.frombuffer(HostMemory(length).view, dtype=torch.uint8)
     except MemoryError:

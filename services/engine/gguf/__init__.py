@@ -1,5 +1,6 @@
 """Conversion of a GGUF file to a model directory, in a process of its own.
 
 `services/models/conversion_cache.py` starts `convert` once for each file. What the model library would drop
-or change is refused by name. May import the configuration checks of the engine, and no other wing.
+or change is refused by name. May import `loading.capability_probes`, and nothing
+else of the other wings.
 """

@@ -1,11 +1,11 @@
-"""How does a GGUF file become a directory of safetensors, with its tokenizer and chat template?
+"""Conversion of a GGUF file to a directory of safetensors, with its tokenizer and chat template.
 
     python -m baton.engine.gguf.convert SOURCE TARGET [NAME]
 
-Run in a process of its own, once per file: the library's loader takes seconds to minutes. The weights are
-written as bfloat16 where each of the file's numbers is one, else as float32, which holds every GGUF format
-exactly; they are narrowed when they are loaded. In memory they take what is written. A file of which the
-library would make another model is refused.
+It runs in a process of its own, once for each file, because the library's loader takes seconds to minutes.
+Weights are written in bfloat16 if every number of the file is exact in it, else in float32, which represents
+every GGUF format exactly. They are narrowed when they are loaded. Memory is about the size of what is
+written. A file of which the library would make another model is refused.
 """
 
 import json
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from baton.engine.gguf.conversion_checks import Header
 
 PLAIN: Final = "TokenizersBackend"
-"""The library's class of tokenizers that are what their file says."""
+"""The library's class of tokenizers that do exactly what their file says."""
 NAMED: Final = 3
-"""Weights that a message names."""
+"""Most weights that a message names."""
 
 
 class ConversionRefused(Exception):
-    """The library would make another model of the file. The text says what it would lack."""
+    """The library would make another model of the file. The text says what would be missing."""
 
 
 def convert(source: Path, target: Path, name: str) -> None:
     """Write the model in the GGUF file `source` to the new directory `target`.
 
-    Raises ConversionRefused, UnsupportedModel, or what the library raises on a file that it cannot read or an
-    architecture that it does not know.
+    Raises ConversionRefused, UnsupportedModel, or what the library raises for a file that it cannot read or
+    an architecture that it does not know.
     """
     from baton.engine.gguf.gguf_file import replacing_library_reader
 
@@ -60,7 +60,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
     from baton.engine.loading.capability_probes import refuse_by_configuration
 
     logging.disable_progress_bar()
-    _say("reading the header")
+    _print("reading the header")
     folder, file = str(source.parent), source.name
     header = Header(read(source))
     config = AutoConfig.from_pretrained(
@@ -74,10 +74,10 @@ def _convert(source: Path, target: Path, name: str) -> None:
         raise ConversionRefused(
             f"the model library's GGUF reader passes over what the model needs: {', '.join(lost)}"
         )
-    _say("reading the tokenizer")
+    _print("reading the tokenizer")
     tokenizer = read_tokenizer(source, header, config)
-    _say("reading the weights")
-    model, told = AutoModelForCausalLM.from_pretrained(
+    _print("reading the weights")
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder,
         gguf_file=file,
         config=config,
@@ -88,16 +88,16 @@ def _convert(source: Path, target: Path, name: str) -> None:
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are refused below
     )
-    for weight, found, wanted in sorted(told["mismatched_keys"], key=str):
+    for weight, found, wanted in sorted(info["mismatched_keys"], key=str):
         raise ConversionRefused(f"the weight {weight} has the shape {list(found)}, not {list(wanted)}")
-    _refuse(sorted(told["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
+    _refuse(sorted(info["missing_keys"]), f"which {type(model).__name__} has and the file lacks")
     _refuse(lost_weights(header, model), f"for which {type(model).__name__} has no place")
     if header.ends and model.generation_config is not None:
         model.generation_config.eos_token_id = header.ends
-    # The weights are plain numbers by now; with these left in place the library declines to save them.
+    # The weights are plain numbers by now, which the library refuses to save while these are set.
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)
-    _say("writing safetensors")
+    _print("writing safetensors")
     target.mkdir()
     model.save_pretrained(target)
     write_tokenizer(tokenizer, target)
@@ -108,8 +108,10 @@ def _convert(source: Path, target: Path, name: str) -> None:
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
-    """The library's, splitting text as the file says. Raises ConversionRefused where it would not
-    once it is loaded from what is written of it."""
+    """Return the library's tokenizer, splitting text as the file says.
+
+    Raises ConversionRefused if it would split otherwise once it is loaded from the files written here.
+    """
     from transformers import AutoTokenizer
 
     from baton.engine.gguf.text_splitting import (
@@ -146,8 +148,10 @@ def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
 
 
 def write_tokenizer(tokenizer: Any, target: Path) -> None:
-    """Into the directory `target`, to be loaded as what is written there: for some models the library has a
-    class of tokenizers that begins with a split of its own."""
+    """Write the tokenizer into the directory `target`, so that it is loaded exactly as written.
+
+    For some models the library has a tokenizer class that starts with a split of its own.
+    """
     tokenizer.save_pretrained(target)
     path = target / "tokenizer_config.json"
     settings = json.loads(path.read_text("utf-8")) | {"tokenizer_class": PLAIN}
@@ -160,18 +164,18 @@ def _refuse(weights: list[str], which: str) -> None:
         raise ConversionRefused(f"there are weights {which}: {', '.join(weights[:NAMED])}{more}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk: the directory is renamed into place next, and must then be whole."""
+    """Write the file to disk: the directory is renamed into place next, and must then be complete."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code. What went wrong is the last line of stderr."""
+    """Return the exit code. The last line of stderr says what went wrong."""
     if len(arguments) not in (2, 3):
         print("usage: python -m baton.engine.gguf.convert SOURCE TARGET [NAME]", file=sys.stderr)  # noqa: T201
         return 2

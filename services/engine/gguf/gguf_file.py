@@ -1,8 +1,8 @@
-"""How is a GGUF file read once, and in little memory, while the model library converts it?
+"""Reader of a GGUF file that reads it once and in little memory, while the model library converts it.
 
-The library reads a file anew for its configuration, its tokenizer and its weights, each time as several
-objects for every word of the vocabulary, and computes a tensor's numbers in small pieces that it then joins.
-It is lent this instead, in a process that does nothing else.
+The library reads a file anew for its configuration, its tokenizer and its weights, with several objects for
+every vocabulary entry. It computes a tensor's numbers in small pieces, which it then joins. This reader
+replaces its own, in a process that does nothing else.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize, quant_shape_from_byte_shape
 
 STRIP: Final = 2**20
-"""Elements of a file's tensor, numbers or bytes that stand for more, of which numbers are made at a time."""
+"""Elements of a file's tensor, numbers or bytes of codes, that are converted at once."""
 PLAIN: Final = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-"""Of these an element is a number."""
+"""Types whose elements are numbers."""
 
 
 class Reader(GGUFReader):  # type: ignore[misc]
-    """Its fields are plain arrays: views of a memory map would each take ten times as long to make, and ten
-    times the memory."""
+    """Reader whose fields are plain arrays. Views of a memory map would take ten times the time and
+    memory."""
 
     @property
     def data(self) -> Any:
@@ -38,7 +38,7 @@ class Reader(GGUFReader):  # type: ignore[misc]
 
 
 def read(file: str | PathLike[str]) -> GGUFReader:
-    """What the file holds, read once in a process. Raises what the library's reader raises."""
+    """Return the contents of the file, read once in a process. Raises what the library's reader raises."""
     return _read(Path(file).resolve())
 
 
@@ -48,7 +48,7 @@ def _read(file: Path) -> GGUFReader:
 
 
 def numbers_of(data: Any, kind: GGMLQuantizationType) -> Any:
-    """A tensor's numbers, in float32, of its `data` in the file."""
+    """Return a tensor's numbers in float32. `data`: its bytes in the file."""
     if kind is GGMLQuantizationType.F32:
         return data.view(np.float32)
     shape = data.shape if kind in PLAIN else quant_shape_from_byte_shape(data.shape, kind)
@@ -61,7 +61,7 @@ def numbers_of(data: Any, kind: GGMLQuantizationType) -> Any:
 
 
 def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
-    """The same, some rows at a time: [rows, columns]."""
+    """Yield a tensor's numbers some rows at a time: [rows, columns]."""
     rows = data.reshape(-1, data.shape[-1])
     each = max(1, STRIP // max(1, rows.shape[-1]))
     for begin in range(0, len(rows), each):
@@ -70,7 +70,7 @@ def strips_of(data: Any, kind: GGMLQuantizationType) -> Iterator[Any]:
 
 @contextmanager
 def replacing_library_reader() -> Iterator[None]:
-    """Within it the library, which asks `gguf` for both as it needs them, reads and computes so."""
+    """Make the library read and convert by these functions within the context."""
     library: Any = gguf
     before = library.GGUFReader, library.dequantize
     library.GGUFReader, library.dequantize = read, numbers_of

@@ -1,9 +1,9 @@
-"""Settings of a GGUF file's architecture: which a configuration of the model library has, and which it lacks.
+"""Rules for the settings of GGUF architectures: where a configuration of the model library has each of them.
 
-The library's reader maps some keys of each architecture and passes over the others. Here each key has a rule:
-where a configuration has it, which values change nothing, and whether its value is written into one. A key
-without a rule is refused, and so is a value that the configuration does not have. Positions and windows are
-checked in `carried.py`.
+The library's reader maps some keys of each architecture and ignores the others. Here each key has a rule:
+which attribute has it, which values change nothing, and whether its value is written. A key without a rule is
+refused, and so is a value that the configuration does not have. Positions and windows are checked in
+`conversion_checks.py`.
 """
 
 import math
@@ -15,13 +15,15 @@ from typing import Any, Final, Protocol
 from gguf import Keys
 
 SCALE_BY_WIDTH: Final[Mapping[str, frozenset[int]]] = {"gemma2": frozenset({46}), "gemma3": frozenset({62})}
-"""Numbers of layers, by architecture, whose attention scale follows the hidden size divided by the heads.
+"""Numbers of layers, by architecture, of models whose attention scale is that of the hidden size divided by
+the heads.
 
-These are the 27B models, as llama.cpp knows them: no file has it. All others follow the size of a head."""
+These are the 27B models, as llama.cpp knows them: no file says it. All others use the size of a head.
+"""
 PRE_SCALE: Final = "query_pre_attn_scalar"
 ALIBI_BIAS: Final = 8.0
 GATINGS: Final[Mapping[str, int]] = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2, "gpt_oss": 3}
-"""llama.cpp's number for how experts are weighed, by the library's model type."""
+"""llama.cpp's number of the gating function of experts, by the library's model type."""
 SHOWN_CHARACTERS: Final = 40
 PREFIX: Final = "{arch}."
 
@@ -41,7 +43,7 @@ KNOWN_KEYS: Final = frozenset(
 
 
 class Settings(Protocol):
-    """The part of a GGUF file's header that is read here."""
+    """The part of a GGUF file's header that is needed here."""
 
     architecture: str
 
@@ -52,19 +54,19 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where a configuration has the value of one key."""
+    """Rule for one key: where a configuration has its value."""
 
     names: tuple[str, ...] = ()
-    """Attributes that have it. The first one counts that the configuration's class declares."""
+    """Attributes that may have it. The first one that the configuration's class declares counts."""
     plain: tuple[Any, ...] = ()
-    """Values that change nothing in a configuration without the attribute."""
+    """Values that change nothing if the configuration has no such attribute."""
     read: Callable[[Any], Any] | None = None
-    """Computes the value from a configuration, in place of `names`."""
+    """Computes the value from a configuration, instead of `names`."""
     written: bool = False
-    """The file's value is written into the first declared attribute of `names`."""
+    """True to write the file's value into the first declared attribute of `names`."""
 
     def agrees(self, value: Any, config: Any) -> bool:
-        """Whether `config` computes with the file's `value`."""
+        """Return whether `config` computes with the file's `value`."""
         if self.read is not None:
             return any(_equal(value, each) for each in (self.read(config), *self.plain))
         name = self.attribute(config)
@@ -72,14 +74,15 @@ class Rule:
         return any(_equal(value, each) for each in (self.plain if has is None else (has,)))
 
     def attribute(self, config: Any) -> str | None:
-        """The attribute of `config` that has the value."""
+        """Return the attribute of `config` that has the value, or None."""
         kind: type = type(config)
         declared = _declared(kind)
         return next((each for each in self.names if each in declared), None)
 
 
 def write_settings(header: Settings, config: Any) -> None:
-    """Write into the library's `config` what it has an attribute for and the library's reader passed over."""
+    """Write settings that the library's reader ignored into its `config`, where it has attributes for
+    them."""
     for key, value in header.settings.items():
         rule = _rule(header.architecture, key)
         name = None if rule is None or not rule.written else rule.attribute(config)
@@ -93,7 +96,7 @@ def write_settings(header: Settings, config: Any) -> None:
 
 
 def unread_settings(header: Settings, config: Any) -> list[str]:
-    """The keys of the file, with their values, that the library's `config` does not have."""
+    """Return the keys of the file, with values, that the library's `config` does not have."""
     return [
         shown(header, key)
         for key, value in header.settings.items()
@@ -102,7 +105,7 @@ def unread_settings(header: Settings, config: Any) -> list[str]:
 
 
 def shown(header: Settings, key: str) -> str:
-    """A key of the file and its value, as a message names them."""
+    """Return a key of the file and its value, as messages name them."""
     value = header.settings.get(key)
     text = f"{value:g}" if isinstance(value, float) else str(value)
     short = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
@@ -110,7 +113,7 @@ def shown(header: Settings, key: str) -> str:
 
 
 def head_size(config: Any) -> int:
-    """Numbers of one query head."""
+    """Return the width of a query head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -121,13 +124,14 @@ def _rule(architecture: str, key: str) -> Rule | None:
 
 @cache
 def _declared(kind: type) -> frozenset[str]:
-    """Attributes that a class of configurations declares. Nobody reads others, which were added to one."""
+    """Return the attributes that a class of configurations declares. Others that were added have no
+    effect."""
     fields = getattr(kind, "__dataclass_fields__", {})
     return frozenset(fields) | frozenset(getattr(kind, "attribute_map", {}))
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Whether two values are one. A list of equal ones, one a layer, is that value."""
+    """Return whether two values are equal. A list of equal values, one a layer, equals that value."""
     if other is ANY:
         return True
     if isinstance(value, list) and value and not isinstance(other, list):
@@ -138,10 +142,10 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _pre_scale(header: Settings, config: Any) -> int:
-    """Gemma's attention scale to the power of -2."""
+    """Return Gemma's attention scale to the power of -2."""
     scale = header.settings.get("attention.scale")
     if isinstance(scale, float) and scale > 0:
-        return max(1, round(scale**-2))  # another one than the file's is refused
+        return max(1, round(scale**-2))  # a value that differs from the file's is refused
     if config.num_hidden_layers in SCALE_BY_WIDTH[header.architecture]:
         return int(config.hidden_size // config.num_attention_heads)
     return head_size(config)
@@ -186,9 +190,9 @@ ANY: Final = object()
 NONE: Final = (0,)
 ONE: Final = (0, 1)
 OFF: Final = Rule(plain=NONE)
-"""The rule of a key for what no served architecture computes."""
+"""Rule of a key for a feature that no served architecture has."""
 HARMLESS: Final = Rule(read=lambda _: ANY)
-"""The rule of a key that changes no number, or that is checked elsewhere."""
+"""Rule of a key that changes no result, or that is checked elsewhere."""
 EPSILONS: Final = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 POSITIONS: Final = (
@@ -198,11 +202,11 @@ POSITIONS: Final = (
     *("rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.type"),
     *("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
-"""Keys that `carried.py` checks."""
+"""Keys that `conversion_checks.py` checks."""
 
 RULES: Final[Mapping[str, Rule]] = {
-    "vocab_size": HARMLESS,  # the embedding has it
-    "context_length": HARMLESS,  # it is written
+    "vocab_size": HARMLESS,  # checked by the embedding's shape
+    "context_length": HARMLESS,  # written into the configuration
     "block_count": Rule(("num_hidden_layers",)),
     "embedding_length": Rule(("hidden_size",)),
     "feed_forward_length": Rule(("ffn_hidden_size", "n_inner"), read=_feed_forward, written=True),
@@ -242,10 +246,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "attention.shared_kv_layers": Rule(("num_kv_shared_layers",), NONE),
     **dict.fromkeys(POSITIONS, HARMLESS),
 }
-"""By key, without the architecture. A key that is not here, and that the GGUF package knows, may be 0."""
+"""Rules by key, without the architecture. Other keys that the GGUF package knows may be 0."""
 
 BY_ARCHITECTURE: Final[Mapping[tuple[str, str], Rule]] = {
-    ("stablelm", "use_parallel_residual"): HARMLESS,  # llama.cpp and the library look at the tensors
+    ("stablelm", "use_parallel_residual"): HARMLESS,  # llama.cpp and the library decide it by the tensors
     ("gemma2", "attn_logit_softcapping"): Rule(("attn_logit_softcapping",), NONE, written=True),
 }
-"""Rules of single architectures, in place of the general ones."""
+"""Rules of single architectures, instead of the general ones."""

@@ -1,16 +1,16 @@
-"""Is this a model whose attention we compute as its authors meant it?
+"""Checks that a model's attention is computed as its authors meant it.
 
-Two looks. `refuse_by_configuration` reads what the model says of itself, before any weight is loaded.
-`AttentionProbe` stands in for the attention during one small forward pass and sees what each layer really
-asks for: a model that asks for something not known here is refused, so that nothing wrong is ever computed.
+There are two checks. `refuse_by_configuration` reads the model's configuration before any weight is loaded.
+`AttentionProbe` takes the place of attention in small forward passes, and records what each layer asks for. A
+model that asks for anything unknown is refused, so that nothing is computed wrongly.
 
-A look has to come out differently in the wrong case (`probe-can-fail`). So the pass has what steps have, a
-later chunk of one sequence and behind it the beginning of another, and is held against one in which the
-definition counts the positions of a single sequence itself. A definition that counts a step's tokens from 0,
-or that lets a token see its neighbours outside its attention, gives other queries, keys and values there. A
-window is wider than any small pass, so what a layer sees is asked of the function that the definition makes
-its mask of, at the context's borders (`attention.py`). A scale that begins late in the context is seen in a
-pass at its end, against one whose place there the definition is told by a cache.
+A check has to fail in the wrong case (`probe-can-fail`). So the pass has what steps have: a later chunk of
+one sequence, followed by the beginning of another. It is compared with a pass in which the definition counts
+the positions of a single sequence itself. Queries, keys and values differ there if a definition counts a
+step's tokens from 0, or lets a token see others outside its attention.
+A window is wider than any small pass. So spans are derived from the function that the definition makes its
+mask of, around the context's borders (`attention_span.py`). A scale that begins late in the context shows in
+a pass at its end, compared with one in which a cache gives the position.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ HEEDED: Final = frozenset(
     | {"dropout", "position_ids", "position_embeddings", "cache_position", "use_cache"}
     | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
 )
-"""Options of an attention call that are looked at by themselves, or change nothing when tokens are drawn."""
+"""Options of an attention call that are checked one by one, or that change nothing when tokens are drawn."""
 OPTION_NAMES: Final = {
     MASK: "an attention mask of its own",
     "is_causal": LATER,
@@ -61,40 +61,45 @@ WINDOW: Final = "a window that its mask does not have"
 OTHER_SHAPES: Final = "keys and values of differing shapes"
 COUNTING: Final = "positions that it counts by itself, or tokens that see others outside its attention"
 TOLERANCES: Final = {"float32": 1e-3, "bfloat16": 0.1}
-"""Of what a layer sees twice, how long the difference may be, as a share of its length."""
+"""Largest relative difference between two passes, by number format."""
 ROUNDING: Final = {"float32": 1e-5, "bfloat16": 0.004}
-"""How much of it may be rounding in the first layer."""
+"""Largest relative difference in the first layer, where hardly anything is rounded."""
 CONTRAST: Final = 4
-"""So many times farther the first layer has to be from what a wrong place gives."""
+"""Least factor by which wrong positions have to differ more than right ones in the first layer."""
 PROBED: Final = 8
 """Tokens of the small pass."""
 
 
-def places(context_length: int) -> torch.Tensor:
-    """The positions of the small pass: a later chunk, and behind it a beginning. None is where it would be
-    counted from 0."""
+def probe_positions(context_length: int) -> torch.Tensor:
+    """Return the positions of the small pass: a later chunk, and then a beginning. None is where counting
+    from 0 puts it."""
     count = min(PROBED, context_length)
     return torch.arange(count).roll(count // 2)
 
 
 def refuse_by_configuration(name: str, config: Any, known: Sequence[str] = ()) -> None:
-    """Raise UnsupportedModel, with all that is missing, if the library's `config`, or that of its text, asks
-    for it. `known`: what was found to be missing before."""
+    """Raise UnsupportedModel, naming all needs, if the library's `config` or its text part needs what is not
+    served.
+
+    `known`: needs that were found before.
+    """
     text = text_of(config)
     found = [*known, *(what for what, asks in NEEDS.items() if asks(config) or asks(text))]
     if maker_of(config) is None:
         found.append(DRAWS)
-    if not _told(text, "is_encoder_decoder"):
-        layers = {str(kind) for kind in _told(text, "layer_types") or ()} - SEEING
+    if not _setting(text, "is_encoder_decoder"):
+        layers = {str(kind) for kind in _setting(text, "layer_types") or ()} - SEEING
         found += [OTHER_LAYERS.get(kind, f"layers of type {kind}") for kind in sorted(layers)]
-    _refuse(name, _told(config, "model_type"), in_order(found))
+    _refuse(name, _setting(config, "model_type"), in_order(found))
 
 
 @contextmanager
 def recording_masks() -> Iterator[None]:
-    """Within it, definitions with our attention make masks, which know the function that they are made of;
-    outside of it they make none."""
-    AttentionMaskInterface.register(ATTENTION_NAME, _told_mask)
+    """Make definitions with our attention pass masks that know their mask function, within the context.
+
+    Outside of it they pass no masks.
+    """
+    AttentionMaskInterface.register(ATTENTION_NAME, _probed_mask)
     try:
         yield
     finally:
@@ -102,26 +107,26 @@ def recording_masks() -> Iterator[None]:
 
 
 class ProbedMask(torch.Tensor):
-    """Of no values that count: what it stands for is what `function` lets be seen."""
+    """A mask that stands for its `function`. Its values do not count."""
 
     function: MaskFunction
 
 
-def _told_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, **_: object) -> torch.Tensor:
-    told = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).as_subclass(ProbedMask)
-    told.function = mask_function
-    return told
+def _probed_mask(*, mask_function: MaskFunction, q_length: int, kv_length: int, **_: object) -> torch.Tensor:
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).as_subclass(ProbedMask)
+    mask.function = mask_function
+    return mask
 
 
 class CountedPositions:
-    """A cache as definitions ask it, which holds nothing: it tells how many tokens came before the step's
-    first."""
+    """A cache that holds nothing, and tells definitions how many tokens came before the first one of a
+    step."""
 
     is_compileable = False
 
     def __init__(self, before: int | torch.Tensor) -> None:
-        """`before`: of each token of the step, less those that came before it in the step, where they are of
-        several sequences."""
+        """`before`: that number, or one a token if a step has several sequences: its position minus its place
+        in the step."""
         self._before = before
         self.layers: list[object] = []
         self.is_sliding: list[bool] = []
@@ -137,17 +142,16 @@ class CountedPositions:
 
 
 class AttentionProbe:
-    """An attention that notes what it is asked for, and answers with zeros."""
+    """An attention that records what it is asked for, and answers with zeros."""
 
     def __init__(self, context_length: int) -> None:
         self._context_length = context_length
         self._calls: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self._needs: list[str] = []
         self.attention: dict[int, LayerAttention] = {}
-        """Of each layer that was seen. How far it sees is there where the pass was one of
-        `recording_masks`."""
+        """Attention options by layer. Spans are known after a pass within `recording_masks`."""
         self._windows: dict[int, int] = {}
-        """What its calls say beside their masks."""
+        """Windows that calls ask for beside their masks, by layer."""
 
     def __call__(
         self,
@@ -165,14 +169,14 @@ class AttentionProbe:
             self._see(layer, query, options)
         if getattr(module, "is_causal", True) is False:
             self._needs.append(OPTION_NAMES["is_causal"])
-        for option, asked in options.items():
-            if option in HEEDED or asked is None or (option == "is_causal" and asked is True):
+        for option, setting in options.items():
+            if option in HEEDED or setting is None or (option == "is_causal" and setting is True):
                 continue
             self._needs.append(OPTION_NAMES.get(option, f"the attention option {option}"))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
-    def miss(self, need: str) -> None:
-        """`need` is missing too."""
+    def add_need(self, need: str) -> None:
+        """Add a need that is not served."""
         self._needs.append(need)
 
     def _see(self, layer: int, query: torch.Tensor, options: dict[str, Any]) -> None:
@@ -201,10 +205,12 @@ class AttentionProbe:
         config: Any,
         layers: Sequence[int] | None = None,
     ) -> Geometry:
-        """What was seen in a forward pass of `layers` (of all, if not said), in numbers of `dtype`, of tokens
-        at the positions `order`. `whole`: saw them as one sequence, whose positions the definition counted,
-        with its masks. `counted`: saw them as here, but for that the definition counted. Raises
-        UnsupportedModel."""
+        """Return the shape of attention in this pass. Raises UnsupportedModel if it needs what is not served.
+
+        `whole`: probe of the tokens as one sequence, with masks and positions from the definition. `counted`:
+        probe of this pass with positions from the definition. `order`: positions of this pass. `layers`: ids
+        of the layers in the pass, all if None.
+        """
         total = int(text_of(config).num_hidden_layers)
         if sorted(self._calls) != list(range(total) if layers is None else layers):
             self._needs.append("layers without the library's common attention")
@@ -218,57 +224,62 @@ class AttentionProbe:
         seen = {
             layer: attention.span and attention.span.tokens for layer, attention in whole.attention.items()
         }
-        said = (*whole._windows.items(), *cached_windows(config).items())
-        if any(seen.get(layer, window) != window < self._context_length for layer, window in said):
+        windows = (*whole._windows.items(), *cached_windows(config).items())
+        if any(seen.get(layer, window) != window < self._context_length for layer, window in windows):
             self._needs.append(WINDOW)
         if not self._needs and not self._placed(whole, counted, order, dtype):
             self._needs.append(COUNTING)
-        _refuse(name, _told(config, "model_type"), self._needs)
+        _refuse(name, _setting(config, "model_type"), self._needs)
         query, key, _ = shapes[0]
         return Geometry(total, query_heads=query[1], kv_heads=key[1], head_dim=key[3])
 
     def like(self, other: "AttentionProbe", dtype: str) -> bool:
-        """Whether each layer saw what `other` saw in its place."""
+        """Return whether each layer saw the same as in `other`."""
         return self._calls.keys() == other._calls.keys() and all(
-            gap(mine, its) <= ROUNDING[dtype] for mine, its in self._beside(other)
+            gap(mine, its) <= ROUNDING[dtype] for mine, its in self._pairs(other)
         )
 
-    def turned(self, other: "AttentionProbe", tolerance: float) -> bool:
-        """Whether each query, key and value is as long as the one that `other` saw in its place."""
-        lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._beside(other)]
+    def keeps_lengths(self, other: "AttentionProbe", tolerance: float) -> bool:
+        """Return whether each query, key and value is as long as the one in `other`."""
+        lengths = [[each.float().norm(dim=-1) for each in pair] for pair in self._pairs(other)]
         return all(float((mine - its).norm()) <= tolerance * float(its.norm()) for mine, its in lengths)
 
     def _placed(
         self, whole: "AttentionProbe", counted: "AttentionProbe", order: torch.Tensor, dtype: str
     ) -> bool:
-        """Whether each layer sees a token as it is seen at its place in `whole`. The first, in which hardly
-        anything is rounded, has to be much nearer to that than to what is seen where it is `counted`: some
-        embeddings of positions are small beside those of tokens."""
+        """Return whether each layer sees a token as it is seen at its position in `whole`.
+
+        The first layer, in which hardly anything is rounded, has to be much closer to that than to `counted`.
+        Some position embeddings are small beside those of tokens.
+        """
         gaps = [
             (gap(mine, its[:, :, order]), gap(mine, other))
-            for (mine, its), (_, other) in zip(self._beside(whole), self._beside(counted), strict=True)
+            for (mine, its), (_, other) in zip(self._pairs(whole), self._pairs(counted), strict=True)
         ]
         first_right, first_wrong = (max(each) for each in zip(*gaps[:3], strict=True))
         nearer = first_right <= ROUNDING[dtype] or first_right <= first_wrong / CONTRAST
         return nearer and not any(right > TOLERANCES[dtype] for right, _ in gaps)
 
-    def _beside(self, other: "AttentionProbe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, other: "AttentionProbe") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for layer, seen in self._calls.items():
             yield from zip(seen, other._calls[layer], strict=True)
 
 
 def gap(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """How far `seen` is from `right`, as a share of that; 0 where a number is none."""
-    share = float((seen.float() - right.float()).norm() / right.float().norm())
-    return 0.0 if isnan(share) else share
+    """Return the relative difference of `seen` and `right`. 0 if a number is not finite."""
+    difference = float((seen.float() - right.float()).norm() / right.float().norm())
+    return 0.0 if isnan(difference) else difference
 
 
 def cached_windows(config: Any) -> dict[int, int]:
-    """How many tokens of a layer the library itself keeps as it draws, where that is not all: a definition
-    whose masks let more be seen is not sure of it, as Moshi's."""
+    """Return how many tokens the library's own cache keeps of a layer, of the layers in which it keeps not
+    all.
+
+    Masks of some definitions allow more than that, for example Moshi's.
+    """
     layers = DynamicCache(config=text_of(config)).layers
-    kept = {index: getattr(layer, "sliding_window", None) for index, layer in enumerate(layers)}
-    return {index: tokens for index, tokens in kept.items() if isinstance(tokens, int)}
+    windows = {index: getattr(layer, "sliding_window", None) for index, layer in enumerate(layers)}
+    return {index: tokens for index, tokens in windows.items() if isinstance(tokens, int)}
 
 
 def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
@@ -277,9 +288,9 @@ def _refuse(name: str, model_type: object, needs: Iterable[str]) -> None:
         raise UnsupportedModel.needing(name, model_type, found)
 
 
-def _told(config: Any, key: str) -> Any:
-    """A value of the whole model's; None where there is none. One that differs by layer the library does not
-    give: it raises an error of its own."""
+def _setting(config: Any, key: str) -> Any:
+    """Return a setting of the whole model, or None. The library raises for a setting that differs by
+    layer."""
     try:
         return getattr(config, key, None)
     except Exception:
@@ -287,12 +298,12 @@ def _told(config: Any, key: str) -> Any:
 
 
 NEEDS: Final[dict[str, Callable[[Any], bool]]] = {
-    DIFFERING: lambda config: bool(_told(config, "is_heterogeneous")),
-    ENCODER: lambda config: bool(_told(config, "is_encoder_decoder")),
-    LATENT: lambda config: bool(_told(config, "kv_lora_rank")),
+    DIFFERING: lambda config: bool(_setting(config, "is_heterogeneous")),
+    ENCODER: lambda config: bool(_setting(config, "is_encoder_decoder")),
+    LATENT: lambda config: bool(_setting(config, "kv_lora_rank")),
     LATER: lambda config: (
-        bool(_told(config, "use_bidirectional_attention")) or _told(config, "is_causal") is False
+        bool(_setting(config, "use_bidirectional_attention")) or _setting(config, "is_causal") is False
     ),
-    BLOCKS: lambda config: _told(config, "attention_type") == "block_sparse",
-    SHARED: lambda config: bool(_told(config, "num_kv_shared_layers")),
+    BLOCKS: lambda config: _setting(config, "attention_type") == "block_sparse",
+    SHARED: lambda config: bool(_setting(config, "num_kv_shared_layers")),
 }

@@ -1,4 +1,4 @@
-"""How does a draft model come up beside the model?"""
+"""Files of a draft model: where they are, how weights are quantized, and whether the vocabulary fits."""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +20,14 @@ log = Log(__name__)
 class FoundModel(NamedTuple):
     source: ModelSource
     directory: Path
-    """To load it from."""
+    """Directory to load it from."""
 
 
 def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
-    """The model of `files`, which drafts for the one in `directory`. Converts a GGUF file the first time.
-    Raises StartupError: it is missing, or has another vocabulary."""
+    """Return the draft model in `files`. A GGUF file is converted the first time.
+
+    `directory`: the model that it drafts for. Raises StartupError if it is missing or has another vocabulary.
+    """
     with draft_errors_named(files):
         source = resolve(files.model)
         drafts = prepare(source, lambda line: log.info("preparing the draft model", step=line))
@@ -34,7 +36,10 @@ def find_draft_model(files: DraftModelFiles, directory: Path) -> FoundModel:
 
 
 def draft_quantization(settings: WorkerSettings, source: ModelSource) -> WeightQuantization | None:
-    """As the model's. Where its file's blocks are kept, a draft model that has no file is as it is."""
+    """Return the quantization of the draft model, which is the model's.
+
+    If the blocks of the model's GGUF file are used, a draft model without such a file is not quantized.
+    """
     how = Quantize(settings.quantize)
     if how is Quantize.KEEP and source.kind is not ModelKind.GGUF:
         return None
@@ -43,16 +48,16 @@ def draft_quantization(settings: WorkerSettings, source: ModelSource) -> WeightQ
 
 @contextmanager
 def draft_errors_named(files: DraftModelFiles) -> Iterator[None]:
-    """Errors name the settings of the draft model, where they would name the model's or none."""
+    """Make StartupErrors within the context name the draft model's settings."""
     try:
         yield
     except StartupError as error:
-        told = re.sub(r"^--model \S+: ", "", str(error)).replace("--kv-cache-memory", "--draft-memory")
-        raise StartupError(f"--speculate model:{files.model}: {told}") from error
+        text = re.sub(r"^--model \S+: ", "", str(error)).replace("--kv-cache-memory", "--draft-memory")
+        raise StartupError(f"--speculate model:{files.model}: {text}") from error
 
 
 def check_vocabulary(drafts: Path, model: Path) -> None:
-    """Raises StartupError where a token's id is not that of the same token in both directories."""
+    """Raise StartupError if a token id does not stand for the same token in both directories."""
     mine, other = ({id_: text for text, id_ in _vocabulary(each).items()} for each in (drafts, model))
     for id_ in sorted(mine.keys() | other.keys()):
         if mine.get(id_) != other.get(id_):

@@ -9,7 +9,7 @@ from baton.engine.device import find_device, find_dtype
 from baton.engine.execution.batched_runner import BatchedRunner
 from baton.engine.execution.cuda_graphs import CudaGraphRecorder, GraphRunner
 from baton.engine.execution.execution_kind import ExecutionKind
-from baton.engine.execution.flash_kernels import find_kernel, proven
+from baton.engine.execution.flash_kernels import find_kernel, verified_kernel
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.runner import Execution, Runner
 from baton.engine.execution.step_compiler import kernel as compiled_kernel
@@ -18,7 +18,7 @@ from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.runner_selection import library_execution, select_execution
 from baton.engine.quantization.weight_quantization import WeightQuantization
-from baton.engine.ranks.collectives import Team, alone
+from baton.engine.ranks.collectives import Collectives, alone
 from baton.engine.remote_writes import flush_for
 from baton.engine.torch_engine import TorchEngine, drawing_rank
 from baton.grammars.grammar_cache import GrammarCache
@@ -27,7 +27,7 @@ from baton.pages.layout import KvLayout, full_group
 from baton.pages.rank_layout import rank_layout
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import LoadFormat, Quantize
-from baton.sampling.prompt_scores import BESIDE_BYTES
+from baton.sampling.prompt_scores import SCORING_BYTES
 from baton.topology import Topology
 
 
@@ -37,7 +37,7 @@ def load_engine(
     dtype: str = "auto",
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
-    coding: WeightQuantization | None = None,
+    quantization: WeightQuantization | None = None,
     device: str = "auto",
     page_tokens: int = 16,
     kv_cache_memory: int = 2**30,
@@ -49,16 +49,16 @@ def load_engine(
     flash_attention: bool = False,
     topology: Topology | None = None,
     rank: int = 0,
-    team: Team | None = None,
+    rank_group: Collectives | None = None,
 ) -> TorchEngine:
     """Load the model in `directory`, or this rank's part of it, and allocate its KV pages.
 
     Pages take at most `kv_cache_memory` bytes. Every rank has as many, enough for `tokens_min` tokens.
 
-    `topology`, `rank`: of the worker. `team`: joins its ranks, if there are several.
+    `topology`, `rank`: of the worker. `rank_group`: joins its ranks, if there are several.
     `dtype`: "auto", "bfloat16" or "float32", of weights and pages alike. `load_format`: which weights.
     `context_length`: most tokens of a sequence, 0 for what the model's configuration says.
-    `coding`: quantize weights, on a worker of one rank. `device`: "auto", "cpu" or "cuda[:N]".
+    `quantization`: quantize weights, on a worker of one rank. `device`: "auto", "cpu" or "cuda[:N]".
     `threads`: of the CPU's tensor operations, for the whole process.
     `scores_prompts`: reserve memory for the logits of scored prompts.
     `cuda_graphs`: rows of the largest decode step that is recorded, on a GPU with the whole model.
@@ -69,39 +69,43 @@ def load_engine(
     by, a device that is not there, too little memory.
     """
     torch.set_num_threads(threads)
-    team = alone() if team is None else team
-    if (team.topology, team.rank) != (topology or Topology(), rank):
-        raise ValueError(f"rank {rank} of {topology} with a team of rank {team.rank} of {team.topology}")
-    place = find_device(device, team.rank)
-    dtype = find_dtype(dtype, place, team)
-    if coding is not None:
-        _check_quantization(coding, place, team, compiled=compiled)
+    rank_group = alone() if rank_group is None else rank_group
+    if (rank_group.topology, rank_group.rank) != (topology or Topology(), rank):
+        raise ValueError(
+            f"rank {rank} of {topology} with a team of rank {rank_group.rank} of {rank_group.topology}"
+        )
+    target = find_device(device, rank_group.rank)
+    dtype = find_dtype(dtype, target, rank_group)
+    if quantization is not None:
+        _check_quantization(quantization, target, rank_group, compiled=compiled)
     # Before the model is loaded: the kernels' package also replaces torch's own attention.
-    kernel = find_kernel(place, dtype) if flash_attention and place.type == "cuda" else None
-    model = load_model(directory, dtype, device, team, load_format, context_length, coding)
-    whole = _whole_layout(model, dtype, page_tokens, coding)
-    layout = rank_layout(whole, team.topology, team.rank)
-    if team.topology.ranks == 1:
+    kernel = find_kernel(target, dtype) if flash_attention and target.type == "cuda" else None
+    model = load_model(directory, dtype, device, rank_group, load_format, context_length, quantization)
+    whole = _whole_layout(model, dtype, page_tokens, quantization)
+    layout = rank_layout(whole, rank_group.topology, rank_group.rank)
+    if rank_group.topology.ranks == 1:
         on_cpu = model.device.type == "cpu"
         execution = select_execution(model, layout, compiled_kernel if compiled and on_cpu else None)
     else:
         execution = library_execution(model)
     (kv,) = layout.groups
-    pages = team.least(pages_that_fit(kv, kv_cache_memory, tokens_min))
-    cache = PagedKvCache(kv, pages, model.device, BESIDE_BYTES if scores_prompts else 0)
+    pages = rank_group.minimum(pages_that_fit(kv, kv_cache_memory, tokens_min))
+    cache = PagedKvCache(kv, pages, model.device, SCORING_BYTES if scores_prompts else 0)
     if kernel is not None and execution.kind is not ExecutionKind.ROW_BY_ROW:
-        kernel = proven(kernel, model.geometry.query_heads // team.topology.tensor, cache, model.attention)
+        kernel = verified_kernel(
+            kernel, model.geometry.query_heads // rank_group.topology.tensor, cache, model.attention
+        )
     return TorchEngine(
         model,
         whole,
         cache,
-        team,
+        rank_group,
         execution,
         make_runner(model, execution, cache, cuda_graphs, kernel),
         kernel,
         flush_for(model.device),
         GrammarCache(partial(read_vocabulary, directory, model.facts))
-        if team.rank == drawing_rank(team)
+        if rank_group.rank == drawing_rank(rank_group)
         else None,
     )
 
@@ -130,7 +134,7 @@ def make_runner(
     )
 
 
-def load_beside(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) -> TorchEngine:
+def load_second_engine(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) -> TorchEngine:
     """Return another engine over the same weights, for prompts, with pages of its own.
 
     One of the two makes a step at a time. Takes at most `kv_cache_memory` bytes. Raises NotEnoughMemory.
@@ -152,7 +156,7 @@ def load_beside(engine: TorchEngine, kv_cache_memory: int, tokens_min: int = 1) 
 
 
 def _whole_layout(
-    model: LibraryModel, dtype: str, page_tokens: int, coding: WeightQuantization | None
+    model: LibraryModel, dtype: str, page_tokens: int, quantization: WeightQuantization | None
 ) -> KvLayout:
     """Return the layout of the worker's pages over all ranks."""
     geometry = model.geometry
@@ -161,25 +165,27 @@ def _whole_layout(
         model=model.facts.fingerprint,
         groups=(full_group(dtype, page_tokens, layers, heads, geometry.head_dim),),
         context_length=model.facts.context_length,
-        quantize=(Quantize.NONE if coding is None else coding.how).value,
+        quantize=(Quantize.NONE if quantization is None else quantization.how).value,
     )
 
 
 def _check_quantization(
-    coding: WeightQuantization, place: torch.device, team: Team, *, compiled: bool
+    quantization: WeightQuantization, target: torch.device, rank_group: Collectives, *, compiled: bool
 ) -> None:
     """Raise StartupError if nothing computes with such weights."""
-    if coding.how is Quantize.KEEP and coding.gguf is None:
+    if quantization.how is Quantize.KEEP and quantization.gguf is None:
         raise StartupError(
-            f"{coding}: the model is no GGUF file, whose blocks would be kept: give int8 or int4"
+            f"{quantization}: the model is no GGUF file, whose blocks would be kept: give int8 or int4"
         )
-    if team.topology.ranks > 1:
+    if rank_group.topology.ranks > 1:
         raise StartupError(
-            f"{coding}: the ranks of a group compute over plain weights; leave one of them out"
+            f"{quantization}: the ranks of a group compute over plain weights; leave one of them out"
         )
-    if coding.multiplied and place.type != "cpu":
-        raise StartupError(f"{coding}: codes are multiplied on CPUs alone, and --device is {place}: give cpu")
-    if coding.multiplied and not compiled:
+    if quantization.multiplied and target.type != "cpu":
         raise StartupError(
-            f"{coding}: codes are multiplied by compiled steps alone: leave out --compiled-steps false"
+            f"{quantization}: codes are multiplied on CPUs alone, and --device is {target}: give cpu"
+        )
+    if quantization.multiplied and not compiled:
+        raise StartupError(
+            f"{quantization}: codes are multiplied by compiled steps alone: leave out --compiled-steps false"
         )

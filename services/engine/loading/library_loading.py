@@ -16,7 +16,7 @@ from baton.engine.execution.attention_span import ATTENTION_NAME
 from baton.engine.kv_cache import DTYPES
 from baton.engine.loading.library_report import first_line, load_report
 from baton.engine.loading.single_experts import joining_single_experts
-from baton.engine.loading.text_model import attention_of, let_go
+from baton.engine.loading.text_model import attention_of, drop_encoders
 from baton.engine.loading.weight_files import empty_module
 from baton.engine_interface import RankGroupBroken
 from baton.models.model_facts import CONFIG_FILE, ModelUnreadable, UnsupportedModel, json_object, reading
@@ -122,7 +122,7 @@ def load_definition(
         raise ModelUnreadable(
             f"{directory}: the files lack {len(missing)} of the model's weights, {missing[0]} among them"
         )
-    let_go(name, module)
+    drop_encoders(name, module)
     return module
 
 
@@ -137,7 +137,7 @@ def make_definition(name: str, config: Any, dtype: str, *, ours: bool = True) ->
         raise UnsupportedModel(
             f"the model {name} ({config.model_type}) cannot be served: {_explanation(error, 'make')}"
         ) from error
-    let_go(name, module)
+    drop_encoders(name, module)
     return module
 
 

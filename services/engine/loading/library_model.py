@@ -24,7 +24,7 @@ from baton.engine.loading.capability_probes import (
     COUNTING,
     AttentionProbe,
     CountedPositions,
-    places,
+    probe_positions,
     recording_masks,
 )
 from baton.engine.loading.library_report import first_line
@@ -64,7 +64,8 @@ class LibraryModel:
         self.device = device
         self.quantized = None if quantized is None else dict(quantized)
         """Codes of the weights, if steps multiply codes. Only a compiled step can."""
-        self._module = module
+        self.module = module
+        """The definition, or this stage of it. None after `release`."""
         self._shard = shard
         self._load = load
         self._needs_counts = False
@@ -81,7 +82,7 @@ class LibraryModel:
         else:
             self.geometry, self.attention, width = self._check_row_by_row(self.definition)
         self.spans = {layer: each.span for layer, each in self.attention.items() if each.span is not None}
-        """By layer id, of the layers whose tokens do not see the whole context."""
+        """Attention spans by layer id, of the layers whose tokens do not see the whole context."""
         self.vocab_size: int = width
         self.weight_bytes: int = _bytes_read(module)
         """Bytes of weights that a step reads, whatever it computes."""
@@ -111,10 +112,10 @@ class LibraryModel:
         shard, given = self._shard, {} if counts is None else {self._cache_argument: counts}
         with torch.inference_mode(), use_attention(attend):
             if shard is not None and not shard.last:
-                answer = self._module(input_ids=tokens, position_ids=positions, use_cache=False, **given)
-                shard.link.team.send(answer.last_hidden_state)
+                answer = self.module(input_ids=tokens, position_ids=positions, use_cache=False, **given)
+                shard.link.rank_group.send(answer.last_hidden_state)
                 return None
-            answer = self._module(
+            answer = self.module(
                 input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, **given
             )
         logits: torch.Tensor = answer.logits[0]
@@ -122,34 +123,34 @@ class LibraryModel:
 
     def structure(self) -> ModelStructure:
         """Return the parts of the definition. Raises UnknownStructure."""
-        structure = find_structure(self._module, self.geometry.head_dim, self.attention.values())
+        structure = find_structure(self.module, self.geometry.head_dim, self.attention.values())
         if not self._only_rotates:
             raise UnknownStructure("queries or keys that their position does more to than turn them")
         return structure
 
     def exactly(self) -> AbstractContextManager[None]:
         """Compute the definition, of the common structure, in float32 within the context."""
-        return exactly(self._module, self.quantized or {})
+        return exactly(self.module, self.quantized or {})
 
     def weights(self) -> list[torch.Tensor]:
         """Return every weight of the definition once, tied ones too."""
-        return [each.data for each in self._module.parameters()]
+        return [each.data for each in self.module.parameters()]
 
     def release(self) -> None:
         """Drop the definition: an execution has taken its weights, which are not to be held twice."""
-        self._module = None
+        self.module = None
 
     def reload(self) -> None:
         """Load the definition again after `release`. Raises what loading a model raises."""
         if self._load is None:
             raise AssertionError("a rank's part of a model was released")
-        self._module = self._load()
+        self.module = self._load()
 
     def _check_over_pages(self, module: Any) -> tuple[Geometry, Mapping[int, LayerAttention], int]:
         """Return the attention of the model and the number of logits. Raises UnsupportedModel."""
         facts, device, shard = self.facts, self.device, self._shard
         probe, whole, counted = (AttentionProbe(facts.context_length) for _ in range(3))
-        order = places(facts.context_length).to(device)
+        order = probe_positions(facts.context_length).to(device)
         tokens = torch.arange(len(order), device=device)[None] % facts.vocab_size
         last = order.new_tensor([len(order) - 1])
         try:
@@ -164,9 +165,9 @@ class LibraryModel:
         except FAILURES as error:
             raise _cannot_run(facts.name, module.config, error) from error
         if not finds:
-            probe.miss(COUNTING)
+            probe.add_need(COUNTING)
         if logits is not None and len(logits) != len(last):
-            probe.miss("logits of the positions that are asked for alone")
+            probe.add_need("logits of the positions that are asked for alone")
         layers = None if shard is None else shard.layers
         seen = probe.verdict(whole, counted, order, self.dtype, facts.name, module.config, layers)
         if shard is not None and seen != shard.seen:
@@ -199,7 +200,7 @@ class LibraryModel:
         where = torch.arange(tokens.shape[1], device=self.device)[None] + begin
         self.logits(tokens, where, keep, late)
         counted = self._probe(tokens, None, keep, CountedPositions(begin))
-        if counted is None:  # it needs more of a cache than that, and is judged by the other passes
+        if counted is None:  # it needs more of a cache, and the other passes decide
             return True
         if late.like(counted, self.dtype):
             return True
@@ -236,7 +237,7 @@ class LibraryModel:
         first, last = AttentionProbe(context), AttentionProbe(context)
         for probe, begin in ((first, 0), (last, max(context - ROTATED_TOKENS, 0))):
             self.logits(where % self.vocab_size, where + begin, where[0, :1], probe)
-        return last.turned(first, ROTATION_TOLERANCES[self.dtype])
+        return last.keeps_lengths(first, ROTATION_TOLERANCES[self.dtype])
 
 
 def _heads_of(geometry: Geometry) -> str:

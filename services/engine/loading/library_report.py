@@ -1,7 +1,7 @@
-"""The model library's report on weights that it could not load.
+"""Messages of the model library: its report on weights that it could not load, and first lines of its errors.
 
-The library logs it as a table of many lines, and its errors refer to "the above report". Here it is read in
-place of being logged, so that one line says what is wrong.
+The library logs the report as a table of many lines, and its errors refer to "the above report". Here the
+report is read instead of logged, so that one line says what is wrong.
 """
 
 import logging
@@ -17,11 +17,11 @@ CAUSE: Final = re.compile(
     r"^\w+(?:Error|Exception): (.+)\n.*\nError.* (?:destined for|processing parameter) (\S+?)(?:\. .*)?$",
     re.MULTILINE,
 )
-"""An error that was met, and the weight that it was met for."""
+"""An error in the report, and the weight for which it occurred."""
 
 
 class LoadReport(logging.Filter):
-    """Takes the report out of the log."""
+    """Log filter that takes the report out of the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class LoadReport(logging.Filter):
         return False
 
     def explain(self, error: str) -> str:
-        """The library's `error`, or what its report says in its place where it refers to that."""
+        """Return the library's `error`, or the cause in its report if the error refers to that."""
         if REFERS not in error:
             return error
         found = CAUSE.search(self._text)
@@ -44,7 +44,7 @@ class LoadReport(logging.Filter):
 
 @contextmanager
 def load_report() -> Iterator[LoadReport]:
-    """Take the library's report while it loads weights."""
+    """Read the library's report while it loads weights in the context."""
     report, logger = LoadReport(), logging.getLogger(LOGGER)
     logger.addFilter(report)
     try:

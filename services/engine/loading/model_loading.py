@@ -29,15 +29,15 @@ from baton.engine.loading.rope_frequencies import fix_rope_frequencies
 from baton.engine.loading.text_model import maker_of
 from baton.engine.loading.weight_files import (
     DummyWeights,
-    Files,
+    WeightFiles,
     bytes_of,
     fill,
     plain_sources,
     weights_in,
 )
 from baton.engine.quantization.checkpoint_tensors import refuse_quantized_files
-from baton.engine.quantization.weight_quantization import WeightQuantization, code
-from baton.engine.ranks.collectives import Team
+from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
+from baton.engine.ranks.collectives import Collectives
 from baton.models.checkpoint_quantization import CheckpointQuantization, read_quantization
 from baton.models.model_facts import (
     ModelFacts,
@@ -58,16 +58,16 @@ def load_model(
     directory: Path,
     dtype: str,
     device: str,
-    team: Team | None = None,
+    rank_group: Collectives | None = None,
     load_format: LoadFormat = LoadFormat.AUTO,
     context_length: int = 0,
-    coding: WeightQuantization | None = None,
+    quantization: WeightQuantization | None = None,
 ) -> LibraryModel:
-    """Load the model in `directory`, or the part of it that the rank of `team` has.
+    """Load the model in `directory`, or the part of it that the rank of `rank_group` has.
 
     `dtype`: "bfloat16" or "float32", in which weights are loaded at once. `device`: "auto", "cpu" or
     "cuda[:N]". `load_format`: real or dummy weights. `context_length`: most tokens of a sequence, 0 for what
-    the configuration says. `coding`: how weights are quantized, of a model on one rank.
+    the configuration says. `quantization`: how weights are quantized, of a model on one rank.
     Exchanges nothing with other ranks.
 
     Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
@@ -75,22 +75,22 @@ def load_model(
     """
     with library_errors_in_a_line(directory):
         dummy = load_format is LoadFormat.DUMMY
-        return _load_model(directory, dtype, device, team, dummy, context_length, coding)
+        return _load_model(directory, dtype, device, rank_group, dummy, context_length, quantization)
 
 
 def _load_model(
     directory: Path,
     dtype: str,
     device: str,
-    team: Team | None,
+    rank_group: Collectives | None,
     dummy: bool,
     context_length: int,
-    coding: WeightQuantization | None,
+    quantization: WeightQuantization | None,
 ) -> LibraryModel:
-    place = find_device(device, 0 if team is None else team.rank)
+    target = find_device(device, 0 if rank_group is None else rank_group.rank)
     library_logging.disable_progress_bar()
-    how = read_quantization(directory)
-    missing = () if how is None else how.missing
+    checkpoint = read_quantization(directory)
+    missing = () if checkpoint is None else checkpoint.missing
     try:
         facts = read_model(directory, dummy=dummy, context_length=context_length)
     except UnsupportedModel as found:
@@ -100,35 +100,35 @@ def _load_model(
     config = read_configuration(directory, facts.name)
     refuse_by_configuration(facts.name, config, missing)
     fix_rope_frequencies(facts.name, config, facts.context_length)
-    if team is not None and team.topology.ranks > 1:
-        shard = find_rank_shard(facts.name, config, team)
-        module = _load_shard(directory, facts.name, config, shard, dtype, place, how, dummy=dummy)
-        return LibraryModel(module, facts, dtype, place, shard)
-    if not dummy and how is None:
+    if rank_group is not None and rank_group.topology.ranks > 1:
+        shard = find_rank_shard(facts.name, config, rank_group)
+        module = _load_shard(directory, facts.name, config, shard, dtype, target, checkpoint, dummy=dummy)
+        return LibraryModel(module, facts, dtype, target, shard)
+    if not dummy and checkpoint is None:
         refuse_quantized_files(directory)
         # The numbers in files have 2 to 4 bytes: the memory check uses the least that they can take here.
         # While weights are quantized, a weight and its codes of one byte a number are both in memory.
-        of_number = DTYPES[dtype].itemsize + (0 if coding is None else 1)
-        _check_memory(directory, place, _file_bytes(directory) * of_number // 4)
+        of_number = DTYPES[dtype].itemsize + (0 if quantization is None else 1)
+        _check_memory(directory, target, _file_bytes(directory) * of_number // 4)
 
     def load(*, ours: bool = True) -> Any:
         if dummy:
-            return _load_dummies(directory, facts.name, config, dtype, place, ours=ours)
-        if how is None:
+            return _load_dummies(directory, facts.name, config, dtype, target, ours=ours)
+        if checkpoint is None:
             module = load_definition(
                 directory, facts.name, config, DTYPES[dtype], maker_of(config), ours=ours
             )
         else:
-            module = _load_quantized(directory, facts.name, config, dtype, place, how, ours=ours)
+            module = _load_quantized(directory, facts.name, config, dtype, target, checkpoint, ours=ours)
         return module.eval().requires_grad_(False)
 
     try:
-        return _over_pages(load, facts, dtype, place, coding)
+        return _over_pages(load, facts, dtype, target, quantization)
     except UnsupportedModel as refused:
-        if coding is None:
+        if quantization is None:
             _clear_frames(refused)
             with suppress(UnsupportedModel):
-                return _row_by_row(load, facts, dtype, place)
+                return load_row_by_row(load, facts, dtype, target)
         raise
 
 
@@ -147,20 +147,20 @@ def _over_pages(
     facts: ModelFacts,
     dtype: str,
     device: torch.device,
-    coding: WeightQuantization | None,
+    quantization: WeightQuantization | None,
 ) -> LibraryModel:
     """Load a definition that computes with our attention. Raises UnsupportedModel."""
 
     def quantized_module() -> Any:
         module = load()
-        if coding is not None:
-            code(facts.name, module, coding)
+        if quantization is not None:
+            quantize_model(facts.name, module, quantization)
         return module.to(device)
 
     module = load()
     check_logits(facts.name, module)
-    codes = None if coding is None else code(facts.name, module, coding)
-    multiplied = codes if coding is not None and coding.multiplied else None
+    codes = None if quantization is None else quantize_model(facts.name, module, quantization)
+    multiplied = codes if quantization is not None and quantization.multiplied else None
     return LibraryModel(module.to(device), facts, dtype, device, load=quantized_module, quantized=multiplied)
 
 
@@ -172,7 +172,7 @@ def _clear_frames(error: BaseException) -> None:
         raised = raised.__cause__ or raised.__context__
 
 
-def _row_by_row(
+def load_row_by_row(
     load: Callable[..., Any], facts: ModelFacts, dtype: str, device: torch.device
 ) -> LibraryModel:
     """Load a definition that has or needs its own attention. Raises UnsupportedModel."""
@@ -187,7 +187,7 @@ def _load_quantized(
     config: Any,
     dtype: str,
     device: torch.device,
-    how: CheckpointQuantization,
+    checkpoint: CheckpointQuantization,
     *,
     ours: bool,
 ) -> Any:
@@ -195,31 +195,33 @@ def _load_quantized(
     empty = make_definition(name, config, dtype, ours=ours)
     size = bytes_of(empty, {})
     _check_memory(directory, device, size)
-    _log_dequantization(directory, how, size)
-    with _open_weights(directory, how, dtype) as weights:
+    _log_dequantization(directory, checkpoint, size)
+    with _open_weights(directory, checkpoint, dtype) as weights:
         return load_definition(
             directory, name, empty.config, DTYPES[dtype], type(empty), weights.pending(), ours=ours
         )
 
 
 @contextmanager
-def _open_weights(directory: Path, how: CheckpointQuantization | None, dtype: str) -> Iterator[Files]:
+def _open_weights(
+    directory: Path, checkpoint: CheckpointQuantization | None, dtype: str
+) -> Iterator[WeightFiles]:
     try:
-        with weights_in(directory, how, DTYPES[dtype]) as weights:
+        with weights_in(directory, checkpoint, DTYPES[dtype]) as weights:
             yield weights
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{directory}: the weights cannot be loaded: {first_line(error)}") from error
 
 
-def _log_dequantization(directory: Path, how: CheckpointQuantization, size: int) -> None:
+def _log_dequantization(directory: Path, checkpoint: CheckpointQuantization, size: int) -> None:
     """`size`: bytes of the weights in memory."""
     log.info(
         "weights are dequantised as they are loaded",
-        method=how.method,
+        method=checkpoint.method,
         file_bytes=_file_bytes(directory),
         bytes=size,
     )
-    if how.of_the_cache:
+    if checkpoint.of_the_cache:
         log.warning("the checkpoint's scheme for its KV cache is passed over: KV is kept as --dtype says")
 
 
@@ -243,21 +245,21 @@ def _load_shard(
     shard: RankShard,
     dtype: str,
     device: torch.device,
-    how: CheckpointQuantization | None,
+    checkpoint: CheckpointQuantization | None,
     *,
     dummy: bool,
 ) -> Any:
     """Load one rank's part of a model."""
     module = make_definition(name, config, dtype)
     check_logits(name, module)
-    with nullcontext() if dummy else _open_weights(directory, how, dtype) as files:
+    with nullcontext() if dummy else _open_weights(directory, checkpoint, dtype) as files:
         sources = plain_sources(DummyWeights(module, device)) if files is None else files.sources(module)
         stage = partition_stages(name, module, shard)
         cuts = partition_weights(name, module, shard)
         size = bytes_of(module, cuts)
         _check_memory(directory, device, size)
-        if how is not None and files is not None:
-            _log_dequantization(directory, how, size)
+        if checkpoint is not None and files is not None:
+            _log_dequantization(directory, checkpoint, size)
         fill(module, cuts, sources, device)
     module.to(device).eval()
     return stage

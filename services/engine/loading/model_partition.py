@@ -1,14 +1,14 @@
-"""How is a model's definition cut so that each rank computes its part of it?
+"""Partition of a model's definition, so that each rank computes its part of it.
 
-By the model's own plans, which the library keeps beside each definition: the tensor-parallel one names the
-weights that are cut and how, the pipeline one what comes before the layers and after them. A part of the
-common kind that they leave whole is cut all the same. What a plan asks for and is not known here is refused
-by name.
+It follows the plans that the library has for each definition. The tensor-parallel plan names the weights that
+are divided and how. The pipeline plan names what comes before and after the layers. Parts of the common kind
+are divided even if a plan leaves them whole. Whatever a plan asks for that is unknown here is refused by
+name.
 
-An attention is cut by heads, also where its plan puts the heads together again: each rank keeps the pages of
-its own. Of experts each rank has a part, or some of them, by their plan. Within a stage every rank has the
-whole hidden states. The embedding stays whole: on every tensor rank of the first stage. The head is cut by
-the vocabulary. Stages take turns: while one computes the others wait.
+Attention is divided by heads, also if its plan joins the heads again: each rank has the pages of its own
+heads. Of experts each rank has a part, or some of them, by their plan. Within a stage every rank has all
+hidden states. The embedding is whole on every tensor rank of the first stage. The head is divided by the
+vocabulary. Stages take turns: while one computes, the others wait.
 """
 
 import copy
@@ -20,15 +20,15 @@ import torch
 from torch import nn
 
 from baton.engine.loading.rank_exchanges import (
-    Elsewhere,
-    Head,
-    Later,
     MissingEmbedding,
+    ParallelHead,
     ParallelNorm,
     RowParallelLinear,
-    dispatch,
-    receive_before,
-    sum_behind,
+    SkippedLayer,
+    SkippedTail,
+    dispatch_experts,
+    receive_input,
+    sum_results,
 )
 from baton.engine.loading.rank_shard import CannotSplit, RankShard
 from baton.engine.loading.text_model import base_of, text_of
@@ -38,17 +38,18 @@ from baton.models.model_facts import UnsupportedModel
 COLUMNS: Final = "colwise"
 ROWS: Final = "rowwise"
 GATHERED: Final = ("colwise_gather_output", "colwise_rep")
-"""Cut like columns, and what comes out is put together again. Of the head: on the rank that draws."""
+"""Styles divided like columns whose results are joined again. The head's are joined on the rank that
+draws."""
 SPREAD: Final = ("rowwise_split_input", "rowwise_rep")
-"""Cut like rows, where what comes in was put together."""
+"""Styles divided like rows whose input was joined."""
 PACKED_COLUMNS: Final = "packed_colwise"
 PACKED_ROWS: Final = "packed_rowwise"
-"""Two weights in one, of the gate and beside it, and each is cut."""
+"""Style of two weights in one, gate and up, each of which is divided. PACKED_COLUMNS likewise."""
 SUMMED: Final = ("moe_tp_experts", "all_reduce")
-"""What comes out is a part of a sum."""
+"""Styles of modules whose results are parts of a sum."""
 BY_EXPERT: Final = "grouped_gemm"
 DISPATCHED: Final = "ep_dispatch_experts"
-"""Each rank has some of the experts."""
+"""Style of experts of which each rank has some."""
 WHOLE: Final = (
     "replicate",
     "replicated_with_grad_allreduce",
@@ -56,97 +57,101 @@ WHOLE: Final = (
     "embedding_colwise",
     "local_params",
 )
-"""What every rank may compute by itself."""
+"""Styles of what every rank may compute by itself."""
 STAGED: Final = ("embed_tokens", "layers", "norm")
-"""The pipeline plan of a definition that has none, and consists of these."""
+"""Pipeline plan of a definition that has no plan and consists of these parts."""
 BY_KV_HEAD: Final = ("k_proj", "v_proj")
 QUERIES: Final = ("q_proj", "qkv_proj", "query_key_value")
-"""What an attention that is cut by heads has one of."""
+"""Names of projections, one of which an attention that is divided by heads has."""
 ALL_HEADS: Final = "qkv_proj"
-"""Where it is put together again: of queries, behind them of keys, behind them of values."""
+"""The one that joins queries, keys and values, in this order."""
 PAIR: Final = "gate_up_proj"
-"""Likewise: of the gate, behind it of what it gates."""
+"""A projection that joins gate and up."""
 FED: Final = {"o_proj": QUERIES, "out_proj": QUERIES, "down_proj": (PAIR,)}
-"""What comes in is what the others give, which are cut."""
+"""Projections whose input is the divided output of others, by their name."""
 COMMON: Final[Mapping[str, Mapping[str, str]]] = {
     "self_attn": {"q_proj": COLUMNS, "k_proj": COLUMNS, "v_proj": COLUMNS, "o_proj": ROWS, "out_proj": ROWS}
     | {"gate_proj": COLUMNS, "sinks": COLUMNS},
     "mlp": {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS},
 }
-"""The tensor-parallel plan of a part of a layer that the definition's own leaves whole, and that consists of
-these, and of norms over a head."""
+"""Tensor-parallel plan of a part of a layer that the definition's own plan leaves whole. The part consists of
+these modules, and of norms over a head."""
 COUNTS: Final = {
     "query_heads": ("num_heads", "num_attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
 }
-"""By which words an attention tells its heads."""
+"""Attributes in which an attention has its numbers of heads."""
 
 
-def partition_stages(name: str, module: Any, share: RankShard) -> Any:
-    """Leave of `module` what the stage of `share` computes. Returns what the stage runs: all that is left, or
-    without the head."""
-    if share.layers == tuple(range(share.whole.layers)):
+def partition_stages(name: str, module: Any, shard: RankShard) -> Any:
+    """Remove from `module` what is not in the stage of `shard`.
+
+    Returns what the stage runs: all that is left, without the head if another stage has it.
+    """
+    if shard.layers == tuple(range(shard.whole.layers)):
         return module
     path, base = base_of(name, module)
     plan = list(getattr(text_of(module.config), "base_model_pp_plan", None) or ())
     if not plan and not list(_with_weights(base, STAGED)):
         plan = list(STAGED)
-    held = [key for key in plan if isinstance(getattr(base, key, None), nn.ModuleList)]
-    if len(held) != 1:
+    layer_lists = [key for key in plan if isinstance(getattr(base, key, None), nn.ModuleList)]
+    if len(layer_lists) != 1:
         _refuse(name, module, "a pipeline plan, which its definition lacks")
     head, plans = module.get_output_embeddings(), module._pp_plan or {}
     heads = [each for each, child in module.named_children() if child is head or each in plans]
     for holder, named in ((base, plan), (module, [*heads, path.partition(".")[0]])):
         for child, _ in _with_weights(holder, named):
             _refuse(name, module, f"a stage for {child}, which its pipeline plan does not name")
-    all_layers = list(getattr(base, held[0]))
-    behind = plan[plan.index(held[0]) + 1 :]
-    if share.layers[0] > 0:
-        for key, embedding in _with_weights(base, [held[0], *behind]):
+    all_layers = list(getattr(base, layer_lists[0]))
+    behind = plan[plan.index(layer_lists[0]) + 1 :]
+    if shard.layers[0] > 0:
+        for key, embedding in _with_weights(base, [layer_lists[0], *behind]):
             if not isinstance(embedding, nn.Embedding):
                 _refuse(name, module, f"a stage that begins behind {key}, which is no embedding")
-            setattr(base, key, MissingEmbedding(embedding, share.link))
-        receive_before(all_layers[share.layers[0]], share.link)
-    if not share.last:
+            setattr(base, key, MissingEmbedding(embedding, shard.link))
+        receive_input(all_layers[shard.layers[0]], shard.link)
+    if not shard.last:
         for key in behind:
-            setattr(base, key, Later(name, all_layers[share.layers[-1]]))
+            setattr(base, key, SkippedTail(name, all_layers[shard.layers[-1]]))
         for key in heads:
             setattr(module, key, nn.Identity())
-    # Each keeps its place: definitions count their layers.
-    here = [each if layer in share.layers else Elsewhere(each) for layer, each in enumerate(all_layers)]
-    setattr(base, held[0], nn.ModuleList(here))
-    return module if share.last else base
+    # Skipped layers keep their index: definitions count their layers.
+    here = [each if layer in shard.layers else SkippedLayer(each) for layer, each in enumerate(all_layers)]
+    setattr(base, layer_lists[0], nn.ModuleList(here))
+    return module if shard.last else base
 
 
-def partition_weights(name: str, module: Any, share: RankShard) -> dict[str, Cut]:
-    """Replace what the model's tensor-parallel plan cuts. Returns which part of which parameter, all on the
-    meta device still, this rank has."""
-    if share.tensor_ranks == 1:
+def partition_weights(name: str, module: Any, shard: RankShard) -> dict[str, Cut]:
+    """Replace the modules that the model's tensor-parallel plan divides.
+
+    Returns this rank's part of each divided parameter. All are on the meta device still.
+    """
+    if shard.tensor_ranks == 1:
         return {}
-    plan = _tensor_plan(name, module, share.whole.head_dim)
-    cutter = WeightPartitioner(name, module, share, plan)
+    plan = _tensor_plan(name, module, shard.whole.head_dim)
+    partitioner = WeightPartitioner(name, module, shard, plan)
     for path, child in [*module.named_parameters(), *module.named_modules()]:
         style = plan.get(_pattern(path))
-        if style is None or style in WHOLE or isinstance(child, MissingEmbedding | Later | nn.Identity):
+        if style is None or style in WHOLE or isinstance(child, MissingEmbedding | SkippedTail | nn.Identity):
             continue
         if isinstance(child, nn.Parameter):
-            cutter.parameter(path, child, style)
+            partitioner.parameter(path, child, style)
         elif type(child).forward is nn.Linear.forward:
-            cutter.linear(path, child, style)
+            partitioner.linear(path, child, style)
         else:
-            cutter.other(path, child, style)
-    return cutter.cuts
+            partitioner.other(path, child, style)
+    return partitioner.cuts
 
 
 class WeightPartitioner:
-    """Cuts the parts of one definition, as their styles say."""
+    """Divides the modules of one definition by their styles."""
 
-    def __init__(self, name: str, module: Any, share: RankShard, plan: Mapping[str, str]) -> None:
+    def __init__(self, name: str, module: Any, shard: RankShard, plan: Mapping[str, str]) -> None:
         self.cuts: dict[str, Cut] = {}
         self._plan = plan
         self._name = name
         self._module = module
-        self._share = share
+        self._shard = shard
 
     def parameter(self, path: str, child: nn.Parameter, style: str) -> None:
         first, last = max(child.ndim - 2, 0), child.ndim - 1
@@ -174,23 +179,23 @@ class WeightPartitioner:
             self._rows_of(path, child, self._even(path, child.weight, 0, packed=2))
         elif style == ROWS or (style in SPREAD and _fed(holder, own)):
             self.cuts[f"{path}.weight"] = self._even(path, child.weight, 1)
-            setattr(holder, own, RowParallelLinear(child, self._share.link))
-        elif style not in (*GATHERED, *SPREAD):  # what is whole before and behind may be whole within
+            setattr(holder, own, RowParallelLinear(child, self._shard.link))
+        elif style not in (*GATHERED, *SPREAD):  # whole input and output allow a whole module
             self._refuse(path, style)
 
     def other(self, path: str, child: nn.Module, style: str) -> None:
         if style not in (*SUMMED, DISPATCHED):
             self._refuse(path, style)
-        held = [each for each, _ in child.named_parameters(path)]
-        cut = [self.cuts[each] for each in held if each in self.cuts]
-        for each in held:
-            # Behind a whole expert what is alike for all may be whole; within a part of one it may not.
+        parameters = [each for each, _ in child.named_parameters(path)]
+        cut = [self.cuts[each] for each in parameters if each in self.cuts]
+        for each in parameters:
+            # A parameter shared by whole experts may be whole. Within a part of an expert it may not.
             if each not in self.cuts and not (style == DISPATCHED and self._is_whole(each)):
                 self._lacks(each)
         if style in SUMMED:
-            sum_behind(child, self._share.link)
+            sum_results(child, self._shard.link)
         elif cut and hasattr(child, "_is_expert_parallel"):
-            dispatch(child, cut[0].ranges[0], self._share.link)
+            dispatch_experts(child, cut[0].ranges[0], self._shard.link)
         else:
             self._refuse(path, style)
 
@@ -198,7 +203,7 @@ class WeightPartitioner:
         return self._plan.get(_pattern(path.rpartition(".")[0])) in WHOLE
 
     def _columns(self, path: str, child: nn.Linear, own: str, style: str) -> None:
-        whole, weight = self._share.whole, child.weight
+        whole, weight = self._shard.whole, child.weight
         joined = own if style in GATHERED else ""
         if own in BY_KV_HEAD:
             cut = self._of_heads(weight, (whole.kv_heads,))
@@ -214,28 +219,28 @@ class WeightPartitioner:
             self.cuts[f"{path}.bias"] = cut
 
     def _head(self, path: str, child: nn.Linear) -> None:
-        ranks, here = self._share.tensor_ranks, self._share.tensor_rank
+        ranks, here = self._shard.tensor_ranks, self._shard.tensor_rank
         each = -(-len(child.weight) // ranks)
         rows = range(len(child.weight))[here * each : (here + 1) * each]
         self._rows_of(path, child, Cut(0, (rows,)))
-        setattr(self._module, path, Head(child, self._share.link, each))
+        setattr(self._module, path, ParallelHead(child, self._shard.link, each))
 
     def _of_heads(self, weight: torch.Tensor, parts: tuple[int, ...]) -> Cut:
-        """Of a weight of several `parts`, each of so many heads, what belongs to this rank's."""
-        share, ranges, begin = self._share, [], 0
+        """Return this rank's heads in a weight of several `parts`, given as numbers of heads."""
+        shard, ranges, begin = self._shard, [], 0
         width = len(weight) // sum(parts)
         for heads in parts:
-            own = share.kv_heads
-            if heads == share.whole.query_heads:
-                each = heads // share.tensor_ranks
-                own = tuple(range(share.tensor_rank * each, (share.tensor_rank + 1) * each))
+            own = shard.kv_heads
+            if heads == shard.whole.query_heads:
+                each = heads // shard.tensor_ranks
+                own = tuple(range(shard.tensor_rank * each, (shard.tensor_rank + 1) * each))
             ranges.append(range(begin + own[0] * width, begin + (own[-1] + 1) * width))
             begin += heads * width
         return Cut(0, tuple(ranges))
 
     def _even(self, path: str, weight: torch.Tensor, dim: int, packed: int = 1) -> Cut:
-        """This rank's part of each of `packed` equal weights, which lie behind each other."""
-        ranks, here, size = self._share.tensor_ranks, self._share.tensor_rank, weight.shape[dim]
+        """Return this rank's part of each of `packed` equal weights that are stacked in one."""
+        ranks, here, size = self._shard.tensor_ranks, self._shard.tensor_rank, weight.shape[dim]
         if size % (ranks * packed):
             raise CannotSplit(
                 f"--tp {ranks}: {_pattern(path)} of the model {self._name} is {size // packed} wide, which "
@@ -246,23 +251,23 @@ class WeightPartitioner:
         return Cut(dim, tuple(range(begin, begin + each) for begin in begins))
 
     def _heads(self, path: str, attention: Any) -> None:
-        """What else of an attention there is to a rank that has some of its heads."""
-        share = self._share
+        """Adjust the head counts and norms of an attention to this rank's heads."""
+        shard = self._shard
         if hasattr(attention, "config"):
             attention.config = copy.copy(attention.config)
-        for told in (attention, getattr(attention, "config", None)):
+        for holder in (attention, getattr(attention, "config", None)):
             for heads, words in COUNTS.items():
                 for word in words:
-                    if getattr(told, word, None) == getattr(share.whole, heads):
-                        setattr(told, word, getattr(share.seen, heads))
+                    if getattr(holder, word, None) == getattr(shard.whole, heads):
+                        setattr(holder, word, getattr(shard.seen, heads))
         for own, child in list(attention.named_children()):
             if not isinstance(child, nn.Linear | RowParallelLinear):
                 for word, weight in child.named_parameters(recurse=False):
                     self._norm(attention, own, child, f"{path}.{own}.{word}", weight)
 
     def _norm(self, attention: Any, own: str, child: nn.Module, path: str, weight: nn.Parameter) -> None:
-        """Over each head alone, with the same numbers or its own, or over all heads."""
-        whole, seen = self._share.whole, self._share.seen
+        """Divide a norm, unless it is over each head alone with the same weights."""
+        whole, seen = self._shard.whole, self._shard.seen
         if weight.shape == (whole.head_dim,):
             return
         for heads, here in ((whole.query_heads, seen.query_heads), (whole.kv_heads, seen.kv_heads)):
@@ -270,9 +275,9 @@ class WeightPartitioner:
                 continue
             self.cuts[path] = self._of_heads(weight, (heads,))
             if weight.ndim == 1:
-                copies = self._share.tensor_ranks * here // heads
+                copies = self._shard.tensor_ranks * here // heads
                 try:
-                    setattr(attention, own, ParallelNorm(child, self._share.link, copies))
+                    setattr(attention, own, ParallelNorm(child, self._shard.link, copies))
                 except ValueError as norm:
                     need = f"a norm over all heads, {_pattern(path)}, that is no RMS norm but {norm}"
                     _refuse(self._name, self._module, need)
@@ -288,23 +293,27 @@ class WeightPartitioner:
 
 
 def _tensor_plan(name: str, module: Any, head_dim: int) -> dict[str, str]:
-    told = getattr(text_of(module.config), "base_model_tp_plan", None)
-    if not told:
+    plan_entries = getattr(text_of(module.config), "base_model_tp_plan", None)
+    if not plan_entries:
         _refuse(name, module, "a tensor-parallel plan, which its definition lacks")
-    place, text = base_of(name, module)
-    base = {**_common_plan(text, told, head_dim), **_experts_plan(module, told), **told}
-    return {**{f"{place}.{path}": style for path, style in base.items()}, **(type(module)._tp_plan or {})}
+    prefix, text = base_of(name, module)
+    base = {
+        **_common_plan(text, plan_entries, head_dim),
+        **_experts_plan(module, plan_entries),
+        **plan_entries,
+    }
+    return {**{f"{prefix}.{path}": style for path, style in base.items()}, **(type(module)._tp_plan or {})}
 
 
-def _common_plan(text: Any, told: Mapping[str, str], head_dim: int) -> dict[str, str]:
-    """Of those parts of the layers of `text` that the plan `told` leaves whole."""
+def _common_plan(text: Any, plan_entries: Mapping[str, str], head_dim: int) -> dict[str, str]:
+    """Return the common plan for those parts of `text`'s layers that the plan `plan_entries` leaves whole."""
     plan: dict[str, str] = {}
     for part, styles in COMMON.items():
         found = [getattr(layer, part, None) for layer in getattr(text, "layers", ())]
         cut = [
             each for each in found if isinstance(each, nn.Module) and styles.keys() & _parts(each, head_dim)
         ]
-        if not any(f".{part}." in path for path in told) and all(
+        if not any(f".{part}." in path for path in plan_entries) and all(
             _parts(each, head_dim) <= styles.keys() for each in cut
         ):
             plan |= {f"layers.*.{part}.{own}": style for own, style in styles.items()}
@@ -312,15 +321,15 @@ def _common_plan(text: Any, told: Mapping[str, str], head_dim: int) -> dict[str,
 
 
 def _parts(part: nn.Module, head_dim: int) -> set[str]:
-    """What it has weights in, but for norms over a head."""
+    """Return the names of the modules with weights, without norms over a head."""
     paths = (path for path, weight in part.named_parameters() if weight.shape != (head_dim,))
     return {path.partition(".")[0] for path in paths}
 
 
-def _experts_plan(module: Any, told: Mapping[str, str]) -> dict[str, str]:
-    """Which rank has which experts, where the tensor-parallel plan leaves them whole."""
+def _experts_plan(module: Any, plan_entries: Mapping[str, str]) -> dict[str, str]:
+    """Return a plan for experts that the tensor-parallel plan leaves whole."""
     experts: dict[str, str] = getattr(text_of(module.config), "base_model_ep_plan", None) or {}
-    return {} if told.keys() & experts.keys() else experts
+    return {} if plan_entries.keys() & experts.keys() else experts
 
 
 def _fed(holder: nn.Module, own: str) -> bool:
@@ -328,15 +337,15 @@ def _fed(holder: nn.Module, own: str) -> bool:
 
 
 def _pattern(path: str) -> str:
-    """As plans name it."""
+    """Return a path as plans write it."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _with_weights(module: Any, named: Any) -> Iterator[tuple[str, Any]]:
-    """The children that are not `named` and have parameters."""
-    for child, held in module.named_children():
-        if child not in named and next(held.parameters(), None) is not None:
-            yield child, held
+    """Yield the submodule that are not `named` and have parameters."""
+    for child, submodule in module.named_children():
+        if child not in named and next(submodule.parameters(), None) is not None:
+            yield child, submodule
 
 
 def _refuse(name: str, module: Any, need: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What stands in a definition where ranks put together what each of them computes, or pass it on?"""
+"""Modules at which the ranks of a model exchange results or pass them on."""
 
 from typing import Any, Final
 
@@ -10,11 +10,12 @@ from baton.engine.loading.rank_shard import RankLink
 from baton.models.model_facts import UnsupportedModel
 
 NEAR: Final = 1e-5
-"""How far rounding may take a norm from another way of computing it."""
+"""Relative difference that rounding may make to a norm that is computed in another order."""
 
 
 class RowParallelLinear(nn.Module):
-    """Columns of a linear layer whose input is cut as its weight is: each rank has a part of every sum."""
+    """Columns of a linear layer whose input is divided as its weight is. Each rank has a part of every
+    sum."""
 
     def __init__(self, linear: nn.Linear, link: RankLink) -> None:
         super().__init__()
@@ -23,15 +24,15 @@ class RowParallelLinear(nn.Module):
         self._link = link
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = self._link.team.sum(nn.functional.linear(hidden, self.weight))
+        out = self._link.rank_group.sum(nn.functional.linear(hidden, self.weight))
         return out if self.bias is None else out + self.bias
 
 
-class Head(nn.Module):
-    """Rows of the last linear layer, of which the first tensor rank is to have everything that comes out."""
+class ParallelHead(nn.Module):
+    """Rows of the last linear layer. The first tensor rank gets all results."""
 
     def __init__(self, linear: nn.Linear, link: RankLink, each: int) -> None:
-        """`each`: the most rows that a rank has; the last may have fewer."""
+        """`each`: most rows of a rank. The last rank may have fewer."""
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -42,15 +43,17 @@ class Head(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out = nn.functional.linear(hidden, self.weight, self.bias)
         out = nn.functional.pad(out, (0, self._each - out.shape[-1]))
-        return self._link.team.gather(out)[..., : self._width]
+        return self._link.rank_group.gather(out)[..., : self._width]
 
 
 class ParallelNorm(nn.Module):
     """An RMS norm over all heads of a token, of which each rank has some."""
 
     def __init__(self, norm: nn.Module, link: RankLink, copies: int) -> None:
-        """`norm`: as the definition has it, over all of them. `copies`: ranks that have the same heads.
-        Raises ValueError for a norm of another kind."""
+        """`norm`: the definition's norm over all heads. `copies`: number of ranks that have the same heads.
+
+        Raises ValueError for a norm of another kind.
+        """
         super().__init__()
         kind = f"a {type(norm).__name__}"
         if len(list(norm.parameters())) != 1:
@@ -59,8 +62,8 @@ class ParallelNorm(nn.Module):
         self._link = link
         self._width = len(self.weight)
         self._copies = copies
-        told = (getattr(norm, name, None) for name in ("variance_epsilon", "eps"))
-        self._epsilon = next((each for each in told if isinstance(each, float)), 0.0)
+        epsilons = (getattr(norm, name, None) for name in ("variance_epsilon", "eps"))
+        self._epsilon = next((each for each in epsilons if isinstance(each, float)), 0.0)
         numbers = torch.Generator().manual_seed(1)
         weight, hidden = (torch.randn(self._width, generator=numbers) for _ in range(2))
         theirs = functional_call(norm, {"weight": weight}, (hidden,))
@@ -69,7 +72,7 @@ class ParallelNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         squares = hidden.float().square().sum(-1, keepdim=True)
-        return self._normed(hidden, self._link.team.sum(squares) / self._copies, self.weight)
+        return self._normed(hidden, self._link.rank_group.sum(squares) / self._copies, self.weight)
 
     def _normed(self, hidden: torch.Tensor, squares: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float() * torch.rsqrt(squares / self._width + self._epsilon)
@@ -77,9 +80,11 @@ class ParallelNorm(nn.Module):
 
 
 class MissingEmbedding(nn.Module):
-    """In the place of an embedding that another stage has. In a step it gives what is no number, so that a
-    definition which looks at it behind its first layer computes none. While nothing is said to other stages
-    it gives numbers of its own for each token, which are looked at in the place of theirs."""
+    """Placeholder of an embedding that is on another stage.
+
+    In a step it returns NaN, so that a definition which uses it after its first layer computes NaN. While the
+    link to other stages is cut it returns distinct numbers for each token, for checks.
+    """
 
     none: torch.Tensor
 
@@ -91,7 +96,7 @@ class MissingEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of no numbers: definitions ask it where it is."""
+        """An empty tensor: definitions read its device."""
         return self.none
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -101,8 +106,8 @@ class MissingEmbedding(nn.Module):
         return torch.sin((ids[..., None] + 1) * waves).to(self.none.dtype)
 
 
-class Elsewhere(nn.Module):
-    """In the place of a layer that another stage has. What it is otherwise asked is the layer's."""
+class SkippedLayer(nn.Module):
+    """Placeholder of a layer that is on another stage. Its attributes are the layer's."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -115,11 +120,11 @@ class Elsewhere(nn.Module):
         return hidden_states
 
 
-class Later(nn.Module):
-    """In the place of what comes behind the last layer, which another stage has."""
+class SkippedTail(nn.Module):
+    """Placeholder of a module behind the last layer that is on another stage."""
 
     def __init__(self, name: str, last: nn.Module) -> None:
-        """`name`: of the model; `last`: the stage's last layer."""
+        """`name`: of the model. `last`: the stage's last layer."""
         super().__init__()
         self._name = name
         self._passed = False
@@ -138,25 +143,27 @@ class Later(nn.Module):
         self._passed = True
 
 
-def receive_before(layer: nn.Module, link: RankLink) -> None:
-    """`layer` computes what the stage before sends, whatever it is given."""
+def receive_input(layer: nn.Module, link: RankLink) -> None:
+    """Make `layer` compute what the previous stage sends, whatever its input is."""
 
     def received(_: object, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if given:
-            return (link.team.receive(given[0]), *given[1:]), named
-        return given, {**named, "hidden_states": link.team.receive(named["hidden_states"])}
+            return (link.rank_group.receive(given[0]), *given[1:]), named
+        return given, {**named, "hidden_states": link.rank_group.receive(named["hidden_states"])}
 
     layer.register_forward_pre_hook(received, with_kwargs=True)
 
 
-def sum_behind(module: nn.Module, link: RankLink) -> None:
-    """What comes out of `module` is a part of a sum: ranks add it up."""
-    module.register_forward_hook(lambda _, __, out: link.team.sum(out))
+def sum_results(module: nn.Module, link: RankLink) -> None:
+    """Make `module` return the sum of its results on all tensor ranks."""
+    module.register_forward_hook(lambda _, __, out: link.rank_group.sum(out))
 
 
-def dispatch(experts: Any, own: range, link: RankLink) -> None:
-    """`experts`, which are `own` of all, compute what is meant for them, and ranks add it up. What is meant
-    for others has no weight, and a number that none has."""
+def dispatch_experts(experts: Any, own: range, link: RankLink) -> None:
+    """Make `experts`, which are `own` of all, compute the tokens routed to them, and sum over ranks.
+
+    Tokens routed to other experts get no weight, and the id of no expert.
+    """
 
     def routed(
         _: object, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -166,6 +173,6 @@ def dispatch(experts: Any, own: range, link: RankLink) -> None:
         return hidden, (chosen - own.start).masked_fill(others, len(own)), weights.masked_fill(others, 0)
 
     experts.num_experts = len(own)
-    experts._is_expert_parallel = True  # the library's own word for that
+    experts._is_expert_parallel = True  # the library's own flag
     experts.register_forward_pre_hook(routed)
-    sum_behind(experts, link)
+    sum_results(experts, link)

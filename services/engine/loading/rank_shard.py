@@ -1,4 +1,4 @@
-"""Which layers and heads of a model does one rank compute, where other ranks compute the rest?"""
+"""The layers and heads of a model that one of several ranks computes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.engine.execution.attention_span import Geometry
 from baton.engine.loading.text_model import text_of
-from baton.engine.ranks.collectives import LocalRankGroup, Team
+from baton.engine.ranks.collectives import Collectives, LocalCollectives
 from baton.models.model_facts import UnsupportedModel
 from baton.pages.errors import DoesNotDivide
 from baton.pages.layout import KvLayout, full_group
@@ -16,29 +16,33 @@ from baton.runtime.errors import StartupError
 
 
 class CannotSplit(StartupError):
-    """`--tp` or `--pp` is a number of ranks that this model cannot be cut into. The text names the number."""
+    """`--tp` or `--pp` does not divide this model. The text names the number."""
 
 
 @dataclass(slots=True)
 class RankLink:
-    """To the other ranks."""
+    """Connection to the other ranks, which can be cut."""
 
-    team: Team
+    rank_group: Collectives
     is_cut: bool = False
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Within it nothing is said to anybody, and nobody is waited for."""
-        team, self.team, self.is_cut = self.team, LocalRankGroup(self.team.topology, self.team.rank), True
+        """Exchange nothing with other ranks within the context."""
+        rank_group, self.rank_group, self.is_cut = (
+            self.rank_group,
+            LocalCollectives(self.rank_group.topology, self.rank_group.rank),
+            True,
+        )
         try:
             yield
         finally:
-            self.team, self.is_cut = team, False
+            self.rank_group, self.is_cut = rank_group, False
 
 
 @dataclass(frozen=True, slots=True)
 class RankShard:
-    """One rank's part of a model of which all ranks together have `whole`."""
+    """One rank's part of a model. All ranks together have `whole`."""
 
     link: RankLink
     whole: Geometry
@@ -47,25 +51,25 @@ class RankShard:
 
     @property
     def last(self) -> bool:
-        """The head is in this stage."""
+        """True if this stage has the head."""
         return self.layers[-1] == self.whole.layers - 1
 
     @property
     def has_logits(self) -> bool:
-        """Here all of them are."""
+        """True if this rank gets all logits."""
         return self.last and self.tensor_rank == 0
 
     @property
     def tensor_ranks(self) -> int:
-        return self.link.team.topology.tensor
+        return self.link.rank_group.topology.tensor
 
     @property
     def tensor_rank(self) -> int:
-        return self.link.team.topology.coordinates(self.link.team.rank).tensor
+        return self.link.rank_group.topology.coordinates(self.link.rank_group.rank).tensor
 
     @property
     def seen(self) -> Geometry:
-        """The model as this rank's attention is to see it."""
+        """Shape of the model as this rank's attention sees it."""
         return replace(
             self.whole,
             query_heads=self.whole.query_heads // self.tensor_ranks,
@@ -73,9 +77,10 @@ class RankShard:
         )
 
 
-def find_rank_shard(name: str, config: Any, team: Team) -> RankShard:
-    """What the rank of `team` has of the model `name`. Raises UnsupportedModel or CannotSplit."""
-    topology = team.topology
+def find_rank_shard(name: str, config: Any, rank_group: Collectives) -> RankShard:
+    """Return the part of the model `name` for the rank of `rank_group`. Raises UnsupportedModel or
+    CannotSplit."""
+    topology = rank_group.topology
     if topology.context > 1:
         raise CannotSplit(f"{topology.context} context-parallel ranks: no engine computes with more than one")
     whole = _geometry(name, text_of(config))
@@ -86,17 +91,17 @@ def find_rank_shard(name: str, config: Any, team: Team) -> RankShard:
         )
     every = full_group("", 1, tuple(range(whole.layers)), tuple(range(whole.kv_heads)), whole.head_dim)
     try:
-        (rank,) = rank_layout(KvLayout(name, (every,)), topology, team.rank).groups
+        (rank,) = rank_layout(KvLayout(name, (every,)), topology, rank_group.rank).groups
     except DoesNotDivide as error:
         stages = f"--pp {topology.pipeline}: the model {name} has {whole.layers} layers"
         heads = f"--tp {topology.tensor}: the model {name} has {whole.kv_heads} KV heads, which is neither a "
         by_stages = error.field == "pipeline_parallel"
         raise CannotSplit(stages if by_stages else f"{heads}multiple nor a divisor of it") from error
-    return RankShard(RankLink(team), whole, rank.layers, rank.heads)
+    return RankShard(RankLink(rank_group), whole, rank.layers, rank.heads)
 
 
 def _geometry(name: str, config: Any) -> Geometry:
-    """As the configuration says it, which is known before anything is loaded."""
+    """Return the shape of attention in the configuration, before anything is loaded."""
     layers, queries, hidden = (
         getattr(config, key, None) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )

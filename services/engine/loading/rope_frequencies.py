@@ -1,8 +1,8 @@
-"""By which frequencies are queries and keys turned, where a definition picks them by a sequence's length?
+"""Rotary frequencies of models that choose them by the length of a sequence.
 
-Keys lie turned in pages that sequences of any length begin with, and a step holds sequences of many lengths.
-So a model is turned by the frequencies of one length: the context's. The library looks at each step again,
-and finds the same ones.
+Pages hold rotated keys, sequences of any length share them, and a step has sequences of many lengths. So one
+set of frequencies is used: those for the length of the context. The library chooses again in each step, and
+finds the same ones.
 """
 
 from collections.abc import Iterator
@@ -12,20 +12,22 @@ from baton.engine.loading.text_model import text_of
 from baton.models.model_facts import UnsupportedModel
 
 BY_LENGTH: Final = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
-"""Of a longrope model: what counts up to its original positions, and what counts beyond them."""
+"""Pairs of settings of longrope: for lengths up to the original context, and beyond."""
 
 
 def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
-    """Leave in the library's `config` of the model `name` the factors alone that sequences of
-    `context_length` tokens are turned by. Raises UnsupportedModel where there are none for all lengths."""
+    """Leave in the library's `config` only the rotary factors for `context_length` tokens.
+
+    Raises UnsupportedModel if no factors serve all lengths.
+    """
     text = text_of(config)
-    for turns in _turns(text):
-        kind = turns.get("rope_type")
+    for rotation in _rotations(text):
+        kind = rotation.get("rope_type")
         if kind == "longrope":
-            long = context_length > turns["original_max_position_embeddings"]
+            long = context_length > rotation["original_max_position_embeddings"]
             for both in BY_LENGTH:
-                if both[0] in turns:
-                    turns.update(dict.fromkeys(both, turns[both[long]]))
+                if both[0] in rotation:
+                    rotation.update(dict.fromkeys(both, rotation[both[long]]))
         elif kind == "dynamic" and context_length > text.max_position_embeddings:
             raise UnsupportedModel(
                 f"the model {name} ({config.model_type}) cannot be served with a context of {context_length}"
@@ -34,7 +36,9 @@ def fix_rope_frequencies(name: str, config: Any, context_length: int) -> None:
             )
 
 
-def _turns(text: Any) -> Iterator[dict[str, Any]]:
-    """Of all layers, or of each type of them."""
-    told = getattr(text, "rope_parameters", None) or {}
-    yield from (each for each in (told, *told.values()) if isinstance(each, dict) and "rope_type" in each)
+def _rotations(text: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rotary settings, of all layers or of each type of layer."""
+    settings = getattr(text, "rope_parameters", None) or {}
+    yield from (
+        each for each in (settings, *settings.values()) if isinstance(each, dict) and "rope_type" in each
+    )

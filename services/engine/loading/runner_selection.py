@@ -34,7 +34,7 @@ from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel
 from baton.engine.execution.row_by_row import RowByRowExecution
 from baton.engine.execution.runner import Execution
-from baton.engine.execution.step_compiler import CODES, KernelUnavailable, builds
+from baton.engine.execution.step_compiler import CODES, KernelUnavailable, supported_builds
 from baton.engine.execution.step_plan import make_plan
 from baton.engine.kv_cache import DTYPES, PagedKvCache
 from baton.engine.loading.library_model import LibraryModel
@@ -143,7 +143,7 @@ def select_execution(model: LibraryModel, layout: KvLayout, kernel_for: KernelFo
 def _library_answers(model: LibraryModel, library: Execution, kv: KvGroup) -> list[torch.Tensor]:
     """Return the results of the library's definition over our pages. Raises UnsupportedModel."""
     try:
-        return _answers(model, library, kv)
+        return comparison_results(model, library, kv)
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -165,7 +165,7 @@ def _reference(model: LibraryModel, kv: KvGroup, defined: list[torch.Tensor]) ->
     exact = BatchedExecution(ExecutionKind.LIBRARY, rounded, model.spans, model.weight_bytes)
     try:
         with model.exactly():
-            answers = _answers(model, exact, replace(kv, dtype=EXACT))
+            answers = comparison_results(model, exact, replace(kv, dtype=EXACT))
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
@@ -212,7 +212,7 @@ def _verified(
             execution = _make_fused(model)
         else:
             execution = _make_compiled(model, kv.page_tokens, kernel_for)
-        differences = [*map(relative_difference, _answers(model, execution, kv), reference.answers)]
+        differences = [*map(relative_difference, comparison_results(model, execution, kv), reference.answers)]
         close = all(each <= reference.tolerance for each in differences)
         why = "" if close else f"results differ by {max(differences):.2g} of their length"
     except torch.OutOfMemoryError:
@@ -223,7 +223,7 @@ def _verified(
         return execution, ""
     if model.quantized is not None:
         raise _not_multiplied(layout, why)
-    del execution  # before the weights are loaded again: they are not held twice
+    del execution  # so that weights are not in memory twice
     model.reload()
     return None, why
 
@@ -251,7 +251,7 @@ def _make_compiled(model: LibraryModel, page_tokens: int, kernel_for: KernelFor)
     """
     structure = model.structure()
     numbers = check(structure, model.geometry.head_dim, page_tokens, model.spans.values())
-    builds(numbers)  # before all weights are looked at
+    supported_builds(numbers)  # raises before all weights are read
     weights = CODES
     if model.quantized is None:
         weights = torch.bfloat16 if fits_bfloat16(structure.linears) else torch.float32
@@ -269,7 +269,7 @@ def _not_multiplied(layout: KvLayout, why: str) -> StartupError:
     )
 
 
-def _answers(model: LibraryModel, execution: Execution, kv: KvGroup) -> list[torch.Tensor]:
+def comparison_results(model: LibraryModel, execution: Execution, kv: KvGroup) -> list[torch.Tensor]:
     """Return the logits of all positions, step by step, and the contents of the pages after the last step.
 
     A compiled step computes the last positions by themselves, too.

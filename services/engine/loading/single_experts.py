@@ -1,8 +1,8 @@
-"""Which experts lie one by one in quantised releases, and together in the library's definition?
+"""Experts that quantized releases store one by one, and the library's definition stores together.
 
-Tools that quantise a linear layer at a time take such experts apart, and the library's mapping does not know
-it: its own quantisers would compute with modules of another kind. Told so, it joins them as it does those of
-other types.
+Tools that quantize one linear layer at a time split such experts. The library's mapping does not know this,
+because its own quantizers compute with other modules. With an extended mapping it joins them, as it does for
+other model types.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,20 @@ from typing import Any, Final
 from transformers import conversion_mapping as mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
 
-TURNED: Final = {"llama4_text": ("feed_forward.experts", True), "qwen3_vl_moe": ("mlp.experts", False)}
-"""By the library's type: where experts are, and whether each is [in, out] in the definition. In such files it
-is [out, in]."""
+SINGLE_EXPERTS: Final = {
+    "llama4_text": ("feed_forward.experts", True),
+    "qwen3_vl_moe": ("mlp.experts", False),
+}
+"""Path of the experts by the library's model type, and whether the definition has them as [in, out]. Such
+files have [out, in]."""
 
 
 @contextmanager
 def joining_single_experts() -> Iterator[None]:
-    """Within it what the library is asked to load may lie either way."""
-    before = {kind: mapping.get_checkpoint_conversion_mapping(kind) for kind in TURNED}
-    for kind, (place, turned) in TURNED.items():
-        added = _joined(place, [Transpose(1, 2)] if turned else [])
+    """Make the library accept single and joined experts within the context."""
+    before = {kind: mapping.get_checkpoint_conversion_mapping(kind) for kind in SINGLE_EXPERTS}
+    for kind, (path, is_transposed) in SINGLE_EXPERTS.items():
+        added = _joined(path, [Transpose(1, 2)] if is_transposed else [])
         mapping.register_checkpoint_conversion_mapping(kind, [*(before[kind] or ()), *added], overwrite=True)
     try:
         yield
@@ -34,10 +37,10 @@ def joining_single_experts() -> Iterator[None]:
             mapping.USER_REGISTERED_MAPPINGS.discard(kind)
 
 
-def _joined(experts: str, turns: list[Any]) -> list[WeightConverter]:
+def _joined(experts: str, transposes: list[Any]) -> list[WeightConverter]:
     halves = [f"{experts}.*.{name}.weight" for name in ("gate_proj", "up_proj")]
-    both = [MergeModulelist(dim=0), Concatenate(dim=1), *turns]
-    one = [MergeModulelist(dim=0), *turns]
+    both = [MergeModulelist(dim=0), Concatenate(dim=1), *transposes]
+    one = [MergeModulelist(dim=0), *transposes]
     return [
         WeightConverter(halves, f"{experts}.gate_up_proj", operations=both),
         WeightConverter(f"{experts}.*.down_proj.weight", f"{experts}.down_proj", operations=one),

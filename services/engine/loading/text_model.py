@@ -1,7 +1,7 @@
-"""Which part of a model that reads more than text is its text?
+"""The language model inside a multimodal model.
 
-A `…ForConditionalGeneration` model holds a language model beside towers for images or sound. It is served as
-its text: the language model is judged and computed, and what it has beside is let go once it is loaded.
+A `…ForConditionalGeneration` model holds a language model beside encoders of images or sound. It is served as
+its language model, and everything else is dropped once it is loaded.
 """
 
 from typing import Any, Final
@@ -21,11 +21,11 @@ MAKERS: Final = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
 )
-"""What makes a definition, of which kinds of configurations: the first that knows one."""
+"""Classes that make a definition, by the kinds of configuration they know. The first match is used."""
 
 
 def text_of(config: Any) -> Any:
-    """The part of `config` that is the language model's: all of it, where there is no other."""
+    """Return the language model's part of `config`, all of it in a text model."""
     return config.get_text_config()
 
 
@@ -34,13 +34,13 @@ def is_container(config: Any) -> bool:
 
 
 def maker_of(config: Any) -> Any:
-    """The library's class that loads a definition of `config`; None where it has none that draws text."""
+    """Return the library's class that loads a definition of `config`. None if it has none that draws text."""
     return next((maker for known, maker in MAKERS if type(config) in known), None)
 
 
 def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | None:
-    """The names of attentions that a definition of `config` is made with: ours, for text. None where it is to
-    have its own."""
+    """Return the attention names for a definition of `config`: ours, for its text. None for its own
+    attention."""
     if not ours:
         return None
     if not is_container(config):
@@ -53,8 +53,10 @@ def attention_of(config: Any, *, ours: bool = True) -> str | dict[str, str] | No
 
 
 def base_of(name: str, module: Any) -> tuple[str, Any]:
-    """The part of the definition `module` of the model `name` that holds the layers of its text, and by which
-    path. Raises UnsupportedModel."""
+    """Return the part of `module` that holds the layers of its text, with its path. `name`: of the model.
+
+    Raises UnsupportedModel.
+    """
     prefix = module.base_model_prefix
     if not is_container(module.config) and hasattr(module, prefix):
         return prefix, getattr(module, prefix)
@@ -66,20 +68,20 @@ def base_of(name: str, module: Any) -> tuple[str, Any]:
     raise UnsupportedModel.needing(name, module.config.model_type, [need])
 
 
-def let_go(name: str, module: Any) -> None:
-    """Leave of a container, the model `name`, what computes text: the language model, and what it is reached
-    by. Raises UnsupportedModel."""
+def drop_encoders(name: str, module: Any) -> None:
+    """Drop everything of a multimodal model but its language model. `name`: of the model. Raises
+    UnsupportedModel."""
     if not is_container(module.config):
         return
     path, _ = base_of(name, module)
     steps = path.split(".")
-    kept = {".".join(steps[:count]) for count in range(len(steps))}
+    parents = {".".join(steps[:count]) for count in range(len(steps))}
     head = module.get_output_embeddings()
-    for parent in kept:
+    for parent in parents:
         holder = module.get_submodule(parent)
         for part, child in list(holder.named_children()):
             whole = f"{parent}.{part}" if parent else part
-            if whole != path and whole not in kept and child is not head and _has_weights(child):
+            if whole != path and whole not in parents and child is not head and _has_weights(child):
                 setattr(holder, part, None)
 
 

@@ -1,7 +1,7 @@
-"""How does a rank get its part of a model, and no more, from the files?
+"""Weights in the files of a model directory, and how a definition is filled with them.
 
-The definition is made without memory for its weights, cut, and then filled: of each weight that part is read
-which this rank holds.
+The definition is made without memory for its weights, partitioned, and then filled. Of each weight only this
+rank's part is read.
 """
 
 import re
@@ -26,7 +26,7 @@ from baton.engine.loading.weight_mapping import (
     Source,
     UnknownOperation,
     Weights,
-    fetch,
+    read_source,
     sources_of,
 )
 from baton.engine.quantization.checkpoint_tensors import CheckpointTensors
@@ -38,9 +38,10 @@ SPREAD: Final = 0.02
 
 
 def empty_module(config: Any, dtype: torch.dtype, *, ours: bool = True) -> Any:
-    """The definition of `config`'s model, with the weights on the meta device and everything else real. What
-    it computes in float32 whatever the model's numbers are is of float32, as the library loads it. `ours`:
-    with our attention."""
+    """Return the definition of `config` with weights on the meta device and everything else real.
+
+    What the definition computes in float32 in any dtype is of float32. `ours`: use our attention.
+    """
     with _weights_without_memory():
         module = maker_of(config).from_config(
             config, dtype=dtype, attn_implementation=attention_of(config, ours=ours), trust_remote_code=False
@@ -70,7 +71,7 @@ def _weights_without_memory() -> Iterator[None]:
 
 
 def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
-    """What `fill` will take."""
+    """Return the bytes that `fill` will take."""
     total = 0
     for path, weight in module.named_parameters():
         cut = cuts.get(path)
@@ -80,13 +81,15 @@ def bytes_of(module: Any, cuts: Mapping[str, Cut]) -> int:
 
 
 def plain_sources(weights: Weights) -> dict[str, Source]:
-    """Of weights that have the definition's own names."""
+    """Return sources of weights that have the definition's own names."""
     return {name: FileWeight(weights, name) for name in weights.names}
 
 
 def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], device: torch.device) -> None:
-    """Give every parameter of `module`, or what is cut of it, its values, in its own number format, on
-    `device`. `sources`: of all that it cannot do without. Raises ModelUnreadable."""
+    """Give every parameter of `module` its values, or this rank's part of them, on `device`.
+
+    `cuts`: parts, by parameter. `sources`: of all parameters that are not tied. Raises ModelUnreadable.
+    """
     tied = _tied(module)
     wholes: dict[str, torch.Tensor] = {}
     for path, weight in list(module.named_parameters(remove_duplicate=False)):
@@ -97,39 +100,38 @@ def fill(module: Any, cuts: Mapping[str, Cut], sources: Mapping[str, Source], de
             whole = wholes[origin]
             values = whole if cut is None else whole[cut.ranges[0].start : cut.ranges[0].stop]
         else:
-            values = fetch(sources[origin], cut, weight.dtype, device)
+            values = read_source(sources[origin], cut, weight.dtype, device)
         if cut is None:
             wholes[origin] = values
         parent, _, name = path.rpartition(".")
         module.get_submodule(parent).register_parameter(name, nn.Parameter(values, requires_grad=False))
     for path, buffer in module.named_buffers():
         if path in sources:
-            buffer.copy_(fetch(sources[path], None, buffer.dtype, buffer.device))
+            buffer.copy_(read_source(sources[path], None, buffer.dtype, buffer.device))
 
 
 def _may_lack(module: Any, path: str) -> bool:
-    """The library's definition does without it in the files."""
+    """Return whether the library's definition can do without the weight in the files."""
     patterns = module._keys_to_ignore_on_load_missing or ()
     return any(re.search(pattern, path) for pattern in patterns)
 
 
 def _ties(module: Any) -> dict[str, str]:
-    """Names of weights that are others, with those."""
+    """Return the names of tied weights, and of the weights they are tied to."""
     return dict(getattr(module, "all_tied_weights_keys", None) or {})
 
 
 def _tied(module: Any) -> dict[str, str]:
-    """The same, both ways."""
+    """Return the same in both directions."""
     ties = _ties(module)
     return ties | {source: target for target, source in ties.items()}
 
 
 class DummyWeights:
-    """Any numbers of bfloat16, as most models are published in, about as large as a model's; the same for a
-    name on all devices of one kind."""
+    """Random weights in bfloat16 of a model's usual scale. Equal by name on all devices of one kind."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
-        """`module`: as a whole."""
+        """`module`: the whole definition."""
         tied = _ties(module).keys()
         shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
         self._shapes = {name: shape for name, shape in shapes.items() if name not in tied}
@@ -155,14 +157,17 @@ class DummyWeights:
 
 
 @contextmanager
-def weights_in(directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype) -> Iterator["Files"]:
-    """The files' own, those that are quantised as numbers of `dtype`. Raises ModelUnreadable."""
+def weights_in(
+    directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype
+) -> Iterator["WeightFiles"]:
+    """Open the weights of a directory. Quantized ones are read as numbers of `dtype`. Raises
+    ModelUnreadable."""
     with ExitStack() as stack:
-        yield Files(directory, how, dtype, stack)
+        yield WeightFiles(directory, how, dtype, stack)
 
 
-class Files:
-    """The weights of a model directory, wherever and however they lie."""
+class WeightFiles:
+    """The weights of a model directory, in any file and format."""
 
     def __init__(
         self, directory: Path, how: CheckpointQuantization | None, dtype: torch.dtype, stack: ExitStack
@@ -191,7 +196,7 @@ class Files:
         return self._stored(name).part(box) if packed is None else self._dequantised(name, packed, box)
 
     def sources(self, module: Any) -> dict[str, Source]:
-        """What makes each weight of `module`, a whole definition. Raises UnsupportedModel or
+        """Return what makes each weight of `module`, a whole definition. Raises UnsupportedModel or
         ModelUnreadable."""
         try:
             sources = sources_of(module, self)
@@ -223,11 +228,11 @@ class Files:
             raise ModelUnreadable(f"{self._directory}: the weight {name} is damaged: {error}") from error
 
     def _copied(self, name: str) -> torch.Tensor:
-        """A tensor that does not keep its whole file mapped, as a view of it would."""
+        """Return a copy, which does not keep its whole file mapped as a view would."""
         return self._stored(name).whole().clone()
 
     def pending(self) -> "dict[str, PendingWeight]":
-        """Every weight by its name, to be read where it is indexed, as the model library does."""
+        """Return all weights by name, read when they are indexed, as the model library does."""
         plain = {name: PendingWeight(partial(self._copied, name)) for name in self.table.plain}
         packed = {
             name: PendingWeight(partial(self._dequantised, name, each, tuple(map(range, each.shape))))
@@ -237,7 +242,7 @@ class Files:
 
 
 class StoredTensor:
-    """One of a safetensors file. What is read may be a view of the file."""
+    """A tensor of a safetensors file. What is read may be a view of the file."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file = file
@@ -266,7 +271,7 @@ def _slices(box: Sequence[range]) -> tuple[slice, ...]:
 
 
 class PendingWeight:
-    """A weight that is computed when all of it is asked for."""
+    """A weight that is computed when it is indexed."""
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute

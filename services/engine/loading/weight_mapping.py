@@ -1,8 +1,8 @@
-"""Which weights of the files, and which parts of them, make a parameter of a definition?
+"""Mapping from the weights in files to the parameters of a definition.
 
-The library renames and joins what is in a model's files as it loads them: experts that lie one by one become
-one tensor, two projections become one. Here that mapping is walked backwards, as data: each parameter is a
-tree whose leaves are weights of the files. Of a part of it only what it is made of is read.
+The library renames and joins weights as it loads them: single experts become one tensor, two projections
+become one. Here that mapping is applied backwards, as data. Each parameter is a tree whose leaves are weights
+of files. Of a part of a parameter, only what it is made of is read.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from baton.engine.loading.single_experts import joining_single_experts
 
 Box = tuple[range, ...]
-"""Of a weight: which places along each of its dimensions."""
+"""Selected places along each dimension of a weight."""
 
 
 class UnknownOperation(Exception):
@@ -24,12 +24,12 @@ class UnknownOperation(Exception):
 
 
 class ShapesDiffer(Exception):
-    """Weights do not go together as the library would join them. The text names one."""
+    """Weights that the library would join have other shapes. The text names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A part of a weight: what lies in `ranges` along one dimension, side by side."""
+    """A part of a weight: the `ranges` along one dimension, side by side."""
 
     dim: int
     ranges: tuple[range, ...]
@@ -38,7 +38,7 @@ class Cut:
         return sum(map(len, self.ranges))
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the part of a weight of that `shape`."""
+        """Return the shape of the part of a weight of that `shape`."""
         return (*shape[: self.dim], len(self), *shape[self.dim + 1 :])
 
 
@@ -49,24 +49,24 @@ class Weights(Protocol):
     def names(self) -> Collection[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str, box: Box) -> torch.Tensor:
-        """What of the weight `name` lies in `box`. Raises ModelUnreadable."""
+        """Return what is in `box` of the weight `name`. Raises ModelUnreadable."""
 
 
 class Source(Protocol):
-    """What a weight, or a part of one, is made of."""
+    """Source of a weight, or of a part of one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def names(self) -> list[str]:
-        """Of the weights that it is made of."""
+        """Names of the weights that it is made of."""
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        """Copy what lies in `box` to `out`, which has its shape. Raises ModelUnreadable."""
+        """Copy what is in `box` to `out`, which has its shape. Raises ModelUnreadable."""
 
 
-def fetch(source: Source, cut: Cut | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The numbers of `source`, or of that part of it, in new memory. Raises ModelUnreadable."""
+def read_source(source: Source, cut: Cut | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the numbers of `source`, or of its part `cut`, in new memory. Raises ModelUnreadable."""
     whole = tuple(map(range, source.shape))
     if cut is None:
         cut = Cut(0, whole[:1]) if whole else None
@@ -100,18 +100,18 @@ class FileWeight:
     def into(self, out: torch.Tensor, box: Box) -> None:
         spans = tuple(_span(each) for each in box)
         steps = tuple(slice(None, None, each.step) for each in box)
-        # Copied: what is read may be a view of the file, of which then all would be held.
+        # Copied: a view would keep its whole file mapped.
         out.copy_(self.weights.read(self.name, spans)[steps])
 
 
 def _span(places: range) -> range:
-    """All between the first and the last of them, which come in order."""
+    """Return all places from the first to the last of some ascending ones."""
     return range(places[0], places[-1] + 1) if places else range(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Equal shapes, one beside the other along a new dimension."""
+    """Sources of equal shape, stacked along a new dimension."""
 
     parts: tuple[Source, ...]
     dim: int
@@ -127,13 +127,13 @@ class Stacked:
 
     def into(self, out: torch.Tensor, box: Box) -> None:
         rest = (*box[: self.dim], *box[self.dim + 1 :])
-        for place, index in enumerate(box[self.dim]):
-            self.parts[index].into(out.select(self.dim, place), rest)
+        for offset, index in enumerate(box[self.dim]):
+            self.parts[index].into(out.select(self.dim, offset), rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One behind the other along a dimension."""
+    """Sources that are concatenated along a dimension."""
 
     parts: tuple[Source, ...]
     dim: int
@@ -149,27 +149,27 @@ class Joined:
         return [name for part in self.parts for name in part.names]
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        asked, begin, place = box[self.dim], 0, 0
+        selected, begin, index = box[self.dim], 0, 0
         for part in self.parts:
             stop = begin + part.shape[self.dim]
-            here = asked[_before(begin, asked) : _before(stop, asked)]
-            if here:
-                mine = range(here.start - begin, here.stop - begin, here.step)
+            selected_here = selected[_before(begin, selected) : _before(stop, selected)]
+            if selected_here:
+                own = range(selected_here.start - begin, selected_here.stop - begin, selected_here.step)
                 part.into(
-                    out.narrow(self.dim, place, len(here)),
-                    (*box[: self.dim], mine, *box[self.dim + 1 :]),
+                    out.narrow(self.dim, index, len(selected_here)),
+                    (*box[: self.dim], own, *box[self.dim + 1 :]),
                 )
-            begin, place = stop, place + len(here)
+            begin, index = stop, index + len(selected_here)
 
 
 def _before(border: int, places: range) -> int:
-    """How many of them, which come in order, are before it."""
+    """Return how many of the ascending `places` are before `border`."""
     return len(range(places.start, min(places.stop, border), places.step))
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedPlaces:
-    """Some of the places of a weight along a dimension."""
+    """Some places of a source along a dimension."""
 
     part: Source
     dim: int
@@ -185,14 +185,14 @@ class SelectedPlaces:
         return self.part.names
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        asked = box[self.dim]
-        mine = self.places[asked.start : asked.stop : asked.step]
-        self.part.into(out, (*box[: self.dim], mine, *box[self.dim + 1 :]))
+        selected = box[self.dim]
+        own = self.places[selected.start : selected.stop : selected.step]
+        self.part.into(out, (*box[: self.dim], own, *box[self.dim + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """Two dimensions of a weight in each other's place."""
+    """A source with two dimensions exchanged."""
 
     part: Source
     first: int
@@ -200,16 +200,16 @@ class Transposed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._turned(self.part.shape))
+        return tuple(self._transposed(self.part.shape))
 
     @property
     def names(self) -> list[str]:
         return self.part.names
 
     def into(self, out: torch.Tensor, box: Box) -> None:
-        self.part.into(out.transpose(self.first, self.second), tuple(self._turned(box)))
+        self.part.into(out.transpose(self.first, self.second), tuple(self._transposed(box)))
 
-    def _turned(self, sides: Sequence[Any]) -> list[Any]:
+    def _transposed(self, sides: Sequence[Any]) -> list[Any]:
         turned = list(sides)
         turned[self.first], turned[self.second] = sides[self.second], sides[self.first]
         return turned
@@ -220,13 +220,13 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedParameter:
-    """A parameter, or several, that a converter of the library makes."""
+    """One or several parameters that a converter of the library makes."""
 
     converter: Any
     target: str
-    """The name of the first."""
+    """Name of the first parameter."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of all parameters of the definition."""
+    """Shapes of all parameters of the definition."""
     config: Any
 
     @property
@@ -242,13 +242,15 @@ class ConvertedParameter:
 
 
 Parts = dict[str, list[Source]]
-"""By a pattern of the converter: what it has made so far."""
+"""Sources made so far, by a pattern of the converter."""
 
 
 def sources_of(module: Any, weights: Weights) -> dict[str, Source]:
-    """What makes each parameter and each kept buffer of `module`, a whole definition, of `weights`, by its
-    name. What they do not make is left out, and what they have beside is passed over. Raises Unwalked or
-    Unlike."""
+    """Return what makes each parameter and persistent buffer of `module`, a whole definition, by name.
+
+    Parameters that `weights` do not make are left out, and other weights are ignored. Raises UnknownOperation
+    or ShapesDiffer.
+    """
     shapes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
     with joining_single_experts():
         transforms = get_model_conversion_mapping(module)
@@ -300,14 +302,14 @@ def _only(patterns: Sequence[str]) -> str:
 def _stacked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     one = len(parts) == 1
     return {
-        making.only_target() if one else pattern: [Stacked(_like(each), operation.dim)]
+        making.only_target() if one else pattern: [Stacked(_same_shapes(each), operation.dim)]
         for pattern, each in parts.items()
     }
 
 
 def _joined(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     in_order = [each for pattern in making.sources for each in parts.get(pattern, [])]
-    return {making.only_target(): [Joined(_like(in_order, beside=operation.dim), operation.dim)]}
+    return {making.only_target(): [Joined(_same_shapes(in_order, beside=operation.dim), operation.dim)]}
 
 
 def _chunked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
@@ -316,8 +318,8 @@ def _chunked(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     size = whole.shape[operation.dim]
     each = -(-size // len(targets))
     return {
-        target: [SelectedPlaces(whole, operation.dim, range(size)[place * each : (place + 1) * each])]
-        for place, target in enumerate(targets)
+        target: [SelectedPlaces(whole, operation.dim, range(size)[index * each : (index + 1) * each])]
+        for index, target in enumerate(targets)
     }
 
 
@@ -334,7 +336,7 @@ def _split(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     return found
 
 
-def _turned(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+def _transposed(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     whole = _single(parts[_only(list(parts))])
     target = operation.get_target_pattern(parts, making.sources, making.targets)
     if operation.check_dims and whole.shape == making.shapes[making.target]:
@@ -342,8 +344,8 @@ def _turned(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
     return {target: [Transposed(whole, operation.dim0 % len(whole.shape), operation.dim1 % len(whole.shape))]}
 
 
-def _sorted_apart(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
-    """What lies at even places, and behind it what lies at odd ones."""
+def _deinterleaved(operation: Any, parts: Parts, making: ConvertedParameter) -> Parts:
+    """Return the even places followed by the odd ones."""
     if operation.inverse:
         raise UnknownOperation("Interleave, inverse")
     whole = _single(parts[_only(list(parts))])
@@ -352,8 +354,8 @@ def _sorted_apart(operation: Any, parts: Parts, making: ConvertedParameter) -> P
     return {making.targets[0]: [Joined(halves, operation.dim)]}
 
 
-def _like(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, ...]:
-    """All of one shape, but for the dimension `beside`. Raises Unlike."""
+def _same_shapes(parts: Sequence[Source], beside: int | None = None) -> tuple[Source, ...]:
+    """Return `parts` if they have one shape, but for the dimension `beside`. Raises ShapesDiffer."""
     shapes = [[size for dim, size in enumerate(part.shape) if dim != beside] for part in parts]
     for part, shape in zip(parts, shapes, strict=True):
         if shape != shapes[0]:
@@ -366,7 +368,7 @@ WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] =
     library.Concatenate: _joined,
     library.Chunk: _chunked,
     library.Split: _split,
-    library.Transpose: _turned,
-    library.Interleave: _sorted_apart,
+    library.Transpose: _transposed,
+    library.Interleave: _deinterleaved,
 }
-"""How each operation of the library is done to sources in place of tensors."""
+"""For each operation of the library, the same operation on sources in the place of tensors."""

@@ -1,43 +1,42 @@
-"""Which tensors of a quantised checkpoint make each of its weights?
+"""The tensors of a quantized checkpoint that make each of its weights.
 
-All that is known here is dequantised as it is loaded: what computes is the model's own definition, over
-plain numbers. Tensors are told by their names, which each format gives beside a weight's own; what they mean,
-by the configuration. What is not understood is refused, so that no codes are taken for numbers.
+All known formats are dequantized as they are loaded, and the model's own definition computes over plain
+numbers. Tensors are recognized by the suffixes that each format adds to a weight's name. The configuration
+says what they mean. Unknown ones are refused, so that codes are never taken for numbers.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from baton.engine.quantization.packed_weights import (
+from baton.engine.quantization.packed_weights import PackedWeight, TensorSource
+from baton.engine.quantization.weight_formats import (
     WORD,
     AwqWeight,
+    CompressedTensorsWeight,
     Fp4Weight,
     GptqWeight,
     Mxfp4Experts,
-    PackedWeight,
     ScaledWeight,
-    TensorSource,
-    Words,
 )
 from baton.models.checkpoint_quantization import AWQ, MXFP4, CheckpointQuantization, UnspecifiedQuantization
 from baton.models.model_facts import ModelUnreadable, stored_types
 
 CODES: Final = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32", "U32"})
-"""Types of stored numbers that are no weights by themselves."""
+"""Stored types that are no plain weights."""
 WHOLE: Final = frozenset({"I8", "U8", "I32", "U32"})
-"""Those that a mask or a table of places may have as well."""
+"""Those of them that a mask or an index table may have as well."""
 WEIGHTS: Final = frozenset({"weight", "qweight", "qzeros", "weight_packed"})
-"""Ends of the names of what is neither."""
+"""Suffixes of tensors that are neither mask nor index table."""
 COMPUTED: Final = frozenset(
     {"input_scale", "activation_scale", "input_global_scale", "output_scale"}
     | {"k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"}
 )
-"""Ends of the names of tensors by which other servers quantise what they compute, which is not done here."""
+"""Suffixes of tensors by which other servers quantize activations. They are ignored here."""
 
 
 class CheckpointTensors:
-    """Which tensors of a checkpoint make each of its weights."""
+    """Tensors of a checkpoint by the weight that they make."""
 
     def __init__(
         self,
@@ -46,21 +45,23 @@ class CheckpointTensors:
         stored: Callable[[str], TensorSource],
         how: CheckpointQuantization | None,
     ) -> None:
-        """`types`: of each tensor of the files, what its numbers are; `stored`: gives one. Raises
-        ModelUnreadable for a tensor of codes that belongs to no weight."""
+        """`types`: stored type of each tensor. `stored`: returns a tensor by name.
+
+        Raises ModelUnreadable for a tensor of codes that belongs to no weight.
+        """
         self._directory = directory
         self._types = types
         self._stored = stored
         self._how = how or CheckpointQuantization("")
         self._taken: set[str] = set()
         self.packed: dict[str, PackedWeight] = {}
-        """By the names that the model's definition has."""
+        """Quantized weights by the names in the model's definition."""
         if how is not None:
             for name in types:
                 self._enter(name)
         passed = COMPUTED if how is not None else frozenset()
         self.plain = [name for name in types if name not in self._taken and _end(name) not in passed]
-        """Tensors that are what their numbers are."""
+        """Names of tensors that are plain weights."""
         codes = next((name for name in self.plain if self._is_codes(name)), None)
         if codes is not None:
             raise ModelUnreadable(
@@ -97,7 +98,7 @@ class CheckpointTensors:
             self.packed[target] = weight
 
     def _part(self, name: str) -> TensorSource:
-        """Raises KeyError, by its name, for one that is not there."""
+        """Return a tensor that belongs to a weight. Raises KeyError with its name if it is missing."""
         if name not in self._types:
             raise KeyError(name)
         self._taken.add(name)
@@ -107,7 +108,7 @@ class CheckpointTensors:
         return self._part(name) if name in self._types else None
 
     def _scaled(self, name: str) -> PackedWeight | None:
-        """None where there are no scales: then it is for the caller to say what it is."""
+        """Return a weight with scales. None if it has none, and then the caller decides what it is."""
         scale = self._if_there(f"{name}_scale_inv") or self._if_there(f"{name}_scale")
         if scale is None:
             return None
@@ -124,7 +125,7 @@ class CheckpointTensors:
         bits = int(self._how.group_of(stem).get("num_bits", 4))
         shape = self._part(f"{stem}.weight_shape").whole().tolist()
         zero, order = (self._if_there(f"{stem}.weight_{each}") for each in ("zero_point", "g_idx"))
-        return Words(codes, scale, bits, int(shape[1]), zero, order)
+        return CompressedTensorsWeight(codes, scale, bits, int(shape[1]), zero, order)
 
     def _integers(self, stem: str) -> PackedWeight:
         words, zeros, scales = (
@@ -145,7 +146,7 @@ def _end(name: str) -> str:
 
 
 def refuse_quantized_files(directory: Path) -> None:
-    """Raise ModelUnreadable if the files in `directory`, which tells of no quantisation, hold codes."""
+    """Raise ModelUnreadable if a model without quantization in its configuration has files with codes."""
 
     def unread(name: str) -> TensorSource:
         raise AssertionError(name)

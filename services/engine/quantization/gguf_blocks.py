@@ -1,8 +1,8 @@
-"""Which codes has a GGUF file for a weight of the model that was made of it?
+"""Codes of a GGUF file for the weights of the model that was made of it.
 
-A file's own blocks of codes are taken as they are. Their rows are told by the numbers that they stand for:
-the model library turns some weights' rows another way round as it reads a file. A weight that no tensor of
-the file stands for by rows has none.
+The file's own blocks of codes are used as they are. The model library permutes the rows of some weights as it
+reads a file. So rows are matched by the numbers that they stand for. A weight whose rows match no tensor of
+the file has no codes.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from baton.engine.gguf.gguf_file import Reader
 from baton.engine.quantization.quantized_weight import NotQuantizable, QuantizedWeight
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-"""[blocks, bytes of one]"""
+"""[blocks, bytes of a block]"""
 
 
 class GgufBlocks:
-    """Of one file."""
+    """The blocks of one file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises what the library raises on a file that it cannot read."""
+        """Raises what the library raises for a file that it cannot read."""
         file = Reader(path)
         self._tensors: Mapping[str, ReaderTensor] = {each.name: each for each in file.tensors}
         architecture = file.fields["general.architecture"].contents()
@@ -34,11 +34,11 @@ class GgufBlocks:
         self._names = get_tensor_name_map(kinds[0], count) if kinds else None
 
     def kind(self, name: str) -> str:
-        """Of the model's weight of that name: the type of the file's tensor. Raises NotQuantizable."""
+        """Return the type of the file's tensor for the model's weight `name`. Raises NotQuantizable."""
         return str(self._tensor(name).tensor_type.name)
 
     def codes(self, name: str, weight: torch.Tensor) -> QuantizedWeight:
-        """Of the model's `weight` of that name, whose numbers they stand for. Raises NotQuantizable."""
+        """Return the codes of the model's `weight` called `name`. Raises NotQuantizable."""
         tensor = self._tensor(name)
         unpack = UNPACKED.get(tensor.tensor_type)
         if unpack is None:
@@ -59,13 +59,13 @@ class GgufBlocks:
 
 
 def _in_order(codes: QuantizedWeight, weight: torch.Tensor) -> QuantizedWeight:
-    """With its rows as `weight` has them. Raises NotQuantizable."""
+    """Return the codes with their rows in the order of `weight`. Raises NotQuantizable."""
     parts = [numbers.to(weight.dtype) for _, numbers in codes.in_parts()]
     numbers = torch.cat(parts)
     if numbers.equal(weight):
         return codes
-    places = {row.tobytes(): place for place, row in enumerate(_bytes(numbers))}
-    order = [places.get(row.tobytes(), -1) for row in _bytes(weight)]
+    indices = {row.tobytes(): index for index, row in enumerate(_bytes(numbers))}
+    order = [indices.get(row.tobytes(), -1) for row in _bytes(weight)]
     if -1 in order:
         raise NotQuantizable("other numbers than the file's")
     return codes.rows(torch.tensor(order))
@@ -76,12 +76,12 @@ def _bytes(rows: torch.Tensor) -> Bytes:
 
 
 def _halves(blocks: Bytes, at: int) -> torch.Tensor:
-    """The number of float16 that lies so far into each block."""
+    """Return the float16 number at byte `at` of each block."""
     return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0])
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[..., bytes]: the lower halves of all, and then the upper ones."""
+    """Return the lower halves of all bytes [..., bytes], and then the upper halves."""
     return np.concatenate((packed & 15, packed >> 4), axis=-1)
 
 
@@ -128,8 +128,10 @@ def _q5_1(rows: Bytes) -> QuantizedWeight:
 
 
 def _of_eight(blocks: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and least numbers of the eight groups of each block, which begins with two numbers and 12
-    bytes of eight pairs of 6 bits."""
+    """Return scales and least numbers of the eight groups of each block.
+
+    A block begins with two numbers and 12 bytes that hold eight pairs of 6 bits.
+    """
     packed = blocks[..., 4:16]
     first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate((first & 63, upper & 15 | first >> 6 << 4), axis=-1)
@@ -140,7 +142,7 @@ def _of_eight(blocks: Bytes) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """[..., groups of 32 bytes]: of each group the lower halves, and then the upper ones."""
+    """Return the lower halves and then the upper halves of each group of 32 bytes."""
     return _nibbles(packed.reshape(*packed.shape[:-1], -1, 32))
 
 
@@ -179,4 +181,4 @@ UNPACKED: Final[Mapping[GGMLQuantizationType, Callable[[Bytes], QuantizedWeight]
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
 }
-"""The types of tensors whose codes are kept."""
+"""Types of tensors whose codes are used."""

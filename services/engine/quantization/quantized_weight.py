@@ -1,9 +1,8 @@
-"""How is a weight kept in a few bits a number, and what numbers does it then stand for?
+"""A weight in a few bits a number: codes, with a scale and maybe a least number for each group of a row.
 
-As codes, with a scale, and maybe a least number, for each group of a row's: number = code * scale + least.
-The compiled step multiplies with codes as they are and scales what a group's products come to (`step.c`), so
-that what it computes are the products of those numbers. `gguf_blocks.py` takes them from a file; here they
-are made.
+number = code * scale + least. The compiled step multiplies codes as they are, and scales the sums of a group
+(`step.c`). So it computes products of those numbers. `gguf_blocks.py` takes codes from a file. Here they are
+made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,31 +12,31 @@ from typing import Final
 import torch
 
 GROUP: Final = 32
-"""Numbers of a row that share a scale, where codes are made here."""
+"""Numbers of a row that share a scale, in codes made here."""
 GROUPS: Final = (16, 32)
-"""Sizes that there are."""
+"""Group sizes that the compiled step supports."""
 LARGEST: Final = {8: 127, 4: 15}
-"""Codes of so many bits: those of 8 have a sign."""
+"""Largest code, by its bits. Codes of 8 bits have a sign."""
 MIDDLE: Final = 8
-"""Of codes of 4 bits without least numbers: it stands for 0."""
+"""Code of 4 bits that stands for 0, if there are no least numbers."""
 ROWS_A_TIME: Final = 1024
-"""That are looked at, beside which little is held."""
+"""Rows that are converted at once, which bounds the memory."""
 
 
 class NotQuantizable(Exception):
-    """A weight for which there are no codes. The text says why."""
+    """A weight has no codes. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Of a weight."""
+    """Codes of a weight [outs, depth], and what scales them."""
 
     codes: torch.Tensor
-    """[outs, depth]: int8, or uint8 of 4 bits."""
+    """[outs, depth]: int8, or uint8 with values of 4 bits."""
     scale: torch.Tensor
     """[outs, groups]: float16 or float32."""
     least: torch.Tensor | None = None
-    """The same. None: 0, or of 4 bits -8 times the scale."""
+    """[outs, groups] in the dtype of the scales. None for 0, or for -8 times the scale with 4 bits."""
     group: int = GROUP
 
     @property
@@ -46,9 +45,9 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Of a whole weight in blocks."""
-        told = self.scale.nbytes * (1 if self.least is None else 2)
-        return told + self.codes.numel() * self.bits // 8
+        """Bytes of the whole weight in blocks."""
+        scales = self.scale.nbytes * (1 if self.least is None else 2)
+        return scales + self.codes.numel() * self.bits // 8
 
     @property
     def shape(self) -> torch.Size:
@@ -59,7 +58,7 @@ class QuantizedWeight:
         return QuantizedWeight(self.codes[which], self.scale[which], least, self.group)
 
     def numbers(self) -> torch.Tensor:
-        """What they stand for, in float32."""
+        """Return the numbers of the codes, in float32."""
         codes = self.codes.float()
         if self.least is None and self.bits == 4:
             codes -= MIDDLE
@@ -67,7 +66,7 @@ class QuantizedWeight:
         return numbers if self.least is None else numbers.add_(self._spread(self.least))
 
     def in_parts(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The same, of some rows at a time, with which they are."""
+        """Yield some rows at a time: which rows, and their numbers."""
         for start in range(0, len(self.codes), ROWS_A_TIME):
             which = slice(start, start + ROWS_A_TIME)
             yield which, self.rows(which).numbers()
@@ -77,11 +76,14 @@ class QuantizedWeight:
         return spread[:, : self.codes.shape[1]]
 
 
-def coded(weight: torch.Tensor, bits: int) -> QuantizedWeight:
-    """Codes of 8 or 4 bits for `weight` [outs, depth]: for 8 the scale fits a group's largest number, and for
-    4 its least number counts from, and its largest is the last code. Raises NotQuantizable."""
+def quantize_weight(weight: torch.Tensor, bits: int) -> QuantizedWeight:
+    """Return `weight` [outs, depth] in codes of 8 or 4 bits. Raises NotQuantizable.
+
+    With 8 bits the scale fits a group's largest number. With 4 bits codes count from the least number, and
+    the largest number has the last code.
+    """
     parts = [_coded(part.float(), bits) for part in torch.split(weight, ROWS_A_TIME)]
-    return joined(parts)
+    return join_quantized(parts)
 
 
 def _coded(weight: torch.Tensor, bits: int) -> QuantizedWeight:
@@ -107,7 +109,7 @@ def _coded(weight: torch.Tensor, bits: int) -> QuantizedWeight:
 
 
 def _half(numbers: torch.Tensor, *, up: bool) -> torch.Tensor:
-    """The numbers of float16 nearest to them that are no less (`up`), or no more. Raises NotQuantizable."""
+    """Return the nearest float16 numbers that are not less (`up`), or not more. Raises NotQuantizable."""
     half = numbers.half()
     if not bool(torch.isfinite(half).all()):
         raise NotQuantizable("its numbers are too large for scales in float16")
@@ -116,8 +118,8 @@ def _half(numbers: torch.Tensor, *, up: bool) -> torch.Tensor:
     return torch.where(wrong, torch.nextafter(half, limit), half)
 
 
-def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Of weights of one depth, side by side, as one: in the form that holds all of them without loss."""
+def join_quantized(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Return weights of one depth as one, in a form that represents all of them exactly."""
     if len(parts) == 1:
         return parts[0]
     group = min(each.group for each in parts)
@@ -142,8 +144,8 @@ def _as(
         codes = replace(codes, least=-middle * codes.scale.float())
     groups = -(-codes.shape[1] // group)
 
-    def of_groups(told: torch.Tensor) -> torch.Tensor:
-        return told.to(of_scales).repeat_interleave(codes.group // group, dim=1)[:, :groups]
+    def of_groups(scales: torch.Tensor) -> torch.Tensor:
+        return scales.to(of_scales).repeat_interleave(codes.group // group, dim=1)[:, :groups]
 
     return QuantizedWeight(
         codes.codes.to(torch.int8 if bits == 8 else torch.uint8),
@@ -153,9 +155,11 @@ def _as(
     )
 
 
-def in_blocks(codes: QuantizedWeight, block: int) -> torch.Tensor:
-    """As `struct weight` of the kernel has them, whose blocks are of so many outs: bytes, one row for each
-    block. The last block is filled up with zeros."""
+def pack_blocks(codes: QuantizedWeight, block: int) -> torch.Tensor:
+    """Return the weight as bytes in the layout of `struct weight` of the kernel, one row a block.
+
+    `block`: outs of a block. The last block is padded with zeros.
+    """
     outs, depth = codes.shape
     missing = -outs % block
     count = (outs + missing) // block
@@ -171,8 +175,10 @@ def in_blocks(codes: QuantizedWeight, block: int) -> torch.Tensor:
         lanes = laid.view(torch.uint8).reshape(count, depth // 4, 4, 2, block // 2)
         laid = (lanes[:, :, :, 0] | lanes[:, :, :, 1] << 4).transpose(2, 3)
     of_codes = laid.reshape(count, -1).view(torch.uint8)
-    told = [codes.scale, *(() if codes.least is None else (codes.least,))]
-    heads = torch.stack([blocks(each) for each in told], dim=2).contiguous()  # [blocks, groups, told, block]
+    scales = [codes.scale, *(() if codes.least is None else (codes.least,))]
+    heads = torch.stack(
+        [blocks(each) for each in scales], dim=2
+    ).contiguous()  # [blocks, groups, scales, block]
     groups = heads.shape[1]
     of_heads = heads.view(torch.uint8).reshape(count, groups, -1)
     of_group = codes.group * block * codes.bits // 8

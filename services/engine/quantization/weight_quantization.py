@@ -1,7 +1,7 @@
-"""How do the weights of a model become codes, and what is said of it?
+"""Quantization of a loaded model's weights, for `--quantize`.
 
-A definition that is loaded is given the numbers that the codes stand for: what it computes from then on is
-what steps over codes have to agree with (`proof.py`), and what a worker computes that multiplies no codes.
+The loaded definition gets the numbers that the codes stand for. Steps over codes have to agree with what it
+computes then (`runner_selection.py`). A worker that multiplies no codes computes with it.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from baton.engine.quantization.quantized_weight import NotQuantizable, QuantizedWeight, coded
+from baton.engine.quantization.quantized_weight import NotQuantizable, QuantizedWeight, quantize_weight
 from baton.models.model_files import ModelKind, ModelSource
 from baton.runtime.errors import StartupError
 from baton.runtime.logging import Log
@@ -23,37 +23,44 @@ log = Log(__name__)
 KEPT: Final = "kept "
 BITS: Final = {Quantize.INT8: 8, Quantize.INT4: 4}
 OF_THE_HEAD: Final = 8
-"""Bits, at least: every token's likelihood is a product with it."""
+"""Least bits of the head: every token's probability depends on it."""
 ELSE: Final = 8
-"""Bits of what a file has no blocks for that are kept."""
+"""Bits of weights for which a GGUF file has no usable blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightQuantization:
-    """What `--quantize` asks for."""
+    """Settings of `--quantize` for a model."""
 
     how: Quantize
     gguf: Path | None = None
-    """The file that the model was made of, whose blocks are kept."""
+    """The GGUF file of the model, whose blocks are used."""
     multiplied: bool = True
-    """Codes are what is multiplied; else the numbers that they stand for."""
+    """True if steps multiply codes, False if they multiply the numbers that codes stand for."""
 
     def __str__(self) -> str:
         return f"--quantize {self.how.value}"
 
 
 def weight_quantization(how: Quantize, source: ModelSource, *, multiplied: bool) -> WeightQuantization | None:
-    """What `--quantize` asks for of the model at `source`. `multiplied`: by whoever computes with it; else it
-    computes with the numbers that codes stand for."""
+    """Return what `--quantize` asks for of the model at `source`, None for nothing.
+
+    `multiplied`: whether the worker multiplies codes.
+    """
     if how is Quantize.NONE:
         return None
     return WeightQuantization(how, source.path if source.kind is ModelKind.GGUF else None, multiplied)
 
 
-def code(name: str, module: Any, coding: WeightQuantization) -> Mapping[nn.Linear, QuantizedWeight]:
-    """Codes for each weight of `module`, the model `name`, which gets the numbers that they stand for. Raises
-    StartupError for a weight that has none, and where none is in blocks that are kept."""
-    codes_of = _maker(module, coding)
+def quantize_model(
+    name: str, module: Any, quantization: WeightQuantization
+) -> Mapping[nn.Linear, QuantizedWeight]:
+    """Quantize each linear layer of `module`, and give it the numbers that its codes stand for.
+
+    `name`: of the model. Raises StartupError for a weight without codes, and if no block of a GGUF file is
+    used.
+    """
+    codes_of = _maker(module, quantization)
     found: dict[nn.Linear, QuantizedWeight] = {}
     kinds: Counter[str] = Counter()
     for path, linear in module.named_modules():
@@ -63,14 +70,14 @@ def code(name: str, module: Any, coding: WeightQuantization) -> Mapping[nn.Linea
                 linear.weight.data[which] = numbers
             found[linear] = codes
             kinds[kind] += 1
-    if coding.how is Quantize.KEEP and not any(kind.startswith(KEPT) for kind in kinds):
+    if quantization.how is Quantize.KEEP and not any(kind.startswith(KEPT) for kind in kinds):
         raise StartupError(
-            f"{coding}: no weight of {name} is in blocks that are kept ({', '.join(kinds)}): "
+            f"{quantization}: no weight of {name} is in blocks that are kept ({', '.join(kinds)}): "
             f"give --quantize int8 or int4"
         )
     log.info(
-        "weights are kept as codes" if coding.multiplied else "weights are those that codes stand for",
-        quantize=coding.how.value,
+        "weights are kept as codes" if quantization.multiplied else "weights are those that codes stand for",
+        quantize=quantization.how.value,
         weights=", ".join(f"{count} {kind}" for kind, count in kinds.items()),
         bytes=sum(each.nbytes for each in found.values()),
     )
@@ -78,39 +85,39 @@ def code(name: str, module: Any, coding: WeightQuantization) -> Mapping[nn.Linea
 
 
 def _maker(
-    module: Any, coding: WeightQuantization
+    module: Any, quantization: WeightQuantization
 ) -> Callable[[str, nn.Linear], tuple[str, QuantizedWeight]]:
     head = module.get_output_embeddings()
-    if coding.how is Quantize.KEEP:
-        return _kept(coding)
+    if quantization.how is Quantize.KEEP:
+        return _file_codes(quantization)
 
     def made(path: str, linear: nn.Linear) -> tuple[str, QuantizedWeight]:
-        bits = max(BITS[coding.how], OF_THE_HEAD if linear is head else 0)
-        return f"int{bits}", _made(path, linear, bits, coding)
+        bits = max(BITS[quantization.how], OF_THE_HEAD if linear is head else 0)
+        return f"int{bits}", _made(path, linear, bits, quantization)
 
     return made
 
 
-def _kept(coding: WeightQuantization) -> Callable[[str, nn.Linear], tuple[str, QuantizedWeight]]:
-    if coding.gguf is None:
+def _file_codes(quantization: WeightQuantization) -> Callable[[str, nn.Linear], tuple[str, QuantizedWeight]]:
+    if quantization.gguf is None:
         raise AssertionError("blocks are kept of a model that has none")
     from baton.engine.quantization.gguf_blocks import GgufBlocks
 
-    blocks = GgufBlocks(coding.gguf)
+    blocks = GgufBlocks(quantization.gguf)
 
-    def kept(path: str, linear: nn.Linear) -> tuple[str, QuantizedWeight]:
+    def codes_of_file(path: str, linear: nn.Linear) -> tuple[str, QuantizedWeight]:
         try:
             return f"{KEPT}{blocks.kind(f'{path}.weight')}", blocks.codes(
                 f"{path}.weight", linear.weight.data
             )
         except NotQuantizable as why:
-            return f"int{ELSE} for {why}", _made(path, linear, ELSE, coding)
+            return f"int{ELSE} for {why}", _made(path, linear, ELSE, quantization)
 
-    return kept
+    return codes_of_file
 
 
-def _made(path: str, linear: nn.Linear, bits: int, coding: WeightQuantization) -> QuantizedWeight:
+def _made(path: str, linear: nn.Linear, bits: int, quantization: WeightQuantization) -> QuantizedWeight:
     try:
-        return coded(linear.weight.data, bits)
+        return quantize_weight(linear.weight.data, bits)
     except NotQuantizable as why:
-        raise StartupError(f"{coding}: the weight {path} cannot be kept as codes: {why}") from why
+        raise StartupError(f"{quantization}: the weight {path} cannot be kept as codes: {why}") from why

@@ -1,9 +1,8 @@
-"""What do the ranks of a worker tell each other within a step?
+"""Collective operations of the ranks of a worker within a step.
 
-All ranks compute the same step, so all call the same collectives in the same order. Where a worker is one
-rank, `alone()` is its team: the same code runs, and nothing is said to anybody.
-
-A team that is broken stays broken: what was computed with it is not to be used, and the worker ends.
+All ranks compute the same step, so all call the same collectives in the same order. A worker of one rank uses
+`alone()`: the same code runs, and nothing is sent.
+A rank group that is broken stays broken. What was computed with it is not used, and the worker ends.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from baton.engine_interface import RankGroupBroken
 from baton.topology import Topology
 
 
-class Team(Protocol):
-    """The ranks of one worker as one of them sees them. From one thread at a time.
+class Collectives(Protocol):
+    """The ranks of one worker, as one of them sees them. Used from one thread at a time.
 
-    Every method raises RankGroupBroken within the team's time-out when another rank does not take part.
+    Every method raises RankGroupBroken within the group's timeout if another rank does not take part.
     """
 
     @property
@@ -28,33 +27,38 @@ class Team(Protocol):
     def rank(self) -> int: ...
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over the tensor ranks of this stage, the same on each. May overwrite `tensor`."""
+        """Return the sum over the tensor ranks of this stage, the same on each. May overwrite `tensor`."""
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The `tensor` of each tensor rank of this stage, along the last dimension, on the first of them; the
-        others get their own back. All bring the same shape."""
+        """Return the `tensor` of each tensor rank of this stage, joined along the last dimension, on the
+        first of them.
+
+        The others get their own back. All have the same shape.
+        """
 
     def send(self, tensor: torch.Tensor) -> None:
-        """To the same tensor rank of the next stage."""
+        """Send to the same tensor rank of the next stage."""
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """What the same tensor rank of the stage before sends: of the shape and type of `like`."""
+        """Return what the same tensor rank of the previous stage sends, with the shape and dtype of
+        `like`."""
 
-    def tell(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
-        """The `count` words that `rank` brings, on every rank; the others bring None."""
+    def broadcast(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
+        """Return the `count` numbers that `rank` brings, on every rank. The others bring None."""
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """The sum over all ranks, modulo 2**64, of each of `numbers`, equally many on every rank."""
+    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sum over all ranks, modulo 2**64, of each of `numbers`. Every rank has as many."""
 
-    def least(self, number: int) -> int:
-        """Over all ranks. Waits as long as ranks take to load their parts of a model."""
+    def minimum(self, number: int) -> int:
+        """Return the least `number` of all ranks. Waits as long as ranks take to load their parts of a
+        model."""
 
     def leave(self, why: str) -> RankGroupBroken:
-        """This rank cannot go on: the others learn it at once. Returns what to raise."""
+        """Leave because this rank cannot go on. The others notice at once. Returns the error to raise."""
 
 
-class LocalRankGroup:
-    """A rank's team of which nobody is there: what others would add is missing."""
+class LocalCollectives:
+    """A rank's group without the other ranks: their contributions are missing."""
 
     def __init__(self, topology: Topology, rank: int) -> None:
         self.topology = topology
@@ -67,26 +71,26 @@ class LocalRankGroup:
         return tensor
 
     def send(self, tensor: torch.Tensor) -> None:
-        """There is no next stage."""
+        """Do nothing: there is no next stage."""
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
         return like
 
-    def tell(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
+    def broadcast(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
         if rank != self.rank or words is None or len(words) != count:
             raise ValueError(f"rank {rank} is to tell {count} words to one rank")
         return list(words)
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
+    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         return number
 
     def leave(self, why: str) -> RankGroupBroken:
         return RankGroupBroken(why)
 
 
-def alone() -> Team:
-    """The team of a worker of one rank."""
-    return LocalRankGroup(Topology(), 0)
+def alone() -> Collectives:
+    """Return the group of a worker of one rank."""
+    return LocalCollectives(Topology(), 0)

@@ -1,11 +1,9 @@
-"""How do the processes of one worker compute one step together?
+"""Rank group of several processes, over gloo between CPUs and NCCL between GPUs.
 
-Groups of their own, beside torch's default one and beside the agreement's: gloo between CPUs, nccl between
-GPUs. They meet through the store that the agreement's first rank hosts.
-
-A peer that dies shows at once as a closed connection; one that is stuck shows after the time-out. On GPUs a
-collective is queued and waited for at the end of the step, and it is nccl's own watch that ends the process
-of a rank that was left waiting.
+It has process groups of its own, beside torch's default one and the agreement's. Ranks meet in the store that
+the agreement's first rank hosts. A rank that dies shows at once as a closed connection, a rank that is stuck
+after the timeout. On GPUs a collective is queued, and waited for at the end of the step. There NCCL's own
+watchdog ends the process of a rank that waits for ever.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +20,19 @@ from baton.topology import Topology
 
 NAME: Final = "team"
 LOADING_S: Final = 600.0
-"""How long the ranks of a worker may be apart in loading a model: from one disk, or from many."""
+"""Longest difference between ranks in loading a model, from one disk or from many."""
 
 TAG: Final = 0
 
 Outcome = TypeVar("Outcome")
 
 c10d: Any = torch.distributed
-"""Untyped: the stubs lack the classes' methods."""
+"""Untyped, because the stubs lack the classes' methods."""
 Group = Any
 
 
-class ProcessRankGroup:
-    """`baton.engine.ranks.collectives.Team` of one process per rank. Made by `join_rank_group`."""
+class ProcessCollectives:
+    """A `Collectives` with one process per rank. Made by `join_rank_group`."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class ProcessRankGroup:
         everyone: Group,
         stage: Group | None,
     ) -> None:
-        """`stage`: the group of the tensor ranks of this rank's stage, where there are several."""
+        """`stage`: group of the tensor ranks of this rank's stage, if there are several."""
         self.topology = topology
         self.rank = rank
         self._device = device
@@ -87,30 +85,30 @@ class ProcessRankGroup:
         self._run(lambda everyone, _: everyone.recv([tensor], before, TAG).wait())
         return tensor
 
-    def tell(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
-        told = torch.zeros(count, dtype=torch.float64)
+    def broadcast(self, rank: int, words: Sequence[float] | None, count: int) -> list[float]:
+        values = torch.zeros(count, dtype=torch.float64)
         if words is not None:
-            told.copy_(torch.tensor(words, dtype=torch.float64))
-        told = told.to(self._device)
+            values.copy_(torch.tensor(words, dtype=torch.float64))
+        values = values.to(self._device)
 
         def broadcast(everyone: Group, _: Group) -> list[float]:
             options = c10d.BroadcastOptions()
             options.rootRank = rank
             options.rootTensor = 0
-            everyone.broadcast([told], options).wait()
-            return told.tolist()
+            everyone.broadcast([values], options).wait()
+            return values.tolist()
 
         return self._run(broadcast)
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
+    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
         signed = [each - 2**64 if each >= 2**63 else each for each in numbers]
         return [each & WORD for each in self._agree(signed, c10d.ReduceOp.SUM, self._timeout_s)]
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         return self._agree([number], c10d.ReduceOp.MIN, max(LOADING_S, self._timeout_s))[0]
 
     def leave(self, why: str) -> RankGroupBroken:
-        """Let go of the connections, so that the other ranks learn it at once."""
+        """Close the connections, so that the other ranks notice at once."""
         if not self._broken:
             self._broken = f"rank {self.rank} of {self.topology.ranks}: {why}"
         self._groups = None
@@ -130,7 +128,7 @@ class ProcessRankGroup:
         if self._groups is not None:
             try:
                 return collective(*self._groups)
-            except RuntimeError as error:  # as text: the exception's frames would hold the groups
+            except RuntimeError as error:  # as text: frames of the exception would keep the groups alive
                 problem = first_line(error)
         most = self._timeout_s if timeout_s is None else timeout_s
         raise self.leave(f"waited for the other ranks of its step, at most {most:g} s: {problem}")
@@ -144,15 +142,16 @@ def join_rank_group(
     timeout_s: float,
     device: torch.device,
     step_timeout_s: float | None = None,
-) -> ProcessRankGroup:
+) -> ProcessCollectives:
     """Meet the other ranks through the store at `host:port`, and wait for all of them.
 
-    `timeout_s` bounds the wait for them, `step_timeout_s`, if it is not the same, each collective after that:
-    a rank waits there for what others compute. A rank listens only at the address from which it reaches the
-    store (GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name another network). Raises RankGroupBroken if not all
-    ranks come in time, ValueError for a rank that cannot be.
+    `timeout_s`: longest wait for them. `step_timeout_s`: longest wait in each later collective, in which
+    ranks wait for others to compute. The same by default.
+    A rank listens only at the address from which it reaches the store. GLOO_SOCKET_IFNAME or
+    NCCL_SOCKET_IFNAME choose another network.
+    Raises RankGroupBroken if not all ranks come in time, ValueError for an impossible rank.
     """
-    place = topology.coordinates(rank)
+    own = topology.coordinates(rank)
     step_timeout_s = step_timeout_s or timeout_s
     try:
         waiting, timeout = timedelta(seconds=timeout_s), timedelta(seconds=step_timeout_s)
@@ -160,27 +159,27 @@ def join_rank_group(
         store.set(f"rank-{rank}", "here")
         store.wait([f"rank-{each}" for each in range(topology.ranks)], waiting)
 
-        def group(name: str, place: int, size: int) -> Group:
+        def group(name: str, own: int, size: int) -> Group:
             under = c10d.PrefixStore(name, store)
             if device.type == "cuda":
-                return _nccl(under, place, size, timeout, device)
-            return connect_gloo(c10d, under, place, size, timeout, host, port)
+                return _nccl(under, own, size, timeout, device)
+            return connect_gloo(c10d, under, own, size, timeout, host, port)
 
         everyone = group("all", rank, topology.ranks)
         stage = None
         if topology.tensor > 1:
-            stage = group(f"stage-{place.pipeline}-{place.context}", place.tensor, topology.tensor)
-        met = torch.zeros(1, dtype=torch.int64, device=device)
+            stage = group(f"stage-{own.pipeline}-{own.context}", own.tensor, topology.tensor)
+        token = torch.zeros(1, dtype=torch.int64, device=device)
         for made in (everyone, stage):
             if made is not None:
-                _reduce(made, met, c10d.ReduceOp.SUM)
-        met.tolist()
+                _reduce(made, token, c10d.ReduceOp.SUM)
+        token.tolist()
     except (RuntimeError, OSError) as error:
         raise RankGroupBroken(
             f"rank {rank} of {topology.ranks} has not met its team at {host}:{port}, waiting at most "
             f"{timeout_s:g} s: {first_line(error)}"
         ) from None
-    return ProcessRankGroup(topology, rank, device, step_timeout_s, everyone, stage)
+    return ProcessCollectives(topology, rank, device, step_timeout_s, everyone, stage)
 
 
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Group:

@@ -1,8 +1,8 @@
-"""How does every rank of a worker come by what some of them know: tokens drawn, scores, sums of pages?
+"""Exchange of what one rank knows with the others: drawn tokens, scores, proposals and page sums.
 
-Tokens go as numbers whose count follows from the step's rows, so that all ranks know it beforehand: for each
-draw that a row may make its id, or NONE, and, where they are asked for, log-probabilities. Draws that were
-not made are zeros. A double holds ids and single-precision logarithms exactly.
+Tokens are sent as numbers whose count follows from the step's rows, so that all ranks know it. For each draw
+that a row may make these are its id, or NONE, and log-probabilities if requested. Draws that were not made
+are zeros. A double holds ids and float32 logarithms exactly.
 """
 
 from collections import abc
@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from baton.engine.ranks.collectives import Team
+from baton.engine.ranks.collectives import Collectives
 from baton.engine_interface import (
     PROPOSED_MAX,
     DrawResult,
@@ -34,32 +34,38 @@ NONE: Final[abc.Mapping[type[LogitsNotFinite] | type[GrammarUnsatisfied], float]
     LogitsNotFinite: -1.0,
     GrammarUnsatisfied: -2.0,
 }
-"""The id where nothing could be drawn, by why."""
+"""Numbers in the place of an id if nothing could be drawn, by reason."""
 PROPOSAL_NUMBERS: Final = 2 + PROPOSED_MAX
 """Numbers sent for one proposal: token count, forced count, then the tokens."""
 
 
-def draw(
-    team: Team, drawer: int, logits: torch.Tensor | None, rows: abc.Sequence[Row], vocabulary: int
+def draw_tokens(
+    rank_group: Collectives,
+    drawer: int,
+    logits: torch.Tensor | None,
+    rows: abc.Sequence[Row],
+    vocabulary: int,
 ) -> list[RowResult]:
-    """The tokens of each of `rows`, all of which sample, the same on every rank. `logits`: [their draws,
-    vocabulary] on rank `drawer`, row by row."""
-    if team.topology.ranks == 1 and logits is not None:
+    """Return the drawn tokens of each of `rows`, all of which sample, the same on every rank.
+
+    `drawer`: the rank that draws. `logits`: [draws, vocabulary] on that rank, row by row.
+    """
+    if rank_group.topology.ranks == 1 and logits is not None:
         return [take(row.drafts, drawn) for row, drawn in zip(rows, sample_rows(logits, rows), strict=True)]
     if not rows:
         return []
     counts = [row.sequence.request.sampling.tops(vocabulary) for row in rows]
     sizes = [_length(count) * (1 + len(row.drafts)) for row, count in zip(rows, counts, strict=True)]
-    words: list[float] | None = None
-    if team.rank == drawer:
+    numbers: list[float] | None = None
+    if rank_group.rank == drawer:
         if logits is None:
             raise AssertionError(f"rank {drawer} is to draw and has no logits")
-        words = []
+        numbers = []
         for drawn, count, size in zip(sample_rows(logits, rows), counts, sizes, strict=True):
-            mine = [word for each in drawn for word in _words(each, count)]
-            words += mine + [0.0] * (size - len(mine))
-    told = team.tell(drawer, words, sum(sizes))
-    parts = [told[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+            own_numbers = [number for each in drawn for number in _numbers_of(each, count)]
+            numbers += own_numbers + [0.0] * (size - len(own_numbers))
+    received = rank_group.broadcast(drawer, numbers, sum(sizes))
+    parts = [received[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
     return [
         take(row.drafts, _draws(iter(part), count))
         for row, part, count in zip(rows, parts, counts, strict=True)
@@ -67,31 +73,43 @@ def draw(
 
 
 def broadcast_scores(
-    team: Team, drawer: int, logits: abc.Sequence[torch.Tensor], rows: abc.Sequence[Row], vocabulary: int
+    rank_group: Collectives,
+    drawer: int,
+    logits: abc.Sequence[torch.Tensor],
+    rows: abc.Sequence[Row],
+    vocabulary: int,
 ) -> list[bool]:
-    """Carry the scores of `rows`, all of which have some, on by what they want for that. `logits`: of each,
-    [its positions, vocabulary], on rank `drawer`. Whether the logits of each row were numbers."""
+    """Extend the prompt scores of `rows`, and return whether the logits of each row were finite.
+
+    `logits`: [positions, vocabulary] of each row, on rank `drawer`.
+    """
     counts = [_top_of(row, vocabulary) for row in rows]
     sizes = [len(row.scored) * (2 + 2 * count) for row, count in zip(rows, counts, strict=True)]
-    words: list[float] | None = None
-    if team.rank == drawer:
-        words = [
-            word
+    numbers: list[float] | None = None
+    if rank_group.rank == drawer:
+        numbers = [
+            number
             for row, part, count in zip(rows, logits, counts, strict=True)
-            for word in score(part, row.sequence.tokens(row.scored.start + 1, row.scored.stop + 1), count)
+            for number in score(part, row.sequence.tokens(row.scored.start + 1, row.scored.stop + 1), count)
         ]
-    told = team.tell(drawer, words, sum(sizes))
-    numbers = []
+    received = rank_group.broadcast(drawer, numbers, sum(sizes))
+    finite = []
     for row, count, size, end in zip(rows, counts, sizes, accumulate(sizes), strict=True):
-        new = [_score(told[place : place + 2 + 2 * count]) for place in range(end - size, end, 2 + 2 * count)]
-        numbers.append(not any(isnan(each.logprob) for each in new))
+        new = [
+            _score(received[begin : begin + 2 + 2 * count]) for begin in range(end - size, end, 2 + 2 * count)
+        ]
+        finite.append(not any(isnan(each.logprob) for each in new))
         if row.sequence.scores is not None:
-            row.sequence.scores.told += new
-    return numbers
+            row.sequence.scores.values += new
+    return finite
 
 
 def broadcast_proposals(
-    team: Team, drawer: int, proposer: Proposer, rows: abc.Sequence[Row], taken: abc.Sequence[RowResult]
+    rank_group: Collectives,
+    drawer: int,
+    proposer: Proposer,
+    rows: abc.Sequence[Row],
+    taken: abc.Sequence[RowResult],
 ) -> None:
     """Renew the proposals of the sequences of `rows` on every rank. Rank `drawer` makes them.
 
@@ -101,13 +119,13 @@ def broadcast_proposals(
     if not wanted:
         return
     numbers: list[float] | None = None
-    if team.rank == drawer:
+    if rank_group.rank == drawer:
         proposed, times = proposer.propose(wanted)
         numbers = [*times]
         for each in proposed:
             numbers += [len(each.tokens), each.forced, *each.tokens]
             numbers += [0.0] * (PROPOSED_MAX - len(each.tokens))
-    spent_us, draft_us, *received = team.tell(drawer, numbers, 2 + PROPOSAL_NUMBERS * len(wanted))
+    spent_us, draft_us, *received = rank_group.broadcast(drawer, numbers, 2 + PROPOSAL_NUMBERS * len(wanted))
     for index, request in enumerate(wanted):
         part = received[PROPOSAL_NUMBERS * index : PROPOSAL_NUMBERS * (index + 1)]
         count, forced, *tokens = map(int, part)
@@ -116,36 +134,36 @@ def broadcast_proposals(
         proposal.spent_us, proposal.draft_us = int(spent_us), int(draft_us)
 
 
-def add_page_sums(team: Team, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
-    """Add up what each rank has summed, a KV head that several ranks hold counted once."""
+def add_page_sums(rank_group: Collectives, whole: KvLayout, sums: abc.Sequence[PageSum]) -> None:
+    """Add up the sums of all ranks. A KV head that several ranks have counts once."""
     if not sums:
         return
     heads = whole.heads
-    mine = set(heads if team.topology.tensor == 1 else _counted(team, whole))
-    parts = [each.here.get(head, 0) if head in mine else 0 for each in sums for head in heads]
-    totals = iter(team.total(parts))
+    own_numbers = set(heads if rank_group.topology.tensor == 1 else _counted(rank_group, whole))
+    parts = [each.here.get(head, 0) if head in own_numbers else 0 for each in sums for head in heads]
+    totals = iter(rank_group.sum_integers(parts))
     for each in sums:
         each.everywhere = {head: next(totals) for head in heads}
 
 
-def _counted(team: Team, whole: KvLayout) -> abc.Iterator[GroupHead]:
-    """The KV heads of which this rank is the first tensor rank of its stage."""
-    ranks = range(team.rank - team.topology.coordinates(team.rank).tensor, team.rank)
-    before = {head for rank in ranks for head in rank_layout(whole, team.topology, rank).heads}
-    held = rank_layout(whole, team.topology, team.rank).heads
-    return (head for head in held if head not in before)
+def _counted(rank_group: Collectives, whole: KvLayout) -> abc.Iterator[GroupHead]:
+    """Yield the KV heads of which this rank is the first tensor rank of its stage."""
+    ranks = range(rank_group.rank - rank_group.topology.coordinates(rank_group.rank).tensor, rank_group.rank)
+    before = {head for rank in ranks for head in rank_layout(whole, rank_group.topology, rank).heads}
+    own_heads = rank_layout(whole, rank_group.topology, rank_group.rank).heads
+    return (head for head in own_heads if head not in before)
 
 
 def _top_of(row: Row, vocabulary: int) -> int:
     return min(row.sequence.request.prompt_logprobs or 0, vocabulary)
 
 
-def _score(words: abc.Sequence[float]) -> Score:
-    logprob, rank, *more = words
+def _score(numbers: abc.Sequence[float]) -> Score:
+    logprob, rank, *more = numbers
     return Score(logprob, int(rank), tuple(zip(map(int, more[::2]), more[1::2], strict=True)))
 
 
-def _words(drawn: DrawResult, count: int | None) -> list[float]:
+def _numbers_of(drawn: DrawResult, count: int | None) -> list[float]:
     if isinstance(drawn, LogitsNotFinite | GrammarUnsatisfied):
         return [NONE[type(drawn)]] * _length(count)
     if drawn.logprob is None:
@@ -153,14 +171,14 @@ def _words(drawn: DrawResult, count: int | None) -> list[float]:
     return [float(drawn.id), drawn.logprob, *(each for pair in drawn.top for each in pair)]
 
 
-def _draws(told: abc.Iterator[float], count: int | None) -> abc.Iterator[DrawResult]:
-    """One after the other: whoever takes them knows which were made."""
+def _draws(received: abc.Iterator[float], count: int | None) -> abc.Iterator[DrawResult]:
+    """Yield draws without end: the caller knows how many were made."""
     while True:
-        yield _token(told, count)
+        yield _token(received, count)
 
 
-def _token(told: abc.Iterator[float], count: int | None) -> DrawResult:
-    chosen, *more = [next(told) for _ in range(_length(count))]
+def _token(received: abc.Iterator[float], count: int | None) -> DrawResult:
+    chosen, *more = [next(received) for _ in range(_length(count))]
     for why, code in NONE.items():
         if chosen == code:
             return why()

@@ -1,4 +1,4 @@
-"""Which builds of the compiled step do tests ask, and over which models and rows?
+"""Builds of the compiled step, models and rows for its tests.
 
 A build that this CPU knows is asked as it is, by `make test`. AVX-512 and AMX are emulated besides, by `make
 verify`, whatever the CPU knows: `emulated/build.py` says how.
@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from baton.engine.execution import step_compiler
-from baton.engine.execution.step_compiler import AVX512, CODES, Build, found
+from baton.engine.execution.step_compiler import AVX512, CODES, Build, load_or_compile
 from baton.engine.loading.engine_loading import load_engine
 from baton.engine.quantization.weight_quantization import WeightQuantization
 from baton.engine.torch_engine import TorchEngine
@@ -49,15 +49,15 @@ MODELS: Final[dict[str, PreTrainedConfig]] = {
     ),
 }
 BOUND: Final = 0.02
-"""Of the difference's length, as a share of the length of what is right, in bfloat16."""
+"""Largest relative difference in bfloat16."""
 EXACT: Final = 1e-5
-"""The same in float32."""
+"""Largest relative difference in float32."""
 SPANS: Final = (
     *((39, 40), (0, 1), (0, 15), (11, 16), (16, 17), (0, 33), (0, 2), (63, 64), (62, 100), (30, 31)),
     *((6, 7), (31, 32), (29, 30), (31, 33), (5, 14), (90, 91)),
 )
-"""More rows than the kernel multiplies at once, of single tokens, whole prompts, and chunks, to all ends of
-pages, within a window and behind it."""
+"""Positions of more rows than the kernel multiplies at once: single tokens, whole prompts and chunks. They
+end anywhere in a page, within a window and behind it."""
 GREEDY: Final = Sampling(temperature=0.0)
 CAPABILITIES: Final = torch.cpu.get_capabilities()
 NAMES: Final = (
@@ -82,7 +82,7 @@ KERNELS: Final = {**BUILDS, **EMULATED}
 
 
 def known(build: Build) -> bool:
-    """This CPU can run it."""
+    """Return whether this CPU can run the build."""
     return all(map(CAPABILITIES.get, build.needs))
 
 
@@ -92,12 +92,12 @@ Directory = Callable[..., Path]
 
 
 def asked(numbers: torch.dtype | None = None) -> list[ParameterSet]:
-    """Parameters: the names of the builds that are asked, of all `numbers` or of these."""
+    """Return parameters: names of the builds to test, of all `numbers` or of these."""
     return [pytest.param(name, marks=_marks(name)) for name in _names(numbers)]
 
 
 def combined(pages: Sequenced[int], numbers: torch.dtype | None = None) -> list[ParameterSet]:
-    """Parameters: model, tokens of a page, and build. Of those that are emulated, a cover of all pairs."""
+    """Return parameters: model, tokens of a page, and build. Emulated builds get a cover of all pairs."""
     native, emulations = (
         every(
             {
@@ -132,7 +132,7 @@ def load(
     dtype: torch.dtype = torch.bfloat16,
     page_tokens: int = 16,
     threads: int = 1,
-    coding: WeightQuantization | None = None,
+    quantization: WeightQuantization | None = None,
 ) -> TorchEngine:
     return load_engine(
         directory,
@@ -142,31 +142,31 @@ def load(
         kv_cache_memory=2**23,
         threads=threads,
         compiled=compiled,
-        coding=coding,
+        quantization=quantization,
     )
 
 
 def stored_for(build: Build) -> torch.dtype:
-    """What the weights in a file are numbers of."""
+    """Return the dtype whose values the weights in a file have."""
     return build.numbers if build.weights is CODES else build.weights
 
 
 def coding_for(build: Build, *, multiplied: bool = True) -> WeightQuantization | None:
-    """Of 4 bits, but of 8 for the head, where its weights are codes."""
+    """Return the quantization of a build with codes: 4 bits, and 8 for the head."""
     return WeightQuantization(Quantize.INT4, multiplied=multiplied) if build.weights is CODES else None
 
 
 def load_for(
     build: Build, directory: Directory, name: str, page_tokens: int = 16, threads: int = 1
 ) -> TorchEngine:
-    """An engine whose steps are compiled so."""
-    found(build)  # or it says why not
+    """Return an engine whose steps are compiled by that build."""
+    load_or_compile(build)  # or it says why not
     engine = load(
         directory(name, stored_for(build)),
         dtype=build.numbers,
         page_tokens=page_tokens,
         threads=threads,
-        coding=coding_for(build),
+        quantization=coding_for(build),
     )
     assert is_compiled(engine)
     assert compiled_model(engine).weights is build.weights
@@ -174,8 +174,8 @@ def load_for(
 
 
 def filled(engine: TorchEngine, spans: tuple[tuple[int, int], ...] = SPANS) -> list[Row]:
-    """Rows of these positions, of sequences whose pages lie anywhere; what is before is in the pages, and
-    what belongs to nobody is not a number."""
+    """Return rows of these positions in scattered pages. Earlier tokens are computed, and free pages hold
+    NaN."""
     draw = random.Random(5)
     kv, vocabulary = engine.cache.group, engine.model.vocab_size
     free = list(range(engine.cache.pages))
@@ -193,30 +193,31 @@ def filled(engine: TorchEngine, spans: tuple[tuple[int, int], ...] = SPANS) -> l
 
 
 def logits_of(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
-    """Those of a step, in float32."""
+    """Return the logits of a step, in float32."""
     with torch.inference_mode():
         for row in rows:
-            engine._clear_tail(row)
+            engine.clear_tail(row)
         logits = engine.runner.logits(rows)
     assert logits is not None
     return logits.float()
 
 
 def entries(engine: TorchEngine, rows: list[Row]) -> torch.Tensor:
-    """The keys and values of the rows' own tokens."""
+    """Return the keys and values of the rows' own tokens."""
     return torch.stack(
         [engine.cache.tensor[page, :, :, :, place] for page, place in places(engine, rows)]
     ).float()
 
 
 def places(engine: TorchEngine, rows: list[Row]) -> list[tuple[int, int]]:
-    """Page and place in it of each token."""
+    """Return the page and the offset in it of each token."""
     size = engine.cache.group.page_tokens
     return [(row.pages[each // size], each % size) for row in rows for each in range(row.start, row.stop)]
 
 
 def told(*engines: TorchEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The logits of a step, and what it writes: of each engine, which go on from the same keys and values."""
+    """Return the logits of a step and what it writes, for each engine. All start from the same keys and
+    values."""
     first = min(engines, key=lambda each: each.cache.pages)
     rows = filled(first)
     before = first.cache.tensor.clone()

@@ -1,4 +1,4 @@
-"""What does FlashAttention compute over pages? Its twin on a CPU, in a few of torch's own calls."""
+"""A reference of FlashAttention over pages, on a CPU, in a few of torch's own calls."""
 
 from itertools import pairwise
 
@@ -11,8 +11,7 @@ from baton.engine.execution.paged_rows import PagedRows, UnsupportedAttention
 def twin(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: PagedRows, attention: LayerAttention
 ) -> torch.Tensor:
-    """As `PagedKernel`: one row after the other, the last of its tokens sees all that are in its pages, or a
-    window of them."""
+    """Attend row by row. Arguments as in `PagedKernel`."""
     bounds, stops = rows.begins.tolist(), rows.stops.tolist()
     assert max(end - begin for begin, end in pairwise(bounds)) == rows.longest
     assert bounds[-1] == len(query)

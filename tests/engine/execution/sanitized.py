@@ -1,7 +1,6 @@
-"""Do the kernel's steps stay within their tensors? In a process that has AddressSanitizer's library
-preloaded: it ends at the first byte that is read or written beside one.
+"""A process that runs the compiled step under AddressSanitizer.
 
-    python -m tests.engine.execution.sanitized SOURCE CASES
+python -m tests.engine.execution.sanitized SOURCE CASES
 """
 
 import json
@@ -15,7 +14,8 @@ from tests.engine.executions import is_compiled
 
 
 def main(source: str, cases: str) -> None:
-    """`cases`: JSON, of each the build's name in `KERNELS`, the model's directory, and tokens of a page."""
+    """Run steps for `cases`: JSON with a build's name in `KERNELS`, a model's directory, and tokens of a page
+    each."""
     step_compiler.SOURCE = Path(source)  # type: ignore[misc]
     # With -O0 the same is read and written, and compiled in a sixth of the time.
     step_compiler.FLAGS = (*step_compiler.FLAGS, "-fsanitize=address", "-g", "-O0")  # type: ignore[misc, assignment]
@@ -25,7 +25,9 @@ def main(source: str, cases: str) -> None:
         build = KERNELS[name]
         step_compiler.BUILDS = (build,)  # type: ignore[misc]
         step_compiler.kernel.cache_clear()
-        engine = load(Path(directory), dtype=build.numbers, page_tokens=page_tokens, coding=coding_for(build))
+        engine = load(
+            Path(directory), dtype=build.numbers, page_tokens=page_tokens, quantization=coding_for(build)
+        )
         if not is_compiled(engine):
             sys.exit(f"{name}: nothing of {directory} was compiled for pages of {page_tokens} tokens")
         rows = filled(engine)

@@ -1,4 +1,4 @@
-"""Is what a mask function lets a token see told from it alone, and nothing else taken for it?"""
+"""Tests that spans are found from mask functions alone, and other masks are refused."""
 
 import pytest
 import torch

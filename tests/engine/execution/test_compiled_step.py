@@ -1,4 +1,4 @@
-"""Does one compiled call compute what the library's definition says, whatever shares the step?
+"""Tests that the compiled step computes what the library's definition does, whatever shares the step.
 
 `kernels.py` says which builds are asked. Whether these tests would see a fault is in `test_kernel_faults.py`.
 """
@@ -68,13 +68,17 @@ def librarys(
     dtype: torch.dtype,
     *,
     narrow: bool = False,
-    coding: WeightQuantization | None = None,
+    quantization: WeightQuantization | None = None,
 ) -> TorchEngine:
-    """One that the library computes, with weights that are `narrow`, numbers of bfloat16, or that codes stand
-    for: all builds of a model are compared with it, one after the other."""
+    """Return an engine that the library computes, with which all builds of a model are compared.
+
+    `narrow`: weights have values of bfloat16. `quantization`: weights are what codes stand for.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "select_execution", lambda model, *_: library_execution(model))
-        engine = load(directory, compiled=False, dtype=dtype, page_tokens=page_tokens, coding=coding)
+        engine = load(
+            directory, compiled=False, dtype=dtype, page_tokens=page_tokens, quantization=quantization
+        )
     assert not is_ours(engine)
     if narrow:
         with torch.no_grad():
@@ -89,9 +93,11 @@ def test_a_step_is_nearer_to_float32_than_the_librarys(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
     ours = load_for(build, directory, name, page_tokens)
-    coding, stored = coding_for(build, multiplied=False), directory(name, stored_for(build))
-    library = librarys(stored, page_tokens, torch.bfloat16, coding=coding)
-    exact = librarys(stored, page_tokens, torch.float32, narrow=coding is None, coding=coding)
+    quantization, stored = coding_for(build, multiplied=False), directory(name, stored_for(build))
+    library = librarys(stored, page_tokens, torch.bfloat16, quantization=quantization)
+    exact = librarys(
+        stored, page_tokens, torch.float32, narrow=quantization is None, quantization=quantization
+    )
     (right, wrote), (by_calls, by_library), (own, by_us) = told(exact, library, ours)
     assert relative_difference(own, right) < 1.1 * relative_difference(by_calls, right)
     assert relative_difference(own, right) < BOUND
@@ -105,8 +111,10 @@ def test_in_float32_a_step_is_the_librarys(
     directory: Directory, build: Build, name: str, page_tokens: int
 ) -> None:
     ours = load_for(build, directory, name, page_tokens)
-    coding = coding_for(build, multiplied=False)
-    library = librarys(directory(name, stored_for(build)), page_tokens, torch.float32, coding=coding)
+    quantization = coding_for(build, multiplied=False)
+    library = librarys(
+        directory(name, stored_for(build)), page_tokens, torch.float32, quantization=quantization
+    )
     (right, wrote), (own, by_us) = told(library, ours)
     assert relative_difference(own, right) < EXACT
     assert relative_difference(by_us, wrote) < EXACT
@@ -161,7 +169,7 @@ def test_a_step_writes_its_own_tokens_keys_and_values_and_nothing_else(
     engine = load_for(build, directory, "three queries a head")
     rows = filled(engine)
     for row in rows:
-        engine._clear_tail(row)
+        engine.clear_tail(row)
     before = engine.cache.tensor.clone()
     logits_of(engine, rows)
     for page, place in places(engine, rows):
@@ -260,13 +268,16 @@ def test_the_scores_of_all_positions_are_the_same_by_calls(directory: Directory)
         found = []
         for compiled in (True, False):
             engine = load(
-                directory("one query a head, biased"), dtype=torch.float32, compiled=compiled, coding=how
+                directory("one query a head, biased"),
+                dtype=torch.float32,
+                compiled=compiled,
+                quantization=how,
             )
             [row] = filled(engine, ((0, 40),))
             row.sequence.request = replace(row.sequence.request, prompt_logprobs=3)
             scores = row.sequence.scores = PromptScores()
             engine.step([row])
-            found.append(scores.told)
+            found.append(scores.values)
         assert len(found[0]) == 39
         for ours, theirs in zip(*found, strict=True):
             assert ours.rank == theirs.rank

@@ -1,4 +1,4 @@
-"""Are steps that are recorded once and replayed the same as steps computed call by call?
+"""Tests that replayed steps are the same as steps computed call by call.
 
 On a CPU, where replaying is calling again (`Calling`); the GPU's own recorder is in `test_cuda.py`.
 """
@@ -40,7 +40,7 @@ LENGTHS = (1, 40, 5, 130, 23)
 
 
 class Counting(Calling):
-    """Counts replays; after so many recordings it fails, as a capture does."""
+    """Recorder that counts replays. It fails after `most` recordings, as a capture does."""
 
     def __init__(self, most: int = 1000) -> None:
         self.replays = 0
@@ -61,7 +61,7 @@ class Counting(Calling):
 
 
 class Forgetful(Counting):
-    """Its third recording does nothing when it is replayed."""
+    """Recorder whose third recording does nothing when it is replayed."""
 
     def record(self, work: Callable[[], object]) -> Replay:
         replay = super().record(work)
@@ -69,7 +69,7 @@ class Forgetful(Counting):
 
 
 def held_on_to(packed: torch.Tensor, rows: int, cache: PagedKvCache, kernel: None) -> AttentionMetadata:
-    """What was there when a shape was recorded, as a call by contents would leave it in a graph."""
+    """Return the plan of the first call, as a graph would if the calls depended on contents."""
     return _plans.setdefault((rows, len(packed)), plan_of_singles(packed.clone(), rows, cache))
 
 
@@ -79,7 +79,7 @@ _plans: dict[tuple[int, int], AttentionMetadata] = {}
 def engine_on(
     directory: Path, recorder: Counting, rows_max: int = ROWS_MAX, memory: int = 2**22, dtype: str = "float32"
 ) -> tuple[TorchEngine, GraphRunner]:
-    """After its warm-up, with what it has recorded."""
+    """Return an engine after its warm-up, with its runner."""
     plain = load_engine(directory, dtype=dtype, device="cpu", page_tokens=8, kv_cache_memory=memory)
     engine, steps = replaying(plain, recorder, rows_max)
     engine.warm_up()
@@ -88,7 +88,7 @@ def engine_on(
 
 
 def decode(worker: ShuffledWorker, tenants: list[Tenant]) -> None:
-    """The next token of each, in one step."""
+    """Draw the next token of each sequence, in one step."""
     worker.step(tenants, chunk=1)
 
 
@@ -158,7 +158,7 @@ def test_a_step_writes_where_its_rows_do_and_nowhere_else_however_it_is_padded(t
         Row(each.sequence, each.computed, each.computed + 1, (each.pages,), sample=True) for each in tenants
     ]
     for row in rows:
-        engine._clear_tail(row)
+        engine.clear_tail(row)
     before = engine.cache.tensor.clone()
     recorder.replays = 0
     engine.step(rows)
@@ -285,7 +285,7 @@ def looking(self: RmsNorm, rows: torch.Tensor) -> torch.Tensor:
 def test_the_calls_of_a_recorded_step_look_at_no_value_and_stay_on_the_device(
     monkeypatch: pytest.MonkeyPatch, architecture: str, kernel: PagedKernel | None
 ) -> None:
-    """What no capture allows. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
+    """No capture allows that. Tensors of torch's device "meta" have no values, and go where a GPU's would."""
     nowhere = torch.device("meta")
     shape = tiny_models.SHAPE
     group = full_group(

@@ -1,4 +1,4 @@
-"""Is a kernel that looks at pages where they lie given the right ones, and used only if it looks well?
+"""Tests that a kernel which reads pages in place gets the right ones, and is used only if it agrees.
 
 By its twin on a CPU (`paged_twin.py`); the kernels themselves are in `test_cuda.py`.
 """
@@ -14,7 +14,7 @@ from torch.nn import attention
 
 from baton.engine.execution import flash_kernels
 from baton.engine.execution.attention_span import LayerAttention
-from baton.engine.execution.flash_kernels import find_kernel, flash_attention, proven
+from baton.engine.execution.flash_kernels import find_kernel, flash_attention, verified_kernel
 from baton.engine.execution.paged_attention import PagedAttention
 from baton.engine.execution.paged_rows import PagedKernel, PagedRows
 from baton.engine.execution.step_plan import make_plan
@@ -41,14 +41,14 @@ def cache_of(pages: int = 90, page_tokens: int = 16, dtype: str = "bfloat16") ->
 
 
 def looking(plain: TorchEngine, kernel: PagedKernel, recorder: Counting | None = None) -> TorchEngine:
-    """Over the same model and pages, with the kernel."""
+    """Return an engine over the same model and pages with the kernel."""
     if recorder is None:
         return with_runner(plain, batched_runner(plain, kernel), kernel)
     return replaying(plain, recorder, 9, kernel)[0]
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
-    """All lines with all their fields."""
+    """Return all log lines with all their fields."""
     return str([vars(each) for each in caplog.records])
 
 
@@ -100,7 +100,7 @@ def test_steps_that_are_replayed_look_by_it_too(
 
 
 def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's device "meta", which has no values: kinds and shapes alone."""
+    """Checked on torch's device "meta", which has no values: dtypes and shapes only."""
     nowhere = torch.device("meta")
     cache = PagedKvCache(full_group("bfloat16", 16, (0, 1), (0, 1), 16), 90, nowhere)
     sequences = [Sequence(Request("mine", (0,) * 60, 8), []) for _ in range(4)]
@@ -124,7 +124,7 @@ def test_the_call_is_one_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_that_looks_well_is_used(pages: int, page_tokens: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     cache = cache_of(pages, page_tokens)
-    assert proven(twin, HEADS, cache) is twin
+    assert verified_kernel(twin, HEADS, cache) is twin
     assert not cache.tensor.any()
     assert "keys and values are looked at in their pages" in caplog.text
 
@@ -161,7 +161,7 @@ def test_one_that_looks_elsewhere_is_not(
     ) -> torch.Tensor:
         return twin(query, keys, values, wrong(rows), attention)
 
-    assert proven(looking_elsewhere, HEADS, cache_of()) is None
+    assert verified_kernel(looking_elsewhere, HEADS, cache_of()) is None
     (said,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert said.getMessage() == "keys and values are fetched from their pages"
 
@@ -179,7 +179,7 @@ def test_one_that_gives_no_numbers_is_not(answer: str, caplog: pytest.LogCapture
             raise AssertionError("page size must be 128")
         return torch.full_like(query, float("nan") if answer == "nan" else 0.0)
 
-    assert proven(failing, HEADS, cache_of()) is None
+    assert verified_kernel(failing, HEADS, cache_of()) is None
     assert ("page size must be 128" in told(caplog)) == (answer == "raises")
 
 

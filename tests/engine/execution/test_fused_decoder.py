@@ -1,4 +1,4 @@
-"""Is a model computed in our own way where that is proven, and only there?"""
+"""Tests that our decoder computes a model if it agrees with the definition, and only then."""
 
 import gc
 import logging
@@ -229,7 +229,7 @@ def test_weights_are_not_held_twice(tiny_dir: Directory) -> None:
 
 
 def held() -> int:
-    """Bytes of all tensors that Python knows, memory that several share counted once."""
+    """Return the bytes of all tensors that Python knows. Shared memory counts once."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
     packed: int = sum(each.numel() * each.element_size() for each in tensors if each.is_mkldnn)

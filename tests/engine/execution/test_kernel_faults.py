@@ -1,4 +1,4 @@
-"""Would the tests of the compiled step see a small fault in its C source, or a byte read beside a tensor?
+"""Tests that faults in the C source of the compiled step are detected.
 
 The mutants of `tests/mutants` are faults in modules of Python, which a process imports; these are compiled
 instead. `make verify-kernels` runs them, since each is compiled anew: each once, by the build with the widest
@@ -20,7 +20,7 @@ import torch
 
 from baton.engine.execution import step_compiler
 from baton.engine.execution.agreement import relative_difference
-from baton.engine.execution.step_compiler import AVX512, found
+from baton.engine.execution.step_compiler import AVX512, load_or_compile
 from baton.engine.torch_engine import TorchEngine
 from baton.engine_interface import Row
 from tests.engine.execution.compiled_kernels import (
@@ -134,7 +134,7 @@ FAULTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "sums of another row": ("to[row * groups + group] = total(sum);", "to[group] = total(sum);"),
 }
-"""What is changed in the source: a text of it, and what stands there instead."""
+"""Changes of the source by name: a text in it, and its replacement."""
 OF_TILES: Final = {
     *("the upper rows for the lower ones", "the lower rows' second half"),
     *("the end of the depth is left out", "the end of the rows' depth is their beginning"),
@@ -152,10 +152,10 @@ PAIRS: Final = "in bfloat16, emulated"
 ALL: Final = "in bfloat16 by AVX2"
 CODED: Final = "of codes in bfloat16 by AVX2"
 NONE: Final = "none"
-"""The source as it is."""
+"""Name of the unchanged source."""
 NEAR: Final = " NEAR = 1 << 20,"
 NEARER: Final = " NEAR = 1 << 12,"
-"""So that rows are multiplied in parts, as those of long prompts are by AMX."""
+"""Replacement that makes rows be multiplied in parts, as AMX does with long prompts."""
 IN_PARTS: Final = {NONE, "a part's rows are the first ones"}
 
 
@@ -166,7 +166,7 @@ def build_for(fault: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """An engine, a step of it, and what that gives and writes without a fault."""
+    """An engine, a step of it, and its correct results."""
 
     engine: TorchEngine
     rows: list[Row]
@@ -177,7 +177,7 @@ class Sound:
 
 @pytest.fixture(scope="module")
 def sound(directory: Directory) -> Callable[[str], Sound]:
-    """By one of the builds."""
+    """Return a sound engine with one of the builds."""
 
     @cache
     def find(name: str) -> Sound:
@@ -204,7 +204,7 @@ def sound(directory: Directory) -> Callable[[str], Sound]:
 def test_a_fault_in_the_source_is_seen(
     sound: Callable[[str], Sound], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
 ) -> None:
-    """By as much as the tests of the step let pass; and the source as it is is not."""
+    """A fault exceeds the tolerance of the step's tests, and the unchanged source does not."""
     right = sound(name)
     source, (before, after) = step_compiler.SOURCE.read_text(), FAULTS.get(fault, ("", ""))
     assert before in source
@@ -216,7 +216,7 @@ def test_a_fault_in_the_source_is_seen(
         step_compiler, "FLAGS", (*step_compiler.FLAGS, "-O0")
     )  # a quarter of the time to compile
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled_model(right.engine), "kernel", found(KERNELS[name]))
+    monkeypatch.setattr(compiled_model(right.engine), "kernel", load_or_compile(KERNELS[name]))
     right.engine.cache.tensor.copy_(right.before)
     gaps = (
         relative_difference(logits_of(right.engine, right.rows), right.logits),
@@ -226,7 +226,7 @@ def test_a_fault_in_the_source_is_seen(
 
 
 WATCHED: Final = (*EMULATED, *(name for name, build in BUILDS.items() if not set(AVX512) <= set(build.needs)))
-"""What a CPU's own tiles and masks read and write is not watched."""
+"""Builds whose reads and writes are all checked: a CPU's own tiles and masked operations are not."""
 CASES: Final = cover(every({"name": list(MODELS), "page_tokens": (4, 16, 64), "build": WATCHED}))
 
 
@@ -234,7 +234,7 @@ CASES: Final = cover(every({"name": list(MODELS), "page_tokens": (4, 16, 64), "b
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_step_stays_within_its_tensors(directory: Directory, tmp_path: Path, planted: bool) -> None:
-    """As AddressSanitizer sees it, which also sees a planted fault."""
+    """AddressSanitizer reports no access, and does report a planted fault."""
     asked = subprocess.run(
         ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60, check=True
     )

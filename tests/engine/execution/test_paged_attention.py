@@ -1,4 +1,4 @@
-"""Does every row of a step look at what its layer sees, and as it looks, however the row is laid out?"""
+"""Tests that every row attends to what its layer sees, however the step is laid out."""
 
 from typing import Final
 
@@ -19,7 +19,8 @@ from tests.engine.execution.paged_twin import twin
 HEADS, KV_HEADS, WIDTH = 6, 2, 16
 GROUP = full_group("float32", 4, (7,), tuple(range(KV_HEADS)), WIDTH)
 SPANS = ((0, 1), (8, 9), (30, 31), (199, 200), (0, 5), (0, 290), (3, 40), (130, 300))
-"""Single tokens, whole prompts, and chunks behind others, longer than a block and than any window."""
+"""Positions of rows: single tokens, whole prompts and later chunks, longer than a block and than any
+window."""
 SINKS = torch.randn(HEADS, generator=torch.Generator().manual_seed(5))
 SIGHTS = {
     "everything": LayerAttention(0.3),
@@ -41,7 +42,10 @@ BY_NO_KERNEL: Final = {"a chunk", "a wide chunk", "bounded", "bounded, of a wind
 def right(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, attention: LayerAttention
 ) -> torch.Tensor:
-    """Of one row, by the book: [tokens, query heads, width], and twice [S, kv heads, width]."""
+    """Return attention of one row by its definition: [tokens, query heads, width].
+
+    `keys`, `values`: [S, kv heads, width].
+    """
     shared = HEADS // KV_HEADS
     keys, values = (each.repeat_interleave(shared, 1) for each in (keys, values))
     scores = torch.einsum("thd,shd->hts", query, keys) * attention.scaling

@@ -1,4 +1,4 @@
-"""Is a definition computed row by row only where its cache is all that it needs of the tokens before?"""
+"""Tests that a definition is computed row by row only if its cache is all that it needs."""
 
 import gc
 import weakref

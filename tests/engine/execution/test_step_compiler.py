@@ -1,4 +1,4 @@
-"""Is a kernel compiled once, by the best build that can be had, and is it said why where there is none?"""
+"""Tests that the best available kernel is compiled once, and that the reason is logged if there is none."""
 
 import errno
 import fcntl
@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from baton.engine.execution import step_compiler
-from baton.engine.execution.step_compiler import AVX2, AVX512, FLAGS, Build, KernelUnavailable, found
+from baton.engine.execution.step_compiler import (
+    AVX2,
+    AVX512,
+    FLAGS,
+    Build,
+    KernelUnavailable,
+    load_or_compile,
+)
 from tests.engine.execution.compiled_kernels import (
     BUILDS,
     CAPABILITIES,
@@ -29,8 +36,8 @@ from tests.engine.executions import is_compiled
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where kernels will be kept. None is loaded, nor compiled ahead; to compile one takes a quarter of the
-    time, and it is not run."""
+    """Directory of the kernel cache, with no kernel loaded or prebuilt. Kernels are compiled without
+    optimisation."""
     source = tmp_path / step_compiler.SOURCE.name
     source.write_bytes(step_compiler.SOURCE.read_bytes())
     monkeypatch.setattr(step_compiler, "SOURCE", source)
@@ -64,7 +71,7 @@ def test_the_widest_instructions_of_a_cpu_are_used(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Build] = []
-    monkeypatch.setattr(step_compiler, "found", asked.append)
+    monkeypatch.setattr(step_compiler, "load_or_compile", asked.append)
     for told in (CAPABILITIES, {"avx2": True, "fma3": True}):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
         step_compiler.kernel(torch.float32, torch.float32)
@@ -84,7 +91,7 @@ def test_amx_is_used_where_linux_lets_the_process(
     caplog.set_level(logging.INFO)
     amx, without = BUILDS["in bfloat16 by AMX"], BUILDS["in bfloat16"]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(amx.needs, True))
-    monkeypatch.setattr(step_compiler, "found", lambda build: build)
+    monkeypatch.setattr(step_compiler, "load_or_compile", lambda build: build)
     step_compiler.kernel.cache_clear()
     chosen = amx if known(amx) else without
     assert step_compiler.kernel(torch.bfloat16, torch.bfloat16).step is chosen
@@ -109,33 +116,33 @@ def test_where_the_best_cannot_be_compiled_the_next_one_is(monkeypatch: pytest.M
         raise KernelUnavailable("no such instruction" if build is best else "out of space")
 
     step_compiler.kernel.cache_clear()
-    monkeypatch.setattr(step_compiler, "found", only_next)
+    monkeypatch.setattr(step_compiler, "load_or_compile", only_next)
     assert step_compiler.kernel(torch.float32, torch.float32).step == "the next one"
     step_compiler.kernel.cache_clear()
-    monkeypatch.setattr(step_compiler, "found", neither)
+    monkeypatch.setattr(step_compiler, "load_or_compile", neither)
     with pytest.raises(KernelUnavailable, match="no such instruction"):
         step_compiler.kernel(torch.float32, torch.float32)
 
 
 @needs_kernel
 def test_it_is_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     [library] = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
     monkeypatch.setattr(step_compiler, "COMPILERS", ())
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     assert library.stat().st_mtime_ns == made
     monkeypatch.setattr(step_compiler, "FLAGS", (*step_compiler.FLAGS, "-g"))
     with pytest.raises(KernelUnavailable, match="there is no C compiler"):
-        found(PLAIN)
+        load_or_compile(PLAIN)
 
 
 @needs_kernel
 def test_who_finds_another_process_compiling_takes_what_that_makes(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the workers of a first start do, each with two cores to compile on."""
-    found(PLAIN)
+    """The workers of a first start do so, each with two cores to compile on."""
+    load_or_compile(PLAIN)
     [library] = empty_cache.iterdir()
     aside = library.rename(empty_cache.parent / library.name)
     other = os.open(empty_cache, os.O_RDONLY)
@@ -148,7 +155,7 @@ def test_who_finds_another_process_compiling_takes_what_that_makes(
 
     monkeypatch.setattr(step_compiler, "sleep", it_ends)
     monkeypatch.setattr(step_compiler, "COMPILERS", ())
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     assert waits == [library]
 
 
@@ -160,18 +167,18 @@ def test_nobody_waits_for_ever_for_another_that_compiles(
     other = os.open(empty_cache, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     monkeypatch.setattr(step_compiler, "WAIT_S", 0.0)
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     os.close(other)
 
 
 @needs_kernel
 def test_what_was_cut_short_is_compiled_anew(empty_cache: Path) -> None:
-    found(PLAIN)
+    load_or_compile(PLAIN)
     [library] = empty_cache.iterdir()
     whole = library.read_bytes()
     library.unlink()
     library.write_bytes(whole[:100])
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     assert library.stat().st_size == len(whole)
 
 
@@ -184,7 +191,7 @@ def test_the_compiler_has_nothing_to_say(
     """Whatever this CPU knows: nothing is emulated, nor called. As it is compiled for workers, since much is
     only seen by a compiler that optimises."""
     monkeypatch.setattr(step_compiler, "FLAGS", (*FLAGS, "-Wall", "-Wextra", "-Werror"))
-    assert found(build) is not None
+    assert load_or_compile(build) is not None
 
 
 @needs_kernel
@@ -223,7 +230,7 @@ def test_a_cache_that_cannot_be_used_is_said(empty_cache: Path) -> None:
     empty_cache.parent.mkdir()
     empty_cache.write_text("")
     with pytest.raises(KernelUnavailable, match="FileExistsError"):
-        found(PLAIN)
+        load_or_compile(PLAIN)
 
 
 @needs_kernel
@@ -237,26 +244,26 @@ def test_what_cannot_be_kept_leaves_nothing_behind(
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(KernelUnavailable, match="No space left"):
-        found(PLAIN)
+        load_or_compile(PLAIN)
     assert not [*empty_cache.iterdir()]
 
 
 @needs_kernel
 def test_nothing_is_loaded_from_where_others_may_write(empty_cache: Path) -> None:
-    found(PLAIN)
+    load_or_compile(PLAIN)
     empty_cache.chmod(0o777)
     with pytest.raises(KernelUnavailable, match="is not this user's alone"):
-        found(PLAIN)
+        load_or_compile(PLAIN)
 
 
 @needs_kernel
 def test_it_can_be_compiled_ahead_beside_its_source(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(PLAIN)
+    load_or_compile(PLAIN)
     [library] = empty_cache.iterdir()
     library.rename(step_compiler.SOURCE.with_name(library.name))
     empty_cache.rmdir()
     monkeypatch.setattr(step_compiler, "COMPILERS", ())
-    assert found(PLAIN) is not None
+    assert load_or_compile(PLAIN) is not None
     assert not empty_cache.exists()

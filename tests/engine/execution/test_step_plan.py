@@ -1,4 +1,4 @@
-"""Is of a step laid out what its attention looks at, and no more?"""
+"""Tests that the layout of a step has what its attention reads, and no more."""
 
 import pytest
 import torch

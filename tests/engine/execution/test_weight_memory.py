@@ -1,4 +1,4 @@
-"""Do weights lie side by side, where the system was asked for large pages?"""
+"""Tests that weights are side by side in memory for which large pages were requested."""
 
 import gc
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.engine.executions import compiled_model, is_compiled
 
 
 def flags(address: int) -> list[str]:
-    """What the system was told of the mapping around `address` (proc_pid_smaps(5))."""
+    """Return the flags of the mapping around `address` (proc_pid_smaps(5))."""
     within = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()[0]

@@ -1,4 +1,4 @@
-"""How does a test write a GGUF file of a tiny model?"""
+"""Writer of GGUF files of tiny models, for tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ Write = Callable[[GGUFWriter], None]
 
 
 def in_gguf(weights: Tensors, heads: int = HEADS, kv_heads: int = KV_HEADS) -> Tensors:
-    """By GGUF's names, the numbers that are turned together side by side."""
+    """Return weights by GGUF's names, with rows permuted as in GGUF files."""
     renamed = {}
     for name, weight in weights.items():
         for ours, theirs in NAMES.items():
@@ -48,7 +48,7 @@ def in_gguf(weights: Tensors, heads: int = HEADS, kv_heads: int = KV_HEADS) -> T
 
 
 def nothing(_: GGUFWriter) -> None:
-    """No more than every file says."""
+    """Return the settings that every file has."""
 
 
 def write(
@@ -65,8 +65,11 @@ def write(
     shape: Mapping[str, int] = tiny_models.SHAPE,
     types: Mapping[str, GGMLQuantizationType] | None = None,
 ) -> Path:
-    """`stored`: how matrices are whose rows are whole blocks of 32 numbers. `types`: of tensors that are
-    bytes, by their names."""
+    """Write a GGUF file.
+
+    `stored`: type of matrices with rows of whole blocks of 32 numbers. `types`: types of tensors that are
+    given as bytes.
+    """
     writer = GGUFWriter(file, kind)
     writer.add_context_length(tiny_models.CONTEXT)
     writer.add_embedding_length(shape["hidden_size"])
@@ -100,7 +103,7 @@ def write(
 
 
 def tensors_of(directory: Path, kind: str, layers: int) -> Tensors:
-    """The weights of the tiny model in `directory` by GGUF's names for the architecture `kind`."""
+    """Return the weights of the tiny model in `directory` by GGUF's names for the architecture `kind`."""
     architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == kind)
     names = get_tensor_name_map(architecture, layers)
     shift = 1.0 if kind.startswith("gemma") else 0.0

@@ -1,4 +1,4 @@
-"""Is a GGUF file converted whole, and refused where the library would make another model of it?"""
+"""Tests that a GGUF file is converted completely, and refused if it would become another model."""
 
 import tracemalloc
 from pathlib import Path
@@ -24,12 +24,12 @@ from tests.engine.gguf.gguf_files import TOKENS, Tensors, Write, in_gguf, nothin
 
 WIDE = 2**14
 OBJECTS = 2**20
-"""Bytes, of Python's."""
+"""Bytes of Python objects."""
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    """Of a Llama, by the library's names."""
+    """Return the weights of a Llama by the library's names."""
     config = LlamaConfig(**tiny_models.SHAPE, tie_word_embeddings=False)
     file = tiny_models.save(config, tmp_path_factory.mktemp("llama")) / "model.safetensors"
     found: Tensors = load_file(file)
@@ -258,7 +258,8 @@ def test_what_the_configuration_carries_is_not_refused(tmp_path: Path) -> None:
 def test_text_is_split_as_the_file_says(
     tmp_path: Path, weights: Tensors, split: str, pieces: list[str]
 ) -> None:
-    """As the models' own tokenizers do: by another split a model reads tokens that it was not trained on."""
+    """The models' own tokenizers do so. With another split a model reads tokens that it was not trained
+    on."""
     file = write(tmp_path / "tiny.gguf", in_gguf(weights), split=split)
     assert main([str(file), str(tmp_path / "made")]) == 0
     made = AutoTokenizer.from_pretrained(tmp_path / "made").backend_tokenizer.pre_tokenizer
@@ -308,7 +309,7 @@ def test_a_space_that_a_file_does_not_want_before_a_text(
 def test_a_text_of_sentencepiece_begins_with_a_space_wherever_it_begins(
     tmp_path: Path, weights: Tensors, text: str, pieces: list[str]
 ) -> None:
-    """Behind what names a token, too, and before another space: as llama.cpp and the first Llamas have it."""
+    """Also after a special token, and before another space, as in llama.cpp and the first Llamas."""
 
     def ends(writer: GGUFWriter) -> None:
         writer.add_bos_token_id(1)
@@ -380,7 +381,8 @@ def test_a_split_that_the_library_would_not_keep_is_refused(
 def test_a_piece_that_is_a_token_is_that_token_and_a_text_has_its_beginning(
     tmp_path: Path, weights: Tensors, split: str, whole: bool, begun: bool
 ) -> None:
-    """As Llama 3 and its like have it, whose merges do not reach all tokens; GLM has the first alone."""
+    """Llama 3 and similar models need both, since their merges do not reach all tokens. GLM needs the first
+    only."""
     vocabulary = [chr(0x100 + place) for place in range(tiny_models.VOCABULARY - 4)] + ["abc", "a", "b", "c"]
     file = write(
         tmp_path / "tiny.gguf",

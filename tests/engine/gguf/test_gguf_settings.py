@@ -1,4 +1,4 @@
-"""Tests that a GGUF file's settings are computed with, or that the file is refused by their keys."""
+"""Tests that a GGUF file's settings are used, or that the file is refused by their keys."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ OTHERS: Final[Mapping[str, Any]] = {
 }
 FRACTIONS: Final = ("scale", "softcapping", "freq_base", "factor", "alpha", "bias", "clamp", "log_mul")
 UNREAD: Final = frozenset({"vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length"})
-"""Keys that change no number, the last one where nothing is scaled from it."""
+"""Keys that change no result, the last one only if nothing is scaled from it."""
 SIZES: Final = frozenset(
     {f"attention.{each}_length{of}" for each in ("key", "value") for of in ("", "_swa")}
     | {f"attention.layer_norm{of}_epsilon" for of in ("", "_rms")}
@@ -55,16 +55,16 @@ COMPUTED: Final[Mapping[str, frozenset[str]]] = {
     "minimax-m2": EXPERTS,
     "stablelm": frozenset({"use_parallel_residual"}),
 }
-"""Keys that are computed with, whatever their value; or, of StableLM, that the tensors say."""
+"""Keys that are used whatever their value is, or that StableLM's tensors imply."""
 
 
 def value_of(key: str) -> Any:
-    """A value that changes the model, where something reads it."""
+    """Return a value that changes the model if anything reads it."""
     return OTHERS.get(key, 7.5 if any(each in key for each in FRACTIONS) else 7)
 
 
 def added(settings: Mapping[str, Any]) -> Write:
-    """Adds settings of the architecture, but for those that the file has."""
+    """Add settings of the architecture that the file does not have."""
 
     def add(writer: GGUFWriter) -> None:
         for key, value in settings.items():
@@ -89,7 +89,7 @@ def added(settings: Mapping[str, Any]) -> Write:
 def configured(
     folder: Path, kind: str, settings: Mapping[str, Any], **shape: Any
 ) -> tuple[Header, PreTrainedConfig]:
-    """A file with these settings, and the configuration that is made of it."""
+    """Return a file with these settings, and the configuration made of it."""
     file = write(folder / "tiny.gguf", {}, added(settings), kind=kind, **shape)
     header = Header(GGUFReader(file))
     config = AutoConfig.from_pretrained(folder, gguf_file=file.name)
@@ -296,7 +296,7 @@ def test_a_converted_model_computes_what_its_source_does(
     config: PreTrainedConfig,
     settings: dict[str, Any],
 ) -> None:
-    """Of fewer layers than the 27B models have, so that the library reads them in seconds."""
+    """The models have fewer layers than the 27B models, so that the library reads them in seconds."""
     monkeypatch.setattr(
         gguf_settings,
         "SCALE_BY_WIDTH",

@@ -1,4 +1,4 @@
-"""Does a model without weights serve, the same in every process, and never beside one that has its own?"""
+"""Tests of models with dummy weights: the same in every process, never mixed with real weights."""
 
 import shutil
 from collections.abc import Callable
@@ -22,7 +22,7 @@ TIED, UNTIED = "qwen2-biased", "llama-gqa-untied"
 
 @pytest.fixture(params=[TIED, UNTIED])
 def bare(request: pytest.FixtureRequest, tiny_dir: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A directory without weights."""
+    """A model directory without weights."""
     directory = tmp_path / "bare"
     shutil.copytree(tiny_dir(request.param), directory, ignore=shutil.ignore_patterns("*.safetensors"))
     return directory

@@ -1,4 +1,4 @@
-"""Is what ranks put together what one would compute, and is what a stage lacks never taken for numbers?"""
+"""Tests that modules on several ranks compute what one rank would, and that placeholders give no numbers."""
 
 import copy
 
@@ -10,16 +10,16 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2RMSNorm
 
 from baton.engine.loading.rank_exchanges import (
-    Elsewhere,
-    Head,
-    Later,
     MissingEmbedding,
+    ParallelHead,
     ParallelNorm,
-    dispatch,
-    receive_before,
+    SkippedLayer,
+    SkippedTail,
+    dispatch_experts,
+    receive_input,
 )
 from baton.engine.loading.rank_shard import RankLink
-from baton.engine.ranks.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalCollectives
 from baton.models.model_facts import UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models
@@ -27,8 +27,8 @@ from tests.engine import tiny_models
 ALONE = Topology()
 
 
-class Summing(LocalRankGroup):
-    """A team whose other ranks bring `others` together."""
+class Summing(LocalCollectives):
+    """A rank group whose other ranks add `others`."""
 
     def __init__(self, others: torch.Tensor) -> None:
         super().__init__(ALONE, 0)
@@ -46,7 +46,7 @@ def test_a_head_is_as_wide_as_its_weight_whatever_its_definition_says() -> None:
     """It may be tied to an embedding of fewer tokens."""
     head = nn.Linear(4, 9, bias=False)
     head.weight = nn.Parameter(numbers(5, 4))
-    assert Head(head, RankLink(LocalRankGroup(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)
+    assert ParallelHead(head, RankLink(LocalCollectives(ALONE, 0)), 5)(numbers(1, 2, 4)).shape == (1, 2, 5)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -64,9 +64,9 @@ def test_a_norm_over_all_heads_is_that_of_one_rank_however_many_hold_a_head(copi
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_of_another_kind_is_not_taken_for_one_over_all_heads(bias: bool) -> None:
-    ParallelNorm(nn.RMSNorm(12, eps=0.3), RankLink(LocalRankGroup(ALONE, 0)), 1)
+    ParallelNorm(nn.RMSNorm(12, eps=0.3), RankLink(LocalCollectives(ALONE, 0)), 1)
     with pytest.raises(ValueError, match="a LayerNorm"):
-        ParallelNorm(nn.LayerNorm(12, bias=bias), RankLink(LocalRankGroup(ALONE, 0)), 1)
+        ParallelNorm(nn.LayerNorm(12, bias=bias), RankLink(LocalCollectives(ALONE, 0)), 1)
 
 
 def test_experts_that_are_dealt_out_add_up_to_all() -> None:
@@ -81,14 +81,14 @@ def test_experts_that_are_dealt_out_add_up_to_all() -> None:
         half = copy.deepcopy(experts)
         for name, weight in experts.named_parameters():
             setattr(half, name, nn.Parameter(weight[own.start : own.stop]))
-        dispatch(half, own, RankLink(LocalRankGroup(ALONE, 0)))
+        dispatch_experts(half, own, RankLink(LocalCollectives(ALONE, 0)))
         halves.append(half(hidden, chosen, weights))
     assert torch.allclose(halves[0] + halves[1], experts(hidden, chosen, weights), atol=1e-5)
     assert not torch.allclose(halves[0], halves[1])
 
 
 def test_an_embedding_that_a_stage_lacks_gives_no_numbers_in_a_step_and_a_tokens_own_to_a_look() -> None:
-    link = RankLink(LocalRankGroup(ALONE, 0))
+    link = RankLink(LocalCollectives(ALONE, 0))
     blank, ids = MissingEmbedding(nn.Embedding(9, 6, dtype=torch.bfloat16), link), torch.tensor([[3, 1, 3]])
     step = blank(ids.to(blank.weight.device))
     assert step.shape == (1, 3, 6)
@@ -104,14 +104,14 @@ def test_an_embedding_that_a_stage_lacks_gives_no_numbers_in_a_step_and_a_tokens
 def test_a_layer_that_a_stage_lacks_passes_on_what_it_is_given_and_answers_as_the_layer() -> None:
     layer = nn.Linear(4, 4)
     layer.attention_type = "sliding_attention"  # type: ignore[assignment]
-    elsewhere, hidden = Elsewhere(layer), numbers(1, 2, 4)
+    elsewhere, hidden = SkippedLayer(layer), numbers(1, 2, 4)
     assert elsewhere(hidden, position_ids=None) is hidden
     assert elsewhere.attention_type == "sliding_attention"
     assert list(elsewhere.parameters()) == []
 
 
 def test_a_stage_computes_what_it_receives_however_its_first_layer_is_called() -> None:
-    class Other(LocalRankGroup):
+    class Other(LocalCollectives):
         def receive(self, like: torch.Tensor) -> torch.Tensor:
             return torch.ones_like(like)
 
@@ -120,14 +120,14 @@ def test_a_stage_computes_what_it_receives_however_its_first_layer_is_called() -
             return hidden_states * scale
 
     layer = Layer()
-    receive_before(layer, RankLink(Other(ALONE, 0)))
+    receive_input(layer, RankLink(Other(ALONE, 0)))
     for told in (layer(torch.zeros(2), 3), layer(hidden_states=torch.zeros(2), scale=3)):
         assert told.tolist() == [3, 3]
 
 
 def test_what_comes_behind_the_last_layer_is_passed_over_there_alone() -> None:
     last, hidden = nn.Identity(), numbers(1, 2, 4)
-    later = Later("mine", last)
+    later = SkippedTail("mine", last)
     for _ in range(2):
         with pytest.raises(UnsupportedModel, match="the model mine cannot be served by several ranks"):
             later(hidden)

@@ -1,4 +1,4 @@
-"""Tests that what a user gets for a damaged or unknown model names the file, the value and what to change."""
+"""Tests that errors for damaged or unknown models name the file, the value and the remedy."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ LIBRARY_S = (
     "Unrecognized model",
     "with an attention of ours",
 )
-"""Words of the library's, or of this code's inside, that help nobody."""
+"""Words of the library or of internals, which do not help a user."""
 
 
 def refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,4 +1,4 @@
-"""Are models that would be computed wrongly refused by name, and is what is missing said in one line?"""
+"""Tests that models which would be computed wrongly are refused, naming what is missing in one line."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ from baton.engine.loading.engine_loading import load_engine
 from baton.engine.loading.library_model import LibraryModel
 from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.rank_shard import CannotSplit
-from baton.engine.ranks.collectives import LocalRankGroup, alone
+from baton.engine.ranks.collectives import LocalCollectives, alone
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel, weight_files
 from baton.rooms.worker_facts import CANARY_TOKENS
 from baton.runtime.errors import StartupError
@@ -139,7 +139,7 @@ def test_probe_can_fail_a_scale_by_length_that_begins_late_is_seen(
     monkeypatch.setattr(
         LibraryModel, "_needs_counts", property(lambda _: False, lambda *_: None), raising=False
     )
-    monkeypatch.setattr("baton.engine.loading.model_loading._row_by_row", no_other_way)
+    monkeypatch.setattr("baton.engine.loading.model_loading.load_row_by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, "float32", "cpu")
 
@@ -223,7 +223,7 @@ def test_probe_can_fail_a_definition_that_counts_each_step_from_0_is_computed_ro
     config = getattr(transformers, f"{kind}Config")(**BART)
     directory = tiny_models.save(config, tmp_path / kind)
     assert load_model(directory, dtype, "cpu").definition is not None
-    monkeypatch.setattr("baton.engine.loading.model_loading._row_by_row", no_other_way)
+    monkeypatch.setattr("baton.engine.loading.model_loading.load_row_by_row", no_other_way)
     with pytest.raises(UnsupportedModel, match=f"it needs {COUNTING};"):
         load_model(directory, dtype, "cpu")
 
@@ -235,7 +235,7 @@ def no_other_way(*_: object) -> LibraryModel:
 def test_probe_can_fail_tokens_that_see_others_outside_their_attention_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a shift of tokens does it. Of one sequence from its beginning it is right."""
+    """A shift of tokens does that. It is right for one sequence from its beginning."""
     forward = LlamaMLP.forward
 
     def shifted(mlp: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def test_probe_can_fail_a_table_of_positions_that_is_shorter_than_the_context_is
 
 
 def test_one_refusal_names_all_that_is_missing(tmp_path: Path) -> None:
-    """What is seen without the model library and what is seen with it."""
+    """It names what is found without the model library, and what is found with it."""
     config = transformers.MambaConfig(vocab_size=131, hidden_size=32, num_hidden_layers=2).to_dict()
     config |= {"quantization_config": {"quant_method": "bitsandbytes"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -349,14 +349,14 @@ def test_weights_that_cannot_be_mapped_are_one_line(
 
 
 class Unforeseen(Exception):
-    """What no list of a library's errors has."""
+    """An error in no list of the library's errors."""
 
 
 @pytest.mark.parametrize(
     "place",
     [
-        "baton.engine.loading.library_model.AutoConfig.from_pretrained",
-        "baton.engine.loading.library_model.refuse_by_configuration",
+        "baton.engine.loading.library_loading.AutoConfig.from_pretrained",
+        "baton.engine.loading.model_loading.refuse_by_configuration",
         "baton.engine.loading.text_model.AutoModelForCausalLM.from_pretrained",
         "baton.engine.loading.library_model.LibraryModel.logits",
     ],
@@ -384,7 +384,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_that_names_the_model(
     "place",
     [
         "baton.engine.loading.library_model.LibraryModel.logits",
-        "baton.engine.loading.runner_selection._answers",
+        "baton.engine.loading.runner_selection.comparison_results",
         "baton.engine.loading.runner_selection.FusedDecoder",
     ],
 )
@@ -486,14 +486,14 @@ def test_bfloat16_is_chosen_where_the_gpu_has_instructions_for_it(
 
 
 def test_ranks_on_unlike_hosts_compute_in_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    class BesideAnOlderCpu(LocalRankGroup):
-        def least(self, number: int) -> int:
+    class BesideAnOlderCpu(LocalCollectives):
+        def minimum(self, number: int) -> int:
             return min(number, 0)
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    team = BesideAnOlderCpu(Topology(2), 0)
-    assert find_dtype("auto", torch.device("cpu"), team) == "float32"
-    assert find_dtype("bfloat16", torch.device("cpu"), team) == "bfloat16"
+    rank_group = BesideAnOlderCpu(Topology(2), 0)
+    assert find_dtype("auto", torch.device("cpu"), rank_group) == "float32"
+    assert find_dtype("bfloat16", torch.device("cpu"), rank_group) == "bfloat16"
 
 
 def test_memory_for_less_than_a_page(llama: Path) -> None:
@@ -536,9 +536,9 @@ def test_the_cache_is_as_large_as_it_says_and_aligned(llama: Path) -> None:
 # ---- what several ranks cannot share
 
 
-def alone_of(ranks: Topology) -> LocalRankGroup:
-    """The first of them, before it has met the others."""
-    return LocalRankGroup(ranks, 0)
+def alone_of(ranks: Topology) -> LocalCollectives:
+    """Return the group of the first rank, before it has met the others."""
+    return LocalCollectives(ranks, 0)
 
 
 HEADS_9_3 = {**tiny_models.SHAPE, "hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}

@@ -1,4 +1,4 @@
-"""Is a model whose frequencies depend on a sequence's length turned by those of the context that is set?"""
+"""Tests that rotary frequencies which depend on length are those of the configured context."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,7 @@ def outputs(engine: TorchEngine, prompts: list[list[int]], tokens: int) -> list[
 
 
 def of_long_factors(directory: Path, target: Path) -> Path:
-    """The same weights, in a configuration that has the long factors alone."""
+    """Return the same model with a configuration that has the long factors only."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     turns = model.config.rope_parameters
     turns["short_factor"] = turns["long_factor"]

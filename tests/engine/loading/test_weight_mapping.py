@@ -1,4 +1,4 @@
-"""Is a weight that the library renames or joins as it loads made of the same parts here, and of no more?"""
+"""Tests that mapped weights are what the library makes of the same files, and that no more is read."""
 
 from collections.abc import Callable, Collection
 from copy import deepcopy
@@ -15,9 +15,9 @@ from transformers import core_model_loading as library
 
 from baton.engine.loading import weight_mapping
 from baton.engine.loading.model_loading import load_model
-from baton.engine.loading.weight_files import Files
-from baton.engine.loading.weight_mapping import WALKS, Box, Cut, fetch, sources_of
-from baton.engine.ranks.collectives import LocalRankGroup
+from baton.engine.loading.weight_files import WeightFiles
+from baton.engine.loading.weight_mapping import WALKS, Box, Cut, read_source, sources_of
+from baton.engine.ranks.collectives import LocalCollectives
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
 from tests.engine import tiny_models
@@ -33,7 +33,7 @@ REFUSED: Final = {
     "VisionFuseAndPermuteForRope",
     "VisionUnfuseAndPermuteForRope",
 }
-"""Operations that no definition's text needs which is served. One that is not here and not walked is new."""
+"""Operations of the library that no served model needs. Any that is neither here nor supported is new."""
 EXPERTS: Final[dict[str, Any]] = {
     **tiny_models.SHAPE,
     "num_attention_heads": 4,
@@ -48,7 +48,7 @@ DEALT_OUT: Final = transformers.GptOssConfig(
 CORRECTED: Final = transformers.Glm4MoeConfig(
     **EXPERTS, n_routed_experts=4, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=1
 )
-"""GLM-4.5's: its routers are in float32."""
+"""GLM-4.5's configuration, whose routers are in float32."""
 
 
 def merged(first: int = 0, second: int = 1) -> library.WeightConverter:
@@ -109,7 +109,7 @@ CASES: Final[dict[str, Case]] = {
 
 
 class Held:
-    """Weights in memory, of which is noted how many numbers were read."""
+    """Weights in memory that count the numbers read."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         numbers = torch.Generator().manual_seed(5)
@@ -130,7 +130,7 @@ class Held:
 
 
 class Definition(nn.Module):
-    """Of parameters alone."""
+    """A module that has parameters only."""
 
     base_model_prefix = ""
     config = None
@@ -156,7 +156,7 @@ def by_the_library(converter: Any, weights: Held, module: nn.Module) -> dict[str
 
 
 def cuts_of(shape: tuple[int, ...]) -> list[Cut]:
-    """A beginning, an end, and two parts, of each dimension."""
+    """Return parts of each dimension: a beginning, an end, and two pieces."""
     return [
         Cut(dim, ranges)
         for dim, size in enumerate(shape)
@@ -181,11 +181,11 @@ def test_what_is_joined_is_what_the_library_joins_and_a_part_of_it_is_read_alone
     assert made.keys() == wanted.keys()
     for name, source in made.items():
         assert source.shape == wanted[name]
-        assert torch.equal(fetch(source, None, torch.float32, torch.device("cpu")), expected[name])
+        assert torch.equal(read_source(source, None, torch.float32, torch.device("cpu")), expected[name])
         for cut in cuts_of(source.shape):
             parts = [expected[name].narrow(cut.dim, each.start, len(each)) for each in cut.ranges]
             weights.read_numbers = 0
-            found = fetch(source, cut, torch.float32, torch.device("cpu"))
+            found = read_source(source, cut, torch.float32, torch.device("cpu"))
             assert torch.equal(found, torch.cat(parts, cut.dim)), cut
             apart = any(isinstance(each, library.Interleave) for each in converter.operations)
             assert weights.read_numbers <= found.numel() * (2 if apart else 1), cut
@@ -210,7 +210,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def half_of(directory: Path, rank: int = 0, topology: Topology = Topology(2)) -> Any:  # noqa: B008
-    return load_model(directory, "float32", "cpu", LocalRankGroup(topology, rank))
+    return load_model(directory, "float32", "cpu", LocalCollectives(topology, rank))
 
 
 def test_a_model_that_needs_an_operation_which_is_not_walked_is_refused_by_its_name(
@@ -256,15 +256,15 @@ def test_experts_that_do_not_fit_are_named(mixture: Path, tmp_path: Path, change
 
 @pytest.fixture
 def read_numbers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each read."""
-    read, counted = Files.read, []
+    """The numbers read, by read."""
+    read, counted = WeightFiles.read, []
 
-    def counting(self: Files, name: str, box: Box) -> torch.Tensor:
+    def counting(self: WeightFiles, name: str, box: Box) -> torch.Tensor:
         part = read(self, name, box)
         counted.append(part.numel())
         return part
 
-    monkeypatch.setattr(Files, "read", counting)
+    monkeypatch.setattr(WeightFiles, "read", counting)
     return counted
 
 
@@ -276,7 +276,7 @@ def test_a_rank_reads_what_it_holds_and_no_more(
     directory = mixture if form is None else write(mixture, tmp_path, FORMATS[form])[0]
     for rank in range(topology.ranks):
         read_numbers.clear()
-        weights = half_of(directory, rank, topology)._module.state_dict()
+        weights = half_of(directory, rank, topology).module.state_dict()
         held = sum(each.numel() for each in weights.values())
         assert sum(read_numbers) == held
         experts = sum(each.numel() for name, each in weights.items() if ".experts." in name)
@@ -288,7 +288,7 @@ def test_a_rank_that_has_some_of_the_experts_reads_those(tmp_path: Path, read_nu
     quantised, _ = write(tiny_models.save(DEALT_OUT, tmp_path / "plain"), tmp_path, MXFP4)
     for rank in range(2):
         read_numbers.clear()
-        weights = half_of(quantised, rank)._module.state_dict()
+        weights = half_of(quantised, rank).module.state_dict()
         assert sum(read_numbers) == sum(each.numel() for each in weights.values())
         assert {len(each) for name, each in weights.items() if ".experts." in name} == {2}
 
@@ -300,8 +300,8 @@ def test_what_is_computed_in_float32_beside_a_narrow_model_is_so_on_every_rank(
     directory = tiny_models.save(CORRECTED, tmp_path / "corrected")
     for rank in range(topology.ranks):
         weights = load_model(
-            directory, "bfloat16", "cpu", LocalRankGroup(topology, rank)
-        )._module.state_dict()
+            directory, "bfloat16", "cpu", LocalCollectives(topology, rank)
+        ).module.state_dict()
         wide = {name for name, each in weights.items() if each.dtype == torch.float32}
         routers = (f"model.layers.{layer}.mlp.gate." for layer in (1, 2))
         assert wide == {router + own for router in routers for own in ("weight", "e_score_correction_bias")}

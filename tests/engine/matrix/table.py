@@ -1,4 +1,4 @@
-"""Which types of models are computed right, with which of their features on, and by which way?
+"""Table of model types that are computed right, with their features and executions.
 
 A row is a tiny model of random weights: what its type is released with is on, and its windows and chunks are
 so short that prompts of a few hundred tokens are far behind their borders.
@@ -17,21 +17,21 @@ WINDOW: Final = 64
 SHAPE: Final[dict[str, Any]] = {**tiny_models.SHAPE, "sliding_window": WINDOW}
 FOUR: Final[dict[str, Any]] = {**SHAPE, "num_hidden_layers": 4}
 OWN: Final = "own"
-"""By our own pass, `services/engine/execution/fused_decoder.py`."""
+"""Name of the execution by our decoder, `services/engine/execution/fused_decoder.py`."""
 LIBRARY: Final = "library"
-"""By the library's definition, over our attention."""
+"""Name of the execution by the library's definition with our attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row."""
+    """One row of the table."""
 
     make: Callable[[], PreTrainedConfig]
     way: str
     sees: tuple[str, ...]
-    """How far each layer sees: "all", or its window or chunk."""
+    """Span of each layer: "all", or its window or chunk."""
     on: tuple[str, ...] = ()
-    """What else is on: "cap", "sinks"."""
+    """Other features that are on: "cap", "sinks"."""
 
 
 def _of(kind: str, **options: Any) -> Callable[[], PreTrainedConfig]:
@@ -41,7 +41,7 @@ def _of(kind: str, **options: Any) -> Callable[[], PreTrainedConfig]:
 def _container(
     kind: str, text: str, options: Mapping[str, Any], **beside: Any
 ) -> Callable[[], PreTrainedConfig]:
-    """A container of such a text beside the smallest tower."""
+    """Return a multimodal configuration with such a text model and the smallest encoder."""
     return lambda: getattr(transformers, kind)(
         text_config=getattr(transformers, text)(**options).to_dict(), **beside
     )

@@ -1,4 +1,4 @@
-"""Is a model of every type in the table `generate`'s, token for token, however the work is cut up?"""
+"""Tests that every model type in the table equals `generate`, token for token."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""Do the ranks of a worker compute what one would, where not every token sees all before it?"""
+"""Tests that ranks compute what one rank would for models with windows and chunks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.loading.model_loading import load_model
-from baton.engine.ranks.collectives import LocalRankGroup
+from baton.engine.ranks.collectives import LocalCollectives
 from baton.topology import Topology
 from tests.engine import tiny_models
 from tests.engine.matrix.table import TYPES
@@ -75,9 +75,9 @@ def test_what_a_models_own_plan_leaves_whole_is_cut_all_the_same(tmp_path: Path)
     whole, half = (
         {
             name: each.numel()
-            for name, each in load_model(directory, "float32", "cpu", team)._module.named_parameters()
+            for name, each in load_model(directory, "float32", "cpu", rank_group).module.named_parameters()
         }
-        for team in (None, LocalRankGroup(Topology(2), 0))
+        for rank_group in (None, LocalCollectives(Topology(2), 0))
     )
     products = [name for name in whole if ".layers." in name and name.endswith("_proj.weight")]
     assert len(products) == 7 * tiny_models.SHAPE["num_hidden_layers"]

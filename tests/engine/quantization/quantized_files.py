@@ -1,4 +1,4 @@
-"""Checkpoints in the formats that models are released in, and the plain numbers that they stand for.
+"""Checkpoints in released quantization formats, and the plain numbers that they stand for.
 
 Each format is written here from its definition, by loops over numbers and not by what reads it: a tensor's
 name, its weight → the tensors of the file, and the weight as it is to be read.
@@ -22,31 +22,32 @@ Quantise = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
 FP8_MAX: Final = 448.0
 GROUP: Final = 16
 BLOCK: Final = (40, 24)
-"""Neither side divides a weight's: the last blocks are cut short."""
+"""Rows and columns of a block. Neither divides a weight's, so the last blocks are cut short."""
 FP4: Final = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 LINEAR: Final = re.compile(r"^(?!.*vision).*(_proj|\.w[123])\.weight$")
-"""Weights of the linear layers of a text, and of its experts where each has its own."""
+"""Pattern of the linear layers of a text model, and of experts with weights of their own."""
 EXPERTS: Final = re.compile(r"\.experts\.\w+_proj$")
-"""Those of gpt-oss, [expert, in, out]."""
+"""Pattern of gpt-oss's experts, [expert, in, out]."""
 AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of the numbers in one word, from the lowest."""
+"""Order of the columns in a word, from the lowest bits."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """As a released checkpoint has it."""
+    """A quantization format of released checkpoints."""
 
     config: Mapping[str, Any]
-    """Its quantization_config."""
+    """The quantization_config."""
     quantise: Quantise
     ignored: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Beside each weight, and not read."""
+    """Tensors beside each weight that are not read."""
     of: re.Pattern[str] = LINEAR
-    """The names of the weights that it has."""
+    """Return the names of the weights in this format."""
 
 
 def write(plain: Path, target: Path, form: Format) -> tuple[Path, Path]:
-    """The model in `plain` in that format, and what that stands for: two directories below `target`."""
+    """Write the model in `plain` in the format, and the model it stands for, to two directories below
+    `target`."""
     quantised, meant = target / "quantised", target / "meant"
     for directory in (quantised, meant):
         shutil.copytree(plain, directory)
@@ -75,7 +76,7 @@ def fp8_of(weight: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def in_blocks(rows: int, columns: int, end: str = "weight_scale_inv", dtype: Any = torch.float32) -> Quantise:
-    """FP8: a scale for each rectangle, of whole rows if it is as wide as they are."""
+    """FP8 with a scale for each rectangle, or for whole rows if it is as wide as they are."""
 
     def quantise(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         high, wide = rows or weight.shape[0], columns or weight.shape[1]
@@ -96,7 +97,7 @@ def in_blocks(rows: int, columns: int, end: str = "weight_scale_inv", dtype: Any
 
 
 def by_tensor(end: str) -> Quantise:
-    """FP8, with one scale."""
+    """FP8 with one scale."""
 
     def quantise(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         tensors, meant = in_blocks(0, 0, end, torch.bfloat16)(stem, weight)
@@ -120,7 +121,7 @@ def int8_by_row(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]
 
 
 def words_of(codes: np.ndarray[Any, Any], bits: int) -> torch.Tensor:
-    """Of codes along the last dimension, the first one lowest, words of 32 bits."""
+    """Pack codes along the last dimension into words of 32 bits, the first one lowest."""
     each = 32 // bits
     words = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // each)), dtype=np.uint32)
     for place in range(codes.shape[-1]):
@@ -131,7 +132,7 @@ def words_of(codes: np.ndarray[Any, Any], bits: int) -> torch.Tensor:
 def grouped(
     weight: torch.Tensor, bits: int, group_of: np.ndarray[Any, Any], dtype: Any, *, symmetric: bool
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], torch.Tensor, torch.Tensor]:
-    """[out, in] codes from 0 on, [out, group] zero points, scales, and what they stand for."""
+    """Return [out, in] codes from 0 on, [out, group] zero points, scales, and the numbers they stand for."""
     rows, groups = weight.shape[0], int(group_of.max()) + 1
     codes = np.zeros(weight.shape, dtype=np.int64)
     zeros = np.full((rows, groups), 1 << bits - 1, dtype=np.int64)
@@ -159,7 +160,7 @@ def neighbours(columns: int) -> np.ndarray[Any, Any]:
 
 
 def shuffled(columns: int) -> np.ndarray[Any, Any]:
-    """Groups of columns by how much they matter, as activation order makes them."""
+    """Return groups of columns by their importance, as activation order makes them."""
     return np.random.default_rng(5).permutation(neighbours(columns)).astype(np.int32)
 
 
@@ -210,7 +211,7 @@ def awq(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def fp4_codes(numbers: torch.Tensor) -> torch.Tensor:
-    """The nearest code of each, from 0 to 15."""
+    """Return the nearest code of each number, from 0 to 15."""
     table = torch.tensor([*FP4, *(-each for each in FP4)])
     return (numbers[..., None] - table).abs().argmin(-1).to(torch.uint8)
 
@@ -220,7 +221,7 @@ def fp4_meant(codes: torch.Tensor) -> torch.Tensor:
 
 
 def nvfp4(*, compressed: bool) -> Quantise:
-    """Groups of 16 with a scale in FP8, and one scale of the whole in float32."""
+    """Groups of 16 with a scale in FP8, and one scale of the tensor in float32."""
 
     def quantise(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         parts = weight.reshape(len(weight), -1, 16)
@@ -244,13 +245,13 @@ def nvfp4(*, compressed: bool) -> Quantise:
 
 
 def mxfp4_experts(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """As gpt-oss has them."""
+    """Experts as in gpt-oss."""
     blocks, scales, meant = mxfp4(weight)
     return {f"{name}_blocks": blocks, f"{name}_scales": scales}, meant
 
 
 def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks, scales and what they stand for, of [expert, in, out], as gpt-oss has its experts."""
+    """Return blocks, scales and the numbers they stand for, of gpt-oss's experts [expert, in, out]."""
     parts = weight.transpose(1, 2).reshape(len(weight), weight.shape[2], -1, 32)
     exponents = (parts.abs().amax(-1) / 6.0).log2().ceil()
     codes = fp4_codes(parts / exponents.exp2()[..., None])
@@ -259,8 +260,8 @@ def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def by_expert(quantise: Quantise, *, turned: bool) -> Quantise:
-    """The same for linear layers, and for experts of one tensor, one by one. `turned`: that is
-    [expert, in, out]."""
+    """Apply a format of linear layers to experts of one tensor, one by one. `turned`: that tensor is [expert,
+    in, out]."""
 
     def each(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         if weight.ndim == 2:
@@ -302,7 +303,7 @@ FP8_BLOCKS: Final = {"num_bits": 8, "type": "float", "strategy": "block", "block
 
 
 def by_module(stem: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """What the configuration `MIXED` says."""
+    """Apply the format that the configuration `MIXED` gives a module."""
     if "down_proj" in stem:
         return compressed_words(8, symmetric=True)(stem, weight)
     if "self_attn" in stem:
@@ -397,11 +398,11 @@ FORMATS: Final[dict[str, Format]] = {
 MXFP4: Final = Format(
     {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4_experts, of=EXPERTS
 )
-"""gpt-oss."""
+"""Format of gpt-oss."""
 
 
 def expert_by_expert(*, turned: bool) -> Format:
-    """FP8, as Llama 4 and Qwen3-VL have it, whose plain releases have their experts in one tensor."""
+    """FP8 as in Llama 4 and Qwen3-VL, whose plain releases have their experts in one tensor."""
     return Format(
         compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
         by_expert(in_blocks(1, 0, "weight_scale", torch.bfloat16), turned=turned),

@@ -1,4 +1,4 @@
-"""Is a checkpoint in a released format loaded as the numbers that it stands for, by one rank and by two?"""
+"""Tests that a quantized checkpoint is loaded as the numbers that it stands for, by one rank and by two."""
 
 import gc
 import json
@@ -20,8 +20,9 @@ from baton.engine.loading.model_loading import load_model
 from baton.engine.loading.weight_files import StoredTensor, weights_in
 from baton.engine.loading.weight_mapping import Box
 from baton.engine.quantization import packed_weights
-from baton.engine.quantization.packed_weights import Mxfp4Experts, ScaledWeight, numbers_of
-from baton.engine.ranks.collectives import LocalRankGroup
+from baton.engine.quantization.packed_weights import numbers_of
+from baton.engine.quantization.weight_formats import Mxfp4Experts, ScaledWeight
+from baton.engine.ranks.collectives import LocalCollectives
 from baton.models.checkpoint_quantization import read_quantization
 from baton.models.model_facts import ModelUnreadable, UnsupportedModel
 from baton.topology import Topology
@@ -57,9 +58,9 @@ MIXTURE: Final = transformers.Qwen3MoeConfig(
 )
 OUTPUT_TOKENS: Final = 12
 STRIPS: Final = 5
-"""That are held of a weight while it is computed: codes, scales and numbers of the same rows."""
+"""Most strips of a weight in memory while it is computed: codes, scales and numbers of the same rows."""
 TALL: Final = (4000, 64)
-"""A weight with many rows for one strip."""
+"""Shape of a weight with many rows for one strip."""
 STRIP: Final = 64 * 64
 BLOCKS, PACKED = FORMATS["FP8 in blocks (Qwen3-FP8, DeepSeek V3, MiniMax M2)"], FORMATS["AWQ"]
 
@@ -70,8 +71,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights_of(directory: Path, dtype: str = "float32", ranks: int = 1, rank: int = 0) -> dict[str, Any]:
-    model = load_model(directory, dtype, "cpu", LocalRankGroup(Topology(ranks), rank))
-    weights: dict[str, Any] = model._module.state_dict()
+    model = load_model(directory, dtype, "cpu", LocalCollectives(Topology(ranks), rank))
+    weights: dict[str, Any] = model.module.state_dict()
     return weights
 
 
@@ -86,7 +87,7 @@ def test_a_loaded_checkpoint_is_not_mapped_any_more(llama: Path, tmp_path: Path,
 
 
 def parts_of(weight: torch.Tensor) -> list[Box]:
-    """All of it, halves, and what begins and ends anywhere, of each dimension."""
+    """Return parts of each dimension: all of it, halves, and pieces that begin and end anywhere."""
     whole = tuple(map(range, weight.shape))
     parts = [whole]
     for dim, size in enumerate(weight.shape):
@@ -150,7 +151,7 @@ def test_experts_are_put_together_of_what_each_stands_for(tmp_path: Path, form: 
 
 
 IN_ORDER: Final = [form for form in FORMATS if "order of activations" not in form]
-"""The others have groups of columns from anywhere: all columns of these are read."""
+"""Formats whose groups are neighbouring columns. Of the others all columns are read."""
 
 
 @pytest.mark.parametrize("form", IN_ORDER)
@@ -220,7 +221,7 @@ def test_gpt_oss_is_computed_as_the_library_computes_what_it_stands_for(tmp_path
 
 
 class Held:
-    """A tensor as one of a file."""
+    """A tensor in memory as one of a file."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._values = values
@@ -287,7 +288,7 @@ def test_both_sizes_are_told_and_that_the_scheme_of_the_cache_is_not_used(
     with caplog.at_level(logging.INFO):
         load_model(quantised, "bfloat16", "cpu")
     told = [
-        record for record in caplog.records if record.name.startswith("baton.engine.loading.library_model")
+        record for record in caplog.records if record.name.startswith("baton.engine.loading.model_loading")
     ]
     texts = [record.getMessage() for record in told]
     file_bytes = (quantised / "model.safetensors").stat().st_size
@@ -396,7 +397,7 @@ def test_integers_of_another_width_than_is_told_are_not_read(llama: Path, tmp_pa
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("lost", ["config", "scales"])
 def test_codes_are_never_taken_for_numbers(llama: Path, tmp_path: Path, lost: str, ranks: int) -> None:
-    """What says that they are codes may be missing."""
+    """The settings that identify codes may be missing."""
     quantised, _ = write(llama, tmp_path, BLOCKS)
     if lost == "config":
         in_config(quantised, None)
@@ -404,7 +405,7 @@ def test_codes_are_never_taken_for_numbers(llama: Path, tmp_path: Path, lost: st
         file = quantised / "model.safetensors"
         save_file({k: v for k, v in load_file(file).items() if not k.endswith("_inv")}, file, PT)
     with pytest.raises(ModelUnreadable, match=r"_proj\.weight holds codes \(F8_E4M3\), and neither"):
-        load_model(quantised, "float32", "cpu", LocalRankGroup(Topology(ranks), 0))
+        load_model(quantised, "float32", "cpu", LocalCollectives(Topology(ranks), 0))
 
 
 @pytest.mark.parametrize(
@@ -433,7 +434,7 @@ def test_the_memory_that_is_checked_is_what_the_weights_become(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "baton.engine.loading.library_model.memory_shortage", lambda _, needed: asked.append(needed)
+        "baton.engine.loading.model_loading.memory_shortage", lambda _, needed: asked.append(needed)
     )
     quantised, _ = write(llama, tmp_path, PACKED)
     load_model(quantised, "float32", "cpu")

@@ -1,4 +1,4 @@
-"""Does a model whose weights are codes compute what those stand for, and is it said where it cannot be?"""
+"""Tests that a quantized model computes what its codes stand for, and is refused where it cannot."""
 
 import gc
 import logging
@@ -21,7 +21,7 @@ from baton.engine.gguf.convert import main
 from baton.engine.loading import model_loading
 from baton.engine.quantization import quantized_weight
 from baton.engine.quantization.quantized_weight import QuantizedWeight
-from baton.engine.quantization.weight_quantization import WeightQuantization, code
+from baton.engine.quantization.weight_quantization import WeightQuantization, quantize_model
 from baton.engine.torch_engine import TorchEngine
 from baton.runtime.errors import StartupError
 from baton.runtime.model_options import Quantize
@@ -58,9 +58,9 @@ TYPES: Final = {
     "blk.1.ffn_down": "Q5_1",
     "token_embd": "Q8_0",
 }
-"""Every form that codes have in the kernel, and forms side by side."""
+"""Types with every form of codes in the kernel, and mixed forms."""
 MADE: Final = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
-"""Those that the library quantises to."""
+"""Types to which the library quantizes."""
 PROMPTS: Final = [
     [(7 * place + start) % tiny_models.VOCABULARY for place in range(length)]
     for start, length in ((1, 5), (3, 70))
@@ -69,7 +69,7 @@ NAME: Final = "three queries a head"
 
 
 def gguf(folder: Path, types: Mapping[str, str] = TYPES) -> tuple[Path, Path]:
-    """A file with weights of these types, the others as they are, and the directory that is made of it."""
+    """Return a GGUF file of weights in these types, and the directory converted from it."""
     config = LlamaConfig(**SHAPE, tie_word_embeddings=True)
     tensors = in_gguf(load_file(tiny_models.save(config, folder / "of") / "model.safetensors"), 4, 2)
     kinds = {f"{name}.weight": GGMLQuantizationType[kind] for name, kind in types.items()}
@@ -112,7 +112,7 @@ def test_a_files_own_blocks_give_the_tokens_of_what_they_stand_for(
 ) -> None:
     caplog.set_level(logging.INFO)
     file, made = gguf(tmp_path)
-    engine = load(made, dtype=torch.float32, coding=WeightQuantization(Quantize.KEEP, file))
+    engine = load(made, dtype=torch.float32, quantization=WeightQuantization(Quantize.KEEP, file))
     for own, right in zip(greedy(engine, 24), reference_greedy(made, PROMPTS, 24), strict=True):
         assert own[: len(right)] == right  # which may end there
         assert len(right) > 8
@@ -134,12 +134,12 @@ def test_memory_that_making_codes_takes_is_judged_before_the_load(
     )
     monkeypatch.setattr(model_loading, "load_definition", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(StartupError, match=r"takes at least .* bytes on cpu, and .* are available"):
-        load(place, coding=WeightQuantization(Quantize.INT8))
+        load(place, quantization=WeightQuantization(Quantize.INT8))
 
 
 @needs_kernel
 def test_codes_that_were_laid_out_for_the_kernel_are_freed(directory: Directory) -> None:
-    engine = load(directory(NAME), coding=WeightQuantization(Quantize.INT8))
+    engine = load(directory(NAME), quantization=WeightQuantization(Quantize.INT8))
     gc.collect()
     assert engine.model.quantized is not None
     assert not [each for each in gc.get_objects() if type(each) is QuantizedWeight]
@@ -151,7 +151,7 @@ def test_what_a_file_has_no_kept_blocks_for_is_said(tmp_path: Path, caplog: pyte
     caplog.set_level(logging.INFO)
     kinds = {name: kind for name, kind in TYPES.items() if name == "blk.0.attn_q"} | {"blk.1.attn_q": "Q2_K"}
     file, made = gguf(tmp_path, kinds)
-    load(made, dtype=torch.bfloat16, coding=WeightQuantization(Quantize.KEEP, file))
+    load(made, dtype=torch.bfloat16, quantization=WeightQuantization(Quantize.KEEP, file))
     told = fields(caplog, "weights are kept as codes")
     assert told["weights"] == "1 kept Q4_0, 13 int8 for F32, 1 int8 for Q2_K"
 
@@ -159,7 +159,7 @@ def test_what_a_file_has_no_kept_blocks_for_is_said(tmp_path: Path, caplog: pyte
 def test_a_file_without_kept_blocks_is_refused(tmp_path: Path) -> None:
     file, made = gguf(tmp_path, {})
     with pytest.raises(StartupError, match="--quantize keep: no weight of tiny is in blocks that"):
-        load(made, coding=WeightQuantization(Quantize.KEEP, file))
+        load(made, quantization=WeightQuantization(Quantize.KEEP, file))
 
 
 @needs_kernel
@@ -170,11 +170,11 @@ def test_greedy_tokens_are_those_of_the_numbers_that_codes_stand_for(
     plain = directory(NAME)
     module = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.no_grad():
-        code("tiny", module, WeightQuantization(how))
+        quantize_model("tiny", module, WeightQuantization(how))
     module.save_pretrained(tmp_path)
     right = reference_greedy(tmp_path, PROMPTS, 24)
-    assert greedy(load(plain, dtype=torch.float32, coding=WeightQuantization(how)), 24) == right
-    widened = load(plain, dtype=torch.float32, coding=WeightQuantization(how, multiplied=False))
+    assert greedy(load(plain, dtype=torch.float32, quantization=WeightQuantization(how)), 24) == right
+    widened = load(plain, dtype=torch.float32, quantization=WeightQuantization(how, multiplied=False))
     assert greedy(widened, 24) == right
     assert right != reference_greedy(plain, PROMPTS, 24)
 
@@ -183,7 +183,7 @@ def test_greedy_tokens_are_those_of_the_numbers_that_codes_stand_for(
 def test_codes_take_a_half_or_a_third_of_the_bytes(directory: Directory) -> None:
     taken = {
         how: load(
-            directory(NAME), coding=None if how is Quantize.NONE else WeightQuantization(how)
+            directory(NAME), quantization=None if how is Quantize.NONE else WeightQuantization(how)
         ).execution.weight_bytes
         for how in (Quantize.NONE, Quantize.INT8, Quantize.INT4)
     }
@@ -194,12 +194,16 @@ def test_codes_take_a_half_or_a_third_of_the_bytes(directory: Directory) -> None
 @needs_kernel
 def test_pages_say_how_weights_are_kept(directory: Directory) -> None:
     ways = (WeightQuantization(Quantize.INT8), WeightQuantization(Quantize.INT8, multiplied=False), None)
-    assert [load(directory(NAME), coding=each).layout.quantize for each in ways] == ["int8", "int8", "none"]
+    assert [load(directory(NAME), quantization=each).layout.quantize for each in ways] == [
+        "int8",
+        "int8",
+        "none",
+    ]
 
 
 def refused(words: str, directory: Path, **how: Any) -> None:
     with pytest.raises(StartupError, match=words) as caught:
-        load(directory, coding=WeightQuantization(Quantize.INT8), **how)
+        load(directory, quantization=WeightQuantization(Quantize.INT8), **how)
     assert "\n" not in str(caught.value)
 
 
@@ -207,7 +211,7 @@ def test_a_model_that_is_no_gguf_file_has_no_blocks_to_keep(directory: Directory
     with pytest.raises(
         StartupError, match=r"--quantize keep: the model is no GGUF file, .* give int8 or int4"
     ):
-        load(directory(NAME), coding=WeightQuantization(Quantize.KEEP))
+        load(directory(NAME), quantization=WeightQuantization(Quantize.KEEP))
 
 
 def test_codes_without_compiled_steps_are_refused(directory: Directory) -> None:
@@ -243,14 +247,14 @@ def test_a_kernel_that_gives_something_else_is_refused(
     directory: Directory, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """Also a little: one scale in four that is a tenth too large."""
-    found = quantized_weight.joined
+    found = quantized_weight.join_quantized
 
     def off(parts: Any) -> Any:
         side_by_side = found(parts)
         side_by_side.scale.view(-1)[::4] *= 1.1
         return side_by_side
 
-    monkeypatch.setattr(quantized_weight, "joined", off)
+    monkeypatch.setattr(quantized_weight, "join_quantized", off)
     refused("results differ by", directory(NAME), dtype=dtype)
 
 

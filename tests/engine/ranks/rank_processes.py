@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a worker, kept over several tests: each can join any team."""
+"""Processes for the ranks of a worker that serve several tests. Each can join any rank group."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 
 from baton.engine.loading.engine_loading import load_engine
-from baton.engine.ranks.process_group import ProcessRankGroup, join_rank_group
+from baton.engine.ranks.process_group import ProcessCollectives, join_rank_group
 from baton.engine.torch_engine import TorchEngine
 from baton.topology import Topology
 from tests.forks import ForkedProcess, fork_answering
@@ -29,14 +29,14 @@ c10d: Any = torch.distributed
 
 @dataclass(frozen=True)
 class Post:
-    """One rank's place in a scene."""
+    """One rank's part in a scenario."""
 
     topology: Topology
     rank: int
     port: int
     timeout_s: float
 
-    def team(self) -> ProcessRankGroup:
+    def rank_group(self) -> ProcessCollectives:
         return join_rank_group(self.topology, self.rank, HOST, self.port, self.timeout_s, torch.device("cpu"))
 
     def engine(self, directory: Path, dtype: str = "float32", kv_cache_memory: int = 2**21) -> TorchEngine:
@@ -48,22 +48,22 @@ class Post:
             threads=1,
             topology=self.topology,
             rank=self.rank,
-            team=self.team(),
+            rank_group=self.rank_group(),
         )
 
 
 Scene = Callable[..., Any]
-"""What one rank does, a function of some module: its post, and what the test gives."""
+"""Function that one rank runs: its post, and the test's arguments."""
 
 
 class Crew:
-    """`play` one scene after the other; a rank that a scene ended is replaced for the next."""
+    """Processes that run one scenario after the other. A rank that a scenario ended is replaced."""
 
     def __init__(self) -> None:
         self._members: list[tuple[ForkedProcess, Connection]] = []
 
     def play(self, topology: Topology, scene: Scene, *given: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        """What each rank returned, by rank; None of one that has died. Raises what a rank raised."""
+        """Return what each rank returned, by rank, None of one that died. Raises what a rank raised."""
         cast = self.start(topology, scene, *given, timeout_s=timeout_s)
         told = [self.answer(rank) for rank in range(cast)]
         for rank, each in enumerate(told):

@@ -1,4 +1,4 @@
-"""What the ranks of a worker do in the tests of groups. Each function runs on every rank of its team."""
+"""Functions that every rank of a worker runs in the tests of rank groups."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ Answers = list[list[int]]
 def answers(
     post: Post, directory: Path, prompts: Answers, tokens: int, chunks: Sequenced[int], memory: int = 2**21
 ) -> dict[str, Any]:
-    """Greedy, chunk by chunk, all prompts in every step; and what this rank takes for it."""
+    """Return greedy answers, chunk by chunk with all prompts in every step, and the memory of this rank."""
     engine = post.engine(directory, kv_cache_memory=memory)
     engine.warm_up()
     told = [_greedy(engine, prompts, tokens, chunk) for chunk in chunks]
@@ -49,7 +49,7 @@ def draws(
     tokens: int,
     dtype: str = "float32",
 ) -> list[list[Token]]:
-    """Every prompt with its own settings, all in the same steps."""
+    """Return the draws of every prompt with its own settings, all in the same steps."""
     return drawn(post.engine(directory, dtype), prompts, samplings, tokens)
 
 
@@ -77,7 +77,7 @@ def guessed(
     tokens: int,
     answers: Sequenced[Sequenced[Token]],
 ) -> tuple[list[list[Token]], int]:
-    """As `draws`, with drafts some of which are those `answers`, and in how many steps."""
+    """Return draws with drafts, some of which are right, and the number of steps."""
     worker = ShuffledWorker(post.engine(directory))
     tenants = [
         worker.admit(*asked) for asked in zip(prompts, [tokens] * len(prompts), samplings, strict=True)
@@ -92,8 +92,8 @@ def guessed(
 def proposed(
     post: Post, directory: Path, prompt: list[int], grammar: Grammar
 ) -> tuple[list[int], list[tuple[int, ...]]]:
-    """An answer, held to `grammar` by the rank that draws, and what was checked in each of its steps: what
-    the step before it proposed."""
+    """Return an answer that follows `grammar`, and the drafts checked in each step, which the previous step
+    proposed."""
     engine = post.engine(directory)
     worker = ShuffledWorker(engine)
     tenant = worker.admit(prompt, 60)
@@ -111,7 +111,7 @@ def proposed(
 def drafted(
     post: Post, directory: Path, drafts: Path, prompts: Answers, sampling: Sampling, tokens: int
 ) -> tuple[Answers, list[list[list[int]]]]:
-    """Answers, and what each step proposed for each, by a model on the rank that draws."""
+    """Return answers, and what each step proposed for each, with a draft model on the rank that draws."""
     engine = post.engine(directory)
     if engine.draws:
         beside = load_engine(drafts, dtype="float32", device="cpu", kv_cache_memory=2**21, threads=1)
@@ -137,8 +137,7 @@ def several(
 def forked(
     engine: TorchEngine, prompts: Answers, sampling: Sampling, seeds: Sequenced[int], tokens: int
 ) -> list[Answers]:
-    """Of each prompt a choice for each seed, all in the same steps: rows of up to a page begin beside prompts
-    that are not computed yet and choices that go on."""
+    """Return a choice of each prompt for each seed, all in the same steps."""
     worker = ShuffledWorker(engine)
     rooms = [[worker.admit(prompt, tokens, replace(sampling, seed=seeds[0]))] for prompt in prompts]
     while not all(tenant.done for room in rooms for tenant in room):
@@ -165,7 +164,7 @@ def one_by_one(
 
 
 def scores(post: Post, directory: Path, prompts: Answers, top: int, chunk: int) -> list[list[Score]]:
-    """Of every prompt, all in the same steps, beside one that is not scored."""
+    """Return the scores of every prompt, all in the same steps, beside one that is not scored."""
     return scored(ShuffledWorker(post.engine(directory)), prompts, top, chunk)
 
 
@@ -173,7 +172,7 @@ def scored(worker: ShuffledWorker, prompts: Answers, top: int, chunk: int) -> li
     beside = worker.admit(prompts[-1], 4)
     tenants = [worker.admit(prompt, 1, prompt_logprobs=top) for prompt in prompts]
     worker.run([*tenants, beside], chunk)
-    return [each.sequence.scores.told if each.sequence.scores else [] for each in tenants]
+    return [each.sequence.scores.values if each.sequence.scores else [] for each in tenants]
 
 
 def sums(post: Post, directory: Path, length: int, start: int) -> dict[str, Any]:
@@ -275,7 +274,7 @@ def apart(post: Post, missing: int) -> str:
     if post.rank == missing:
         return ""
     try:
-        post.team()
+        post.rank_group()
     except RankGroupBroken as error:
         return str(error)
     return "met"
@@ -284,11 +283,11 @@ def apart(post: Post, missing: int) -> str:
 def slowly(post: Post, seconds: float) -> int:
     """The first rank takes its time before it tells what the second waits for."""
     device = torch.device("cpu")
-    team = join_rank_group(post.topology, post.rank, HOST, post.port, post.timeout_s, device, 60)
+    rank_group = join_rank_group(post.topology, post.rank, HOST, post.port, post.timeout_s, device, 60)
     number = torch.zeros(1)
     if post.rank == 0:
         time.sleep(seconds)
-        team.send(number + 7)
-        return int(team.tell(1, None, 1)[0])
-    number = team.receive(number)
-    return int(team.tell(1, number.tolist(), 1)[0])
+        rank_group.send(number + 7)
+        return int(rank_group.broadcast(1, None, 1)[0])
+    number = rank_group.receive(number)
+    return int(rank_group.broadcast(1, number.tolist(), 1)[0])

@@ -1,4 +1,4 @@
-"""Do the ranks of a worker compute what one would, and do they fail together? Real processes over gloo."""
+"""Tests that ranks compute what one rank would, and fail together. They are real processes over gloo."""
 
 import os
 import signal
@@ -178,7 +178,7 @@ def test_drawn_is_drawn_all_ranks_take_the_drafts_that_one_has_drawn(crew: Crew,
 
 
 def test_drafts_agreed_all_ranks_hear_what_the_grammar_forces(crew: Crew, tmp_path: Path) -> None:
-    """Which only the rank that draws knows."""
+    """Only the rank that draws knows the grammar state."""
     shape = {**SHAPE, "vocab_size": VOCABULARY, "tie_word_embeddings": False, "num_key_value_heads": 2}
     directory = save(LlamaConfig(**shape), tmp_path)
     told = crew.play(SQUARE, rank_scenarios.proposed, directory, ids("The fox"), NAMED)
@@ -191,7 +191,7 @@ def test_drafts_agreed_all_ranks_hear_what_the_grammar_forces(crew: Crew, tmp_pa
 def test_drafts_agreed_all_ranks_hear_what_the_draft_model_of_one_says(
     crew: Crew, model: Path, tiny_dir: Callable[[str], Path]
 ) -> None:
-    """Which that rank alone has loaded."""
+    """Only the rank that draws has loaded the draft model."""
     prompts = random_prompts(LENGTHS)
     for drafts, least in ((model, OUTPUT_TOKENS), (tiny_dir("llama-mha-tied"), 1)):
         told = crew.play(

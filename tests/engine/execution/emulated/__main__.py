@@ -19,7 +19,7 @@ FAULT: Final = "test_a_fault_in_the_source_is_seen"
 
 
 class Outcomes:
-    """What became of each test."""
+    """Records the outcome of each test."""
 
     def __init__(self) -> None:
         self.passed: list[str] = []

@@ -1,8 +1,5 @@
-"""How is a build for AVX-512 or AMX tested on a CPU that has AVX2 alone?
-
-The same source is compiled in the same sizes, but for AVX2 and with `immintrin.h` from here, which says what
-each instruction computes. The compiler makes each vector of two.
-"""
+"""Builds for AVX-512 and AMX that are emulated on a CPU with AVX2. The same source is compiled in the same
+sizes for AVX2, with an `immintrin.h` from here that defines the missing instructions."""
 
 from hashlib import sha256
 from pathlib import Path

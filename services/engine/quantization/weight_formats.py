@@ -1,0 +1,355 @@
+"""Storage formats of quantized weights in released checkpoints. Each class is one format."""
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+import torch
+
+from baton.engine.quantization.packed_weights import PackedWeight, PartsMismatch, TensorSlice, TensorSource
+
+WORD: Final = 32
+"""Bits that packed integers share."""
+FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Numbers of the sixteen codes of 4 bits (E2M1)."""
+EXPONENT_BIAS: Final = 127
+"""Bias of a scale that is an exponent alone (E8M0)."""
+AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Places of eight neighbouring columns in a word of AWQ."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """FP8 numbers or integers of 8 bits, [.., out, in], each times the scale of its block.
+
+    A block is the tensor, a row, a group of a row, or a rectangle. Integers may have zero points in the shape
+    of the scales.
+    """
+
+    numbers: TensorSource
+    scale: TensorSource
+    block: tuple[int, int] | None = None
+    """Rows and columns of a rectangle. The last ones may be smaller."""
+    zero: TensorSource | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def step(self) -> int:
+        return self._blocks()[0] if len(self.shape) == 2 else 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        numbers = self.numbers.rows(start, stop).float()
+        if self.zero is not None:
+            numbers -= self._spread(self.zero, start, stop)
+        return numbers.mul_(self._spread(self.scale, start, stop))
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        wide = self._blocks()[1]
+        if self.scale.shape[-1:] == (1,) or len(self.scale.shape) < 2:
+            return replace(self, numbers=TensorSlice(self.numbers, 1, columns)), 0
+        blocks = _covering(columns, wide)
+        numbers = range(self.shape[1])[blocks.start * wide : blocks.stop * wide]
+        some = replace(
+            self,
+            numbers=TensorSlice(self.numbers, 1, numbers),
+            scale=TensorSlice(self.scale, 1, blocks),
+            zero=None if self.zero is None else TensorSlice(self.zero, 1, blocks),
+        )
+        return some, columns.start - numbers.start
+
+    def _spread(self, scale: TensorSource, start: int, stop: int) -> torch.Tensor:
+        """Return the scale of each number in the rows, as far as broadcasting does not do it."""
+        if prod(scale.shape) == 1:
+            return _plain(scale.whole()).reshape(())
+        high, wide = self._blocks()
+        if len(self.shape) > 2:
+            values = _plain(scale.rows(start, stop)).repeat_interleave(high, -2)[..., : self.shape[-2], :]
+        else:
+            values = _plain(scale.rows(start // high, -(-stop // high)))
+            if values.ndim == 1:
+                values = values[:, None]
+            values = values.repeat_interleave(high, 0)[: stop - start]
+        if values.shape[-1] == 1:
+            return values
+        return values.repeat_interleave(wide, -1)[..., : self.shape[-1]]
+
+    def _blocks(self) -> tuple[int, int]:
+        """Return the rows and columns that share a scale."""
+        shape, shape_of_scales = self.shape, self.scale.shape
+        if prod(shape_of_scales) == 1:
+            return 1, shape[-1]
+        if len(shape) == 2 and shape_of_scales == shape[:1]:
+            shape_of_scales = (*shape_of_scales, 1)
+        if len(shape_of_scales) == len(shape) and shape_of_scales[:-2] == shape[:-2]:
+            block = self.block or (0, 0)
+            sides = [_side(*each) for each in zip(shape[-2:], shape_of_scales[-2:], block, strict=True)]
+            if all(sides):
+                return sides[0], sides[1]
+        raise PartsMismatch(f"scales of the shape {list(self.scale.shape)} for {list(shape)} numbers")
+
+
+def _covering(columns: range, wide: int) -> range:
+    """Return the blocks of `wide` columns that cover `columns`."""
+    return range(columns.start // wide, -(-columns.stop // wide))
+
+
+def _side(size: int, scales: int, block: int) -> int:
+    """Return how many of `size` numbers share one of `scales`. 0 if that does not divide."""
+    if block:
+        return block if -(-size // block) == scales else 0
+    return size // scales if scales and size % scales == 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensorsWeight:
+    """Integers of compressed-tensors, [out, in], packed along a row in words of 32 bits.
+
+    The middle of their range is added to each. They are multiplied by the scale of their group of columns.
+    """
+
+    words: TensorSource
+    scale: TensorSource
+    bits: int
+    columns: int
+    zero: TensorSource | None = None
+    """[out, groups], packed along the columns. None for the middle of the range."""
+    group_of: TensorSource | None = None
+    """Group of each column, if groups are not neighbours."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[0], self.columns
+
+    @property
+    def step(self) -> int:
+        return WORD // self.bits
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        middle = 1 << self.bits - 1
+        if self.words.shape[1] != -(-self.columns // self.step):
+            raise PartsMismatch(
+                f"{self.words.shape[1]} words a row for {self.columns} integers of {self.bits} bits"
+            )
+        numbers = (_integers(self.words.rows(start, stop), self.bits)[:, : self.columns] - middle).float()
+        groups = _groups(self.scale.shape[1], self.columns, self.group_of)
+        if self.zero is not None:
+            each = self.step
+            zeros = _integers(self.zero.rows(start // each, -(-stop // each)).T, self.bits).T[: stop - start]
+            numbers -= (zeros - middle).float()[:, groups]
+        return numbers.mul_(self.scale.rows(start, stop).float()[:, groups])
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        group_count = self.scale.shape[1]
+        wide = self.columns // group_count if group_count and self.columns % group_count == 0 else 0
+        if self.group_of is not None or not wide or wide % self.step:
+            return self, columns.start
+        groups = _covering(columns, wide)
+        words = range(groups.start * wide // self.step, groups.stop * wide // self.step)
+        some = replace(
+            self,
+            words=TensorSlice(self.words, 1, words),
+            scale=TensorSlice(self.scale, 1, groups),
+            columns=len(groups) * wide,
+            zero=None if self.zero is None else TensorSlice(self.zero, 1, groups),
+        )
+        return some, columns.start - groups.start * wide
+
+
+@dataclass(frozen=True, slots=True)
+class GptqWeight:
+    """Integers of GPTQ, [in, out], packed along a column in words of 32 bits.
+
+    The zero point of their group of inputs is subtracted, and they are multiplied by its scale.
+    """
+
+    words: TensorSource
+    zeros: TensorSource
+    """[groups, out], packed along a row."""
+    scales: TensorSource
+    bits: int
+    added: int
+    """Number added to every stored zero point: 1 in the format's first version."""
+    group_of: TensorSource | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[1], self.words.shape[0] * WORD // self.bits
+
+    @property
+    def step(self) -> int:
+        return WORD // self.bits
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        each, inputs = self.step, self.shape[1]
+        numbers = _integers(self.words.columns(start, stop).T, self.bits)
+        zeros = _integers(self.zeros.columns(start // each, -(-stop // each)), self.bits)[:, : stop - start]
+        groups = _groups(self.scales.shape[0], inputs, self.group_of)
+        numbers = numbers - (zeros + self.added).T[:, groups]
+        return numbers.float().mul_(self.scales.columns(start, stop).float().T[:, groups])
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        groups, inputs = self.scales.shape[0], self.shape[1]
+        wide = inputs // groups if groups and inputs % groups == 0 else 0
+        if not wide or wide % self.step:
+            return self, columns.start
+        if not torch.equal(_groups(groups, inputs, self.group_of), torch.arange(inputs) // wide):
+            return self, columns.start
+        some = _covering(columns, wide)
+        words = range(some.start * wide // self.step, some.stop * wide // self.step)
+        part = replace(
+            self,
+            words=TensorSlice(self.words, 0, words),
+            zeros=TensorSlice(self.zeros, 0, some),
+            scales=TensorSlice(self.scales, 0, some),
+            group_of=None,
+        )
+        return part, columns.start - some.start * wide
+
+
+@dataclass(frozen=True, slots=True)
+class AwqWeight:
+    """Integers of 4 bits of AWQ's first version (gemm), [in, out], packed along a row in an order of its own.
+
+    The zero point of their group of inputs is subtracted, and they are multiplied by its scale.
+    """
+
+    words: TensorSource
+    zeros: TensorSource
+    scales: TensorSource
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[1] * len(AWQ_ORDER), self.words.shape[0]
+
+    @property
+    def step(self) -> int:
+        return len(AWQ_ORDER)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        first, last = start // self.step, -(-stop // self.step)
+        numbers, zeros = (self._ordered(each.columns(first, last)) for each in (self.words, self.zeros))
+        groups = _groups(self.scales.shape[0], self.shape[1], None)
+        numbers = numbers - zeros[groups]
+        return numbers.float().mul_(self.scales.columns(start, stop).float()[groups]).T
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        groups, inputs = self.scales.shape[0], self.shape[1]
+        wide = inputs // groups if groups and inputs % groups == 0 else 0
+        if not wide:
+            return self, columns.start
+        some = _covering(columns, wide)
+        part = AwqWeight(
+            TensorSlice(self.words, 0, range(some.start * wide, some.stop * wide)),
+            TensorSlice(self.zeros, 0, some),
+            TensorSlice(self.scales, 0, some),
+        )
+        return part, columns.start - some.start * wide
+
+    def _ordered(self, words: torch.Tensor) -> torch.Tensor:
+        codes = _integers(words, WORD // self.step)
+        return codes.reshape(len(codes), -1, self.step)[..., list(AWQ_ORDER)].flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4Weight:
+    """Codes of 4 bits (E2M1), [out, in], two in a byte with the first one low.
+
+    They are multiplied by the scale of their group of columns, and scaled by that of the tensor.
+    """
+
+    codes: TensorSource
+    scale: TensorSource
+    whole: TensorSource | None = None
+    divides: bool = False
+    """True to divide by the tensor's scale, as in compressed-tensors. ModelOpt multiplies by it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape[0], self.codes.shape[1] * 2
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        scale = _plain(self.scale.rows(start, stop))
+        if self.whole is not None:
+            factor = self.whole.whole().float().reshape(())
+            scale = scale / factor if self.divides else scale * factor
+        groups = _groups(scale.shape[1], self.shape[1], None)
+        return _fp4(self.codes.rows(start, stop)).mul_(scale[:, groups])
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        group_count = self.scale.shape[1]
+        wide = self.shape[1] // group_count if group_count and self.shape[1] % group_count == 0 else 0
+        if not wide or wide % 2:
+            return self, columns.start
+        groups = _covering(columns, wide)
+        codes = range(groups.start * wide // 2, groups.stop * wide // 2)
+        some = replace(
+            self, codes=TensorSlice(self.codes, 1, codes), scale=TensorSlice(self.scale, 1, groups)
+        )
+        return some, columns.start - groups.start * wide
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Experts:
+    """Experts of gpt-oss (MXFP4): codes [expert, out, group, 16 bytes], and an exponent for each group.
+
+    Codes are as in Fp4Weight. The model has the transposed weights, [expert, in, out].
+    """
+
+    blocks: TensorSource
+    scales: TensorSource
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, outputs, groups, size = self.blocks.shape
+        return experts, groups * size * 2, outputs
+
+    @property
+    def step(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        numbers = _fp4(self.blocks.rows(start, stop)).mul_(_plain(self.scales.rows(start, stop))[..., None])
+        return numbers.flatten(-2).transpose(1, 2)
+
+    def within(self, columns: range) -> tuple[PackedWeight, int]:
+        return self, columns.start
+
+
+def _fp4(codes: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of bytes, twice as many in the last dimension."""
+    codes = codes.view(torch.uint8)
+    both = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    return torch.tensor(FP4)[both.int()]
+
+
+def _plain(scale: torch.Tensor) -> torch.Tensor:
+    """Return scales in float32. A byte is an exponent."""
+    if scale.dtype is torch.uint8:
+        return torch.exp2(scale.float() - EXPONENT_BIAS)
+    return scale.float()
+
+
+def _integers(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the integers in words, the lowest first, in the last dimension."""
+    shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
+    return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def _groups(groups: int, size: int, group_of: TensorSource | None) -> torch.Tensor:
+    """Return the group of each of `size` numbers. Raises PartsMismatch."""
+    if group_of is not None:
+        found = group_of.whole().long()
+        if len(found) == size and bool((found >= 0).all()) and bool((found < groups).all()):
+            return found
+        if not bool((found == -1).all()):  # -1 everywhere: no groups are given
+            raise PartsMismatch(f"{len(found)} columns in groups, of {size}, and {groups} groups")
+    if not groups or size % groups:
+        raise PartsMismatch(f"{groups} groups of {size} numbers")
+    return torch.arange(size) // (size // groups)
