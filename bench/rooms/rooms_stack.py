@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary
 from baton.bootstrap.metrics import BootstrapMetrics
-from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.fleet.registry import Registry
 from baton.fleet.worker_record import WorkerState

@@ -1,9 +1,9 @@
-"""How far has the bootstrap heard what was said to it?
+"""Probe of how far the router has read the calls that were sent to it.
 
-A call that came waits in a queue of gRPC's own until the event loop accepts it, and a busy loop accepts late.
-So the bootstrap calls itself. That call takes its chance among those that wait, and may overtake them: it
-takes several rounds of the loop, in each of which one that waits is accepted. Where none was, none waited:
-everything that had come before it was sent is heard. Silence counts up to there (`live-is-not-lost`).
+A call waits in gRPC's own queue until the event loop accepts it, and a busy loop accepts late. So the router
+calls itself. That call takes several rounds of the loop, and each round accepts one waiting call. If none was
+accepted meanwhile, none waited: all calls sent before it have been accepted. Silence of a worker counts up to
+that time (`live-is-not-lost`).
 """
 
 import asyncio
@@ -20,32 +20,33 @@ log = Log(__name__)
 
 EVERY_S: Final = 0.25
 AGAIN_S: Final = 0.02
-"""After a call that others were accepted beside."""
+"""Pause after a probe during which other calls were accepted, in seconds."""
 DEAF_S: Final = 30.0
-"""How long it may hear nothing of itself, or never be alone: a loop is not so busy for so long. Then it goes
-by the clock, or by any answer: it would keep the dead for ever."""
+"""Longest time without a conclusive probe, in seconds; a loop is not busy for so long. After that the clock
+is used, or any answer, since leases of dead workers would never end."""
 
 
 class AcceptProbe:
-    """Runs as one task."""
+    """Periodic calls of the router to itself. Runs as one task."""
 
     def __init__(
         self, channel: Callable[[], grpc.aio.Channel], accepted: Callable[[], int], clock: Clock
     ) -> None:
-        """`channel`: to this process's own server, asked before each call. `accepted`: how many calls that
-        server has accepted."""
+        """`channel`: channel to this process's own server, asked for before each call. `accepted`: number of
+        calls that the server has accepted."""
         self._channel = channel
         self._accepted = accepted
         self._clock = clock
         self._heard_ms = clock.now_ms()
-        self._deaf = False
+        self.is_deaf = False
 
     def accepted_until_ms(self) -> int:
-        """Whatever came before then was accepted, on the clock's monotonic reading."""
-        return self._clock.now_ms() if self._deaf else self._heard_ms
+        """Return the time before which all calls that were sent have been accepted, on the clock's monotonic
+        reading, in milliseconds."""
+        return self._clock.now_ms() if self.is_deaf else self._heard_ms
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Probe until cancelled."""
         while True:
             sent_ms, before = self._clock.now_ms(), self._accepted()
             stub = health_pb2_grpc.HealthStub(self._channel())
@@ -55,7 +56,7 @@ class AcceptProbe:
                 self._missed(error)
                 await asyncio.sleep(EVERY_S)
                 continue
-            self._deaf = False
+            self.is_deaf = False
             alone = self._accepted() - before <= 1
             if alone or sent_ms - self._heard_ms >= DEAF_S * 1000:
                 self._heard_ms = sent_ms
@@ -63,7 +64,7 @@ class AcceptProbe:
 
     def _missed(self, error: grpc.aio.AioRpcError) -> None:
         silent_s = (self._clock.now_ms() - self._heard_ms) / 1000
-        if silent_s >= DEAF_S and not self._deaf:
-            self._deaf = True
+        if silent_s >= DEAF_S and not self.is_deaf:
+            self.is_deaf = True
             cause = error.details() or error.code().name
             log.warning("the bootstrap does not hear itself: leases run out by the clock", cause=cause)

@@ -1,12 +1,12 @@
-"""What does the bootstrap answer over HTTP beside the OpenAI API?
+"""HTTP routes of the router besides the API: probes and metrics.
 
 GET /health          200 while the process serves
 GET /ping            200 once a request could be served, else 503
 GET /ready           200 once a canary hand-over has passed through a worker of each side, or a canary through
                      a decode worker that serves alone, else 503 and why
 
-The platform asks these three without a key; it is told whether, and operators, with whom. The others are for
-operators alone, and may be on a port of their own.
+The platform calls these three without a key. Only operators see which workers are concerned. The other routes
+are for operators alone, and may be on a port of their own.
 
 GET /metrics         Prometheus text
 GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
@@ -36,7 +36,7 @@ from baton.wire.registration import process_from_wire
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 1000
 ID_CHARS_MAX: Final = 20
-"""Decimal digits of 64 bits."""
+"""Decimal digits of a 64-bit id."""
 
 
 def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -> APIRouter:
@@ -48,7 +48,7 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
 
     @router.get("/ping")
     async def ping() -> Response:
-        """Whether a request could be served, as SageMaker asks it."""
+        """Answer whether a request could be served, in SageMaker's format."""
         return Response(status_code=503 if _missing(registry) else 200)
 
     @router.get("/ready")
@@ -84,7 +84,7 @@ def probe_router(registry: Registry, canary_problem: Callable[[], str | None]) -
 def admin_router(
     registry: Registry, metrics: CollectorRegistry, weigh: Callable[[str, int], None]
 ) -> APIRouter:
-    """`weigh`: as `RoomController.weigh`. Nothing here reads a body, so that none is to be bounded."""
+    """`weigh`: as `RoomController.weigh`. No route here reads a body, so no body needs a bound."""
     router = APIRouter(dependencies=[Depends(operators_only)])
 
     @router.put("/workers/{process}")
@@ -125,15 +125,14 @@ def _not_found(message: str, param: str) -> JSONResponse:
 
 
 def _id(text: str) -> RoomId:
-    """Raises UnknownRoom for what cannot be a room's id, exactly as it was told."""
+    """Parse a room id. Raises UnknownRoom for a text that is none."""
     if len(text) > ID_CHARS_MAX or not (text.isascii() and text.isdigit()):
         raise UnknownRoom("not a room id")
     return RoomId(int(text))
 
 
 def _missing(registry: Registry) -> list[str]:
-    """Sides on which no worker is ready, and that are needed; or the pairs that are, if none of them
-    connects."""
+    """Return why no request can be served: sides without a ready worker, or pairs that do not connect."""
     return [f"no {side.value} worker is ready" for side in registry.missing()] + [
         f"{prefill.facts.name} and {decode.facts.name} do not connect, and no other pair is ready"
         for prefill, decode in registry.unreachable()
@@ -141,14 +140,14 @@ def _missing(registry: Registry) -> list[str]:
 
 
 def _slower(registry: Registry) -> list[str]:
-    """Why requests are served more slowly than they could be."""
+    """Return why requests are served more slowly than they could be."""
     if registry.ready_count(Side.PREFILL) or not registry.serves_alone:
         return []
     return ["no prefill worker is ready: decode workers compute the prompts themselves"]
 
 
 def _room(entry: RoomEntry, *, events: bool) -> dict[str, Any]:
-    """Ids are text: they do not fit the numbers of JavaScript."""
+    """Render a room as JSON. Ids are text, since they exceed JavaScript's numbers."""
     body: dict[str, Any] = {
         "id": str(entry.id),
         "request_id": entry.request_id,

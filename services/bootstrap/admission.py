@@ -1,8 +1,8 @@
-"""Which request gets the next room, and who waits for one?
+"""Admission of requests: each gets a room at once, or waits in a bounded queue, or is rejected.
 
-The registry knows which pair of workers is best. Who fits none now waits in a bounded queue
-(`bounded-admission`), which is looked at as soon as somebody says that there may be space. Who is next in it
-is said by `baton.fleet.fair_queue`.
+The registry chooses the pair of workers. A request that fits none now waits in a bounded queue
+(`bounded-admission`). The queue is served as soon as there may be space. `baton.fleet.fair_queue` decides its
+order.
 """
 
 import asyncio
@@ -10,10 +10,18 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
+from baton.bootstrap.counters import decrement
 from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
-from baton.bootstrap.placement_request import NotInTime, PlacementRequest, QueueFull, Retry, WaitingRequest
+from baton.bootstrap.placement_request import (
+    NotInTime,
+    PlacementRequest,
+    QueueFull,
+    Retry,
+    WaitingRequest,
+    not_in_time,
+)
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
 from baton.fleet.placement import Need, Pair
@@ -31,13 +39,10 @@ from baton.runtime.clock import Clock
 
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
-"""How many that wait for other workers may be before one that there is space for."""
+"""Most requests for other workers that are looked at before one that there is space for."""
 REJUDGED_MAX: Final = 64
-"""Requests that one look turns away because the line got slower than it was expected to be."""
+"""Most requests that one look rejects because the queue got slower than expected."""
 QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
-
-
-K = TypeVar("K")
 
 
 class Admission:
@@ -53,8 +58,8 @@ class Admission:
         queue_timeout_ms: int,
         max_wait_ms: int | None = None,
     ) -> None:
-        """`max_wait_ms`: a request that is expected to wait longer is turned away at once; None: as
-        `queue_timeout_ms`, which ends its wait in any case."""
+        """`max_wait_ms`: longest expected wait. A request that is expected to wait longer is rejected at
+        once. None: as `queue_timeout_ms`, which ends every wait."""
         self._registry = registry
         self._clock = clock
         self._timelines = timelines
@@ -62,28 +67,27 @@ class Admission:
         self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
         self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
-        """Told of the progress of rooms by whoever follows them."""
+        """Wait estimates. Streams of rooms report their progress here."""
         self._line: FairQueue[WaitingRequest] = FairQueue()
-        self._hoping: Counter[tuple[int, Side | None]] = Counter()
-        """Requests that had a room, and wait for a side to have a ready worker again, by class and side."""
+        self._awaiting_worker: Counter[tuple[int, Side | None]] = Counter()
+        """Number of retried requests that wait for a side to have a ready worker again, by class and side."""
         self.retrying: Counter[RoomId] = Counter()
-        """Rooms that failed, and for whose requests others are looked for: how many."""
-        self._going_back: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
-        """Those in the line whose rooms a decode worker retracted, by that one, the first to come first."""
+        """Number of requests that look for a next room, by the room that ended."""
+        self.going_back: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
+        """Queued requests by the decode worker that retracted their rooms, the first to come first."""
         self._outlook: Hashable = None
-        """Of the registry, when those that wait were asked last whether there are workers for them."""
-        self._heard: Hashable = None
-        """The same, when those that hope for a worker were told last to look again."""
+        """Registry's outlook when queued requests were last told that no worker can hold them."""
+        self._news_outlook: Hashable = None
+        """Registry's outlook when requests that wait for a worker last looked again."""
         self._paused: Counter[Incarnation | None] = Counter()
-        """Requests that had a room and have no other yet, by the decode worker that retracted it, if one
-        did."""
-        self._owed: dict[RoomId, Incarnation] = {}
-        """Rooms that ended early, and whose requests have not asked for the next one, since their readers are
-        slow: by the decode worker that serves them to their end even while it drains."""
+        """Number of requests between two rooms, by the decode worker that retracted the last one, if any."""
+        self.owed: dict[RoomId, Incarnation] = {}
+        """Decode workers that serve a request to its end even while they drain, by its last room, until its
+        reader is there and asks for the next one."""
         self._news = asyncio.Event()
-        """Set for a moment when a worker may have become ready, or have got space."""
+        """Set for a moment when a worker may have become ready, or have space."""
         self._ending: Cause | None = None
-        """Why no room is opened any more."""
+        """Reason for which no room is opened any more."""
 
     async def admit(
         self,
@@ -101,18 +105,19 @@ class Admission:
         may_be_local: bool = False,
         scores: int = 0,
     ) -> RoomEntry:
-        """Open a room on the best pair that can hold it, waiting in a bounded queue for capacity
-        (`bounded-admission`). `prompt` and its `salt`: for the choice of workers, if they are known. `trace`:
-        what the room's span is a part of. `tokens`: KV positions that each of the `choices` may come to take
-        on decode. `priority`, `tenant`: as of a `QueueKey`. `arrived_ms`: by the wall clock; None: now.
-        `may_be_local`, `scores`: as of a `Need`.
+        """Open a room on the best pair that can hold it, after a wait in the bounded queue if there is no
+        space (`bounded-admission`).
 
-        `retry`: of a request that had a room. It comes before those that had none, which take it no place in
-        the queue either: as many again may wait. It waits until its caller gives it up; where a side has no
-        ready worker, for one to come. One that had no room waits for that only where a worker is expected.
+        `prompt`, `salt`: for the choice of workers, if known. `trace`: parent of the room's span. `tokens`:
+        most KV positions of each of the `choices` on decode. `priority`, `tenant`: as in `QueueKey`.
+        `arrived_ms`: arrival by the wall clock, None for now. `may_be_local`, `scores`: as in `Need`.
 
-        Raises NoSuchWorker, QueueFull, and TimeoutError when no pair had space in time. NotInTime, a
-        QueueFull, at once, where that is to be expected.
+        `retry`: given for a request that had a room. It comes before new requests, which have places of their
+        own: as many again may wait. It waits until its caller gives up, also for a side to get a ready
+        worker. A new request waits for that only if a worker is expected.
+
+        Raises NoSuchWorker, QueueFull, and TimeoutError if no pair had space in time. NotInTime, a QueueFull,
+        comes at once if that is to be expected.
         """
         margin = 0 if retry is None else retry.margin
         need = Need(
@@ -150,7 +155,7 @@ class Admission:
         return entry
 
     def discard(self, entry: RoomEntry, cause: Cause) -> None:
-        """Close a room that no worker was told of."""
+        """Close a room that was opened, but sent to no worker."""
         self.expected.ended(entry.id, is_over=False)
         self._registry.end(entry.id, cause, self._clock.now_ms())
         self._timelines.end(entry.id, cause)
@@ -159,28 +164,28 @@ class Admission:
         self.wake()
 
     def drain(self, incarnation: Incarnation, *, broken: bool = False) -> int:
-        """No newcomer gets a room on this worker any more. For how many it is to wait (`Registry.drain`).
-        `broken`: it ends, and is likely to be started again."""
+        """Give a worker no new rooms. Return how many rooms and requests it has to wait for
+        (`Registry.drain`). `broken`: it is about to end, and likely to be restarted."""
         if broken:
             self._registry.expect_back(incarnation, self._clock.now_ms())
-        unread = sum(each == incarnation for each in self._owed.values())
+        unread = sum(each == incarnation for each in self.owed.values())
         return self._registry.drain(incarnation, self._paused[incarnation] + unread)
 
     def owe(self, entry: RoomEntry) -> None:
-        """The room ended early, and its request may go on on the same decode worker, which does not leave
-        before: until it asks for its next room, or gives up."""
-        self._owed[entry.id] = entry.decode.incarnation
+        """Note that a room ended early, and that its request may go on on the same decode worker. The worker
+        waits until the request asks for its next room or gives up."""
+        self.owed[entry.id] = entry.decode.incarnation
 
     def settle(self, room: RoomId) -> None:
-        """Nothing is owed any more for a room that ended."""
-        self._owed.pop(room, None)
+        """Note that nothing is owed for a room any more."""
+        self.owed.pop(room, None)
 
     def wake(self) -> None:
-        """A worker may have become ready, or have got space, or be gone: open rooms for those who wait."""
-        if self._hoping:
+        """Serve the queue, since a worker may have become ready, have space, or be gone."""
+        if self._awaiting_worker:
             heard = self._registry.outlook(self._clock.now_ms())
-            if heard != self._heard or self._ending is not None:
-                self._heard = heard
+            if heard != self._news_outlook or self._ending is not None:
+                self._news_outlook = heard
                 self._news.set()
                 self._news.clear()
         self._look()
@@ -190,32 +195,32 @@ class Admission:
             self._look()
 
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
-        """When a request of this class that is turned away now is to come back, to find a place. To be asked
-        once for each: those that are turned away together do not come back together."""
+        """Return when a rejected request of this class is to come back, in seconds. Ask once for each
+        request: requests that are rejected together do not come back together."""
         claim = QueueKey(priority, tenant, self.expected.usual_cost())
         away_ms = self.expected.come_back_ms(self._clock.now_ms(), self._ahead(claim), claim)
         return 1 if away_ms is None else min(max(-(-away_ms // 1000), 1), RETRY_AFTER_S_MAX)
 
     def close(self, why: Cause) -> None:
-        """Open no room any more. Whoever waits for one is told why."""
+        """Open no room any more. Waiting requests are refused with the reason."""
         self._ending = why
         self.wake()
 
     def queued(self) -> int:
-        """Requests that wait for a pair of workers."""
-        return len(self._line) + self._hoping.total()
+        """Return the number of requests that wait for a pair of workers."""
+        return len(self._line) + self._awaiting_worker.total()
 
     def queued_by_class(self) -> Counter[int]:
         counts = self._line.by_class()
-        for (priority, _), count in self._hoping.items():
+        for (priority, _), count in self._awaiting_worker.items():
             counts[priority] += count
         return counts
 
     def queued_by_side(self) -> Mapping[Side, int]:
-        """The same: those that hope for a worker on its side, and the others on the side that has no space
-        for whoever is first of them, if it is one alone."""
+        """Return the number of waiting requests by the side that they lack: the side without a ready worker,
+        or the side without space for the first of the queue. Requests that lack both are left out."""
         counts: Counter[Side] = Counter()
-        for (_, side), count in self._hoping.items():
+        for (_, side), count in self._awaiting_worker.items():
             counts += Counter({} if side is None else {side: count})
         first = self._line.first()
         if first is None:
@@ -230,8 +235,8 @@ class Admission:
         return counts
 
     def waiting(self, *, had_none: bool = False) -> Iterator[tuple[str, Event]]:
-        """Ids of those that wait in the queue, class by class and the oldest first, each with the line that
-        says since when. `had_none`: those alone that had no room before."""
+        """Yield the ids of queued requests, class by class and the oldest first, each with its timeline's
+        line. `had_none`: only those that had no room before."""
         return (
             (one.waiting.request.request_id, one.waiting.queued)
             for one in self._line
@@ -244,14 +249,15 @@ class Admission:
         self.expected.look(self._clock.now_ms(), len(self._line), self._line.in_class)
 
     def _ahead(self, claim: QueueKey) -> QueuedWork:
-        """Return who is before a newcomer. Those that hope for a worker are counted as large as it is."""
-        ahead, hoping = self._line.ahead(claim), self._hoping.total()
+        """Return the work before a newcomer. Requests that wait for a ready worker are counted as large as it
+        is."""
+        ahead, hoping = self._line.ahead(claim), self._awaiting_worker.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
     async def _open_again(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
-        """For a request that had a room, hoping for a worker where a side has none."""
+        """Open the next room of a request, after waiting for a worker if a side has none."""
         self.retrying[retry.room] += 1
-        self._paused[retry.back] += 1
+        self._paused[retry.returns_to] += 1
         self.settle(retry.room)
         try:
             await asyncio.sleep(retry.pause_s)
@@ -260,20 +266,21 @@ class Admission:
                 try:
                     return await self._open_in_turn(asked)
                 except NoSuchWorker as error:
-                    hopeless = isinstance(error, TooLarge) and not retry.fits
+                    hopeless = isinstance(error, TooLarge) and not retry.fit_before
                     if hopeless or self._ending or not await self._worker_news(asked, error, until_s):
                         raise
         finally:
-            _less(self.retrying, retry.room)
-            _less(self._paused, retry.back)
+            decrement(self.retrying, retry.room)
+            decrement(self._paused, retry.returns_to)
 
     def _serve_queue(self) -> None:
-        """Open rooms for those who wait and fit, in their order: who waits for some workers holds up nobody
-        who fits others. To one that was retracted, and that decode has no space for, a decode worker is left:
-        those behind it would take the space for it to come back to, one small room after the other.
+        """Open rooms for queued requests that fit, in their order. A request that waits for some workers does
+        not block those that fit others.
 
-        Where nobody can get a room, those behind the first who does not are looked at once after each change
-        of the outlook: there may be no worker for them any more, and they are told so.
+        For a retracted request without space on decode, a decode worker is reserved during the scan.
+        Otherwise small requests behind it would take that space, one after the other. If no request can get a
+        room, the rest of the queue is scanned once after each change of the outlook. It may be that no worker
+        can hold them any more, and then they are refused.
         """
         outlook = self._registry.outlook(self._clock.now_ms())
         may_be_refused, self._outlook = outlook != self._outlook, outlook
@@ -299,23 +306,23 @@ class Admission:
             self._registry.release_reserved()
 
     def _serve_back(self) -> None:
-        """Open rooms for those who fit the worker that retracted theirs, and drains, and that were not looked
-        at: whoever is before them may not go there."""
+        """Open rooms for requests that fit the draining worker that retracted theirs, and that the scan did
+        not reach. Requests before them may not go there."""
         for incarnation in self._registry.accepting_retracted():
-            going_back = self._going_back.get(incarnation, {}).values()
+            going_back = self.going_back.get(incarnation, {}).values()
             unseen = (each for each in going_back if not (each.is_skipped or each.waiting.opened.done()))
             for one in list(islice(unseen, LOOKED_AT_MAX)):
                 self._serve(one)
 
     def _reserve(self, waiting: WaitingRequest, lacks: NoCapacity) -> None:
-        """Where it was retracted, and `lacks` not only prefill, leave a decode worker to it for as long as
-        this look takes."""
+        """Reserve a decode worker for a retracted request during this scan, unless only prefill lacks
+        space."""
         need, retry = waiting.request.need, waiting.request.retry
         if retry is not None and not retry.is_attempt and lacks.side is not Side.PREFILL:
             waiting.reserved = self._registry.reserve(need, retry.avoid, waiting.reserved)
 
     def _serve(self, one: QueueEntry[WaitingRequest]) -> NoCapacity | None:
-        """Open its room, or tell it why there will be none. Why it has to wait on, if it has to."""
+        """Open the room of a queued request, or refuse it. Return why it has to wait on, if it does."""
         waiting = one.waiting
         try:
             entry = self._open(waiting.request, self._pair(waiting.request))
@@ -333,7 +340,8 @@ class Admission:
         return None
 
     async def _open_in_turn(self, asked: PlacementRequest) -> RoomEntry:
-        """At once, if there is space, which those before it did not fit; else when it is its turn."""
+        """Open a room at once if there is space that requests before it did not fit, or else when it is its
+        turn."""
         fits = True
         try:
             pair = self._pair(asked)
@@ -346,9 +354,9 @@ class Admission:
         ahead = self._ahead(asked.claim)
         waiting = WaitingRequest(asked, asyncio.get_running_loop().create_future())
         one = self._line.enter(waiting, asked.claim)
-        back = None if asked.retry is None else asked.retry.back
+        back = None if asked.retry is None else asked.retry.returns_to
         if back is not None:
-            self._going_back.setdefault(back, {})[one.number] = one
+            self.going_back.setdefault(back, {})[one.number] = one
         try:
             if fits:
                 self._serve_queue()
@@ -363,13 +371,14 @@ class Admission:
         finally:
             self._line.leave(one)
             if back is not None:
-                del self._going_back[back][one.number]
-                if not self._going_back[back]:
-                    del self._going_back[back]
+                del self.going_back[back][one.number]
+                if not self.going_back[back]:
+                    del self.going_back[back]
 
     def _check_may_wait(self, asked: PlacementRequest, ahead: QueuedWork) -> None:
-        """Raises QueueFull, also where the request, which is in the line, would wait too long."""
-        line, hoping, claim = self._line, self._hoping.total(), asked.claim
+        """Check that a queued request may wait. Raises QueueFull if the queue is full, or the request would
+        wait too long."""
+        line, hoping, claim = self._line, self._awaiting_worker.total(), asked.claim
         if asked.retry is None:
             others = line.count_up_to(claim.priority) - line.retried - 1
             is_full = others >= self._max_queue
@@ -382,12 +391,12 @@ class Admission:
         self._look()
         wait_ms = self.expected.too_long_ms(ahead, claim)
         if wait_ms is not None:
-            raise _not_in_time(wait_ms, ahead.all)
+            raise not_in_time(wait_ms, ahead.all)
         if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
             self._turn_away_last(claim)
 
     def _turn_away_last(self, claim: QueueKey) -> None:
-        """One of a lower class, for the place of a newcomer. Raises QueueFull where there is none."""
+        """Reject a request of a lower class in favour of a newcomer. Raises QueueFull if there is none."""
         last = self._line.last()
         if last is None or last.claim.priority <= claim.priority:
             raise QueueFull(f"the queue for workers is full: {counted(len(self._line) - 1, 'request')}")
@@ -397,8 +406,8 @@ class Admission:
             last.waiting.opened.set_exception(QueueFull(text))
 
     def _turn_away_late(self) -> None:
-        """Turn away the newest of the lowest class while the line is expected to take longer than a request
-        waits in it. So those that came before there was a pace, or before it fell, need not wait it out."""
+        """Reject the newest requests of the lowest class while the expected wait is longer than any request
+        may wait. This covers requests that came before there was a throughput, or before it fell."""
         for _ in range(REJUDGED_MAX):
             last = self._line.last()
             if last is None:
@@ -409,7 +418,7 @@ class Admission:
                 return
             self._line.leave(last)
             if not last.waiting.opened.done():
-                last.waiting.opened.set_exception(_not_in_time(wait_ms, everybody.all - 1))
+                last.waiting.opened.set_exception(not_in_time(wait_ms, everybody.all - 1))
 
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
         opened, may_wait = waiting.opened, waiting.request.retry is None
@@ -426,12 +435,12 @@ class Admission:
             raise
 
     async def _worker_news(self, asked: PlacementRequest, lacks: NoSuchWorker, until_s: float | None) -> bool:
-        """Wait until a worker may have become ready. False when it is too late for that, or too full."""
+        """Wait until a worker may have become ready. Return False if it is too late, or too many wait."""
         bounded = asked.retry is None or asked.retry.is_attempt
-        if bounded and self._line.retried + self._hoping.total() >= self._max_queue:
+        if bounded and self._line.retried + self._awaiting_worker.total() >= self._max_queue:
             return False
         hope = asked.claim.priority, lacks.side if isinstance(lacks, NoneReady) else None
-        self._hoping[hope] += 1
+        self._awaiting_worker[hope] += 1
         try:
             async with asyncio.timeout_at(until_s):
                 await self._news.wait()
@@ -440,19 +449,19 @@ class Admission:
         else:
             return True
         finally:
-            _less(self._hoping, hope)
+            decrement(self._awaiting_worker, hope)
 
     def _pair(self, asked: PlacementRequest) -> Pair:
-        """The best one. Raises NoCapacity, and NoSuchWorker where waiting in the line does not help."""
+        """Return the best pair. Raises NoCapacity, and NoSuchWorker if waiting in the queue does not help."""
         if self._ending is not None:
             raise NoSuchWorker(self._ending.text)
         retry = asked.retry
         if asked.prompt and self._registry.uses_prefix_affinity:
             asked.need, asked.prompt = replace(asked.need, blocks=hash_blocks(asked.prompt, asked.salt)), ()
-            if retry is not None and retry.back is not None:
-                self._registry.record_computed(retry.back, asked.need.blocks)
+            if retry is not None and retry.returns_to is not None:
+                self._registry.record_computed(retry.returns_to, asked.need.blocks)
         try:
-            avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.back)
+            avoid, back = (frozenset(), None) if retry is None else (retry.avoid, retry.returns_to)
             return self._registry.place(asked.need, avoid, back)
         except NoneReady as error:
             if retry is None and self._registry.expects(error.side, self._clock.now_ms()):
@@ -467,7 +476,7 @@ class Admission:
             asked.need,
             self._clock.now_ms(),
             retry_of=None if retry is None else retry.room,
-            is_back=retry is not None and retry.back == pair[1].facts.incarnation,
+            is_back=retry is not None and retry.returns_to == pair[1].facts.incarnation,
             trace_id="" if asked.trace is None else asked.trace.trace_id,
         )
         self.expected.opened(entry.id, asked.need)
@@ -486,14 +495,3 @@ class Admission:
             else:
                 self._timelines.report(retry.room, Moment.GOES_ON, f"as room {entry.id} {where}")
         return entry
-
-
-def _less(counts: Counter[K], key: K) -> None:
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
-
-
-def _not_in_time(wait_ms: int, before: int) -> NotInTime:
-    told = f"{counted(before, 'request')} before it"
-    return NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")

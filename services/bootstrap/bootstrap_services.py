@@ -1,4 +1,5 @@
-"""What may workers and other routers ask of the bootstrap? Each method parses, asks, renders. No policy."""
+"""gRPC services of the router, for workers and other routers. Each method parses, calls and renders, and
+decides nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -31,10 +32,10 @@ from baton.wire.text_validation import name_from_wire, request_id_from_wire, sho
 LIST_DEFAULT: Final = 100
 LIST_MAX: Final = 10_000
 WATCH_S: Final = 1.0
-"""How long a watcher waits for news before it looks by itself."""
+"""Time for which a watcher waits for news before it looks by itself, in seconds."""
 WHY_CHARS_MAX: Final = 256
 CALLER: Final = "caller"
-"""In timelines: of a room that it opened, and drives, itself."""
+"""Source of the lines of a room that its opener drives itself."""
 
 
 class WorkerRegistry(workers_pb2_grpc.WorkerRegistryServicer):
@@ -234,13 +235,13 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
         return rooms_pb2.ListRoomsReply(rooms=rooms)
 
     def _check_opener(self, context: grpc.aio.ServicerContext, room: RoomId, key: bytes) -> None:
-        """A caller without a certificate, which is not known to be the bootstrap or another router, ends the
-        rooms that it opened alone. Raises NotProven."""
+        """Check that a caller may end a room. Without a certificate, it has to show the key of the room that
+        it opened. Raises NotProven."""
         if not has_certificate(context):
             self._rooms.credentials.check_key(room, key)
 
     def _sides(self, reporter: Incarnation, reports: Iterable[rooms_pb2.RoomReport]) -> set[Side]:
-        """Whose news the reporter of these tells. A worker that is gone is known by its rooms."""
+        """Return the sides that these reports are about. A worker that is gone is known by its rooms."""
         side = self._rooms.registry.side_of(reporter)
         sides = set() if side is None else {side}
         for report in reports:
@@ -251,8 +252,8 @@ class RoomService(rooms_pb2_grpc.RoomServiceServicer):
     def _report(
         self, reporter: Incarnation, rank: int, room: RoomId, reports: Iterable[rooms_pb2.RoomReport]
     ) -> None:
-        """One worker's news of one room. A worker that is not the room's is not believed; of its ranks, the
-        first alone says what became of the room."""
+        """Take one worker's reports of one room. Reports of a worker that is not in the room are ignored.
+        Only the first rank's reports change the room."""
         try:
             entry = self._rooms.registry.get(room)
         except UnknownRoom:

@@ -1,10 +1,10 @@
-"""Does a hand-over really pass through a worker that has just joined?
+"""Canary requests, which test the hand-over through each worker that joins.
 
-A worker gets rooms only after a small request of our own went through it end to end (`honest-health`). The
-canary also pays the first use of everything: connections, registered memory, kernels. A decode worker that
-computes prompts, and that no prefill worker comes for, proves that it serves alone.
+A worker gets rooms only after a small request of the router's own went through it end to end
+(`honest-health`). The canary also pays for the first use of everything: connections, registered memory,
+kernels. A decode worker that computes prompts, and finds no prefill worker, proves that it serves alone.
 
-It is a request like a client's (`baton.bootstrap.canary_request`).
+The request is like a client's (`baton.bootstrap.canary_request`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.fleet.pair_health import PairId
 from baton.fleet.placement import Need, Pair
@@ -32,59 +32,60 @@ RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 60.0
 REQUEST_ID: Final = "canary"
 ALONE_MS: Final = 10_000
-"""How long a decode worker that computes prompts waits for a hand-over, before it is tried alone: a prefill
-worker that was started with it is there by then, mostly. One that comes later proves itself."""
+"""Time for which a decode worker that computes prompts waits for a hand-over before it is tried alone, in
+milliseconds. A prefill worker that was started with it is mostly there by then. One that comes later proves
+itself."""
 OUTPUT_TOKENS: Final = 2
 PROMPT_TOKENS: Final = CANARY_TOKENS + 1 - OUTPUT_TOKENS
-"""The last token that is drawn takes no KV."""
+"""Tokens of the prompt. The last drawn token takes no KV."""
 
 
 class Canary:
-    """Runs as one task: one canary at a time."""
+    """Sends one canary at a time. Runs as one task."""
 
     def __init__(self, rooms: RoomController, backend: RoomBackend, request: Request) -> None:
-        """`request`: what is asked, with a prompt of its own each time: of `canary_request`."""
+        """`request`: request of `canary_request`. Its prompt is replaced each time."""
         self._rooms = rooms
         self._backend = backend
         self._request = request
         self._tries: Counter[Incarnation | PairId] = Counter()
-        """Of the workers that are there, and of the pairs that do not connect: who failed often comes last,
-        and keeps nobody from joining."""
-        self._alone: Counter[Incarnation] = Counter()
-        """Of decode workers that were tried alone."""
+        """Number of tries by worker and by broken pair. Those that failed often come last, and keep no other
+        from joining."""
+        self.alone_tries: Counter[Incarnation] = Counter()
+        """Number of tries alone by decode worker."""
         self.problem: str | None = None
-        """Why the last canary failed; None after one that passed."""
+        """Reason that the last canary failed for; None after one that passed."""
 
     async def run(self) -> None:
-        """Try each joining worker with a partner, and each pair that did not connect, until cancelled."""
+        """Try each joining worker with a partner, and each broken pair, until cancelled."""
         while True:
-            pair = self._pair()
+            pair = self.next_pair()
             if pair is None:
                 await asyncio.sleep(LOOK_S)
                 continue
-            self.problem = await self._try(pair)
+            self.problem = await self.try_pair(pair)
             if self.problem is not None:
                 log.warning("canary failed", cause=self.problem)
                 await asyncio.sleep(RETRY_S)
 
-    def _pair(self) -> Pair | None:
-        """The joining worker tried least, and a partner for it: a ready one if there is one. Or a pair that
-        does not connect, and was tried less often. Or a decode worker alone, in turn with its pairs.
+    def next_pair(self) -> Pair | None:
+        """Return the pair to try next, or None.
 
-        Each without a canary's room: a worker has `CANARY_ROOMS` places for them. The room of a canary that
-        failed may outlive it.
+        It is the joining worker tried least with a partner, preferably a ready one, or a broken pair that was
+        tried less often, or a decode worker alone. Each is without a canary's room: a worker has
+        `CANARY_ROOMS` places for these, and the room of a failed canary may outlive it.
         """
         registry = self._rooms.registry
         broken, joining = registry.pairs.broken(), registry.joining()
         if not broken and not joining:
             self._tries.clear()
-            self._alone.clear()
+            self.alone_tries.clear()
             return None
         workers = [w for w in registry.workers() if w.state in _USABLE]
         known = [worker.facts.incarnation for worker in workers]
         kept: list[Incarnation | PairId] = [*broken, *known]
         self._tries = Counter({each: self._tries[each] for each in kept})
-        self._alone = Counter({each: self._alone[each] for each in known})
+        self.alone_tries = Counter({each: self.alone_tries[each] for each in known})
         free = [worker for worker in workers if not worker.canaries]
         there = {worker.facts.incarnation for worker in free}
         apart = min(
@@ -96,9 +97,9 @@ class Canary:
             return registry.worker(apart[0]), registry.worker(apart[1])
         alone = self._least_alone(free)
         if alone is not None and (
-            least is None or self._alone[alone.facts.incarnation] < self._tries_of(alone)
+            least is None or self.alone_tries[alone.facts.incarnation] < self._tries_of(alone)
         ):
-            self._alone[alone.facts.incarnation] += 1
+            self.alone_tries[alone.facts.incarnation] += 1
             return None, alone
         if least is None:
             return None
@@ -107,7 +108,7 @@ class Canary:
         return least if least[0].facts.side is Side.PREFILL else (least[1], least[0])
 
     def _least_tried(self, free: list[Worker]) -> tuple[Worker, Worker] | None:
-        """The joining worker tried least, and the best partner for it."""
+        """Return the joining worker tried least, and the best partner for it."""
         found: list[tuple[Worker, Worker]] = []
         for side in Side:
             own = [each for each in free if each.facts.side is side and each.state is WorkerState.JOINING]
@@ -119,8 +120,8 @@ class Canary:
         )
 
     def _least_alone(self, free: list[Worker]) -> Worker | None:
-        """The joining decode worker that computes prompts and was tried alone least, once no prefill worker
-        has become ready for a while."""
+        """Return the joining decode worker that computes prompts and was tried alone least, once no prefill
+        worker has become ready for a while."""
         if self._rooms.registry.ready_count(Side.PREFILL):
             return None
         since_ms = self._rooms.clock.now_ms() - ALONE_MS
@@ -129,16 +130,16 @@ class Canary:
             for each in free
             if each.facts.computes and each.state is WorkerState.JOINING and each.joined_ms <= since_ms
         )
-        return min(waiting, key=lambda each: self._alone[each.facts.incarnation], default=None)
+        return min(waiting, key=lambda each: self.alone_tries[each.facts.incarnation], default=None)
 
     def _tries_of(self, worker: Worker) -> int:
         return self._tries[worker.facts.incarnation]
 
     def _as_partner(self, worker: Worker) -> tuple[bool, int]:
-        """The less the better."""
+        """Return the sort key of a worker as a partner. The least is the best."""
         return worker.state is not WorkerState.READY, self._tries_of(worker)
 
-    async def _try(self, pair: Pair) -> str | None:
+    async def try_pair(self, pair: Pair) -> str | None:
         need = Need(PROMPT_TOKENS, CANARY_TOKENS)
         entry = self._rooms.admission.open_on(REQUEST_ID, pair, need)
         request = replace(self._request, prompt=canary_prompt(entry.id))
@@ -167,7 +168,8 @@ class Canary:
 
 
 def canary_prompt(room: RoomId) -> tuple[int, ...]:
-    """Tokens that every vocabulary has, and no worker a prefix of: what is cached proves no hand-over."""
+    """Return a prompt of tokens that every vocabulary has, and of which no worker has a prefix: a cached
+    prompt proves no hand-over."""
     return tuple(1 + (room >> 3 * place & 7) for place in range(PROMPT_TOKENS))
 
 

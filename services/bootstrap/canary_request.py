@@ -1,7 +1,7 @@
-"""What does the bootstrap ask of each worker that joins?
+"""Request that the router sends through each worker that joins.
 
-What a client would: it is made by the same intake, with the model's own defaults (`canary-is-a-request`). A
-model whose defaults no worker takes is refused before the first one joins.
+The same intake makes it as a client's, with the model's own defaults (`canary-is-a-request`). A model whose
+defaults no worker accepts is refused before the first one joins.
 """
 
 from baton.api.backend import Limits
@@ -18,8 +18,7 @@ from baton.wire.model_bounds import ModelBounds
 
 
 def canary_request(model: Defaults, context_tokens: int) -> Request:
-    """What a client would ask of `model` with as few words: all that it does not say is the model's default.
-    Raises StartupError where intake or the wire does not take it, as they would not take any client's."""
+    """Return a short client's request for `model`, with the model's defaults for all that it leaves out."""
     prompt = list(canary_prompt(RoomId(2 ** (3 * PROMPT_TOKENS) - 1)))  # the largest ids
     body = CompletionRequest(
         model=model.name, prompt=[prompt], max_tokens=OUTPUT_TOKENS, ignore_eos=True, seed=0

@@ -1,7 +1,7 @@
-"""What does the log say of rooms that failed, when hundreds do at one time?
+"""Rate-limited log lines of failed rooms.
 
-One line for each reason and second, with how many more there were since the line before it. Timelines and
-metrics have them all.
+There is one line for each reason and second, with the number of failures since the line before. Timelines and
+metrics have all of them.
 """
 
 from typing import Final
@@ -19,14 +19,14 @@ EVERY_S: Final = 1.0
 
 
 class FailureLog:
-    """Used from one event loop. Bounded: one entry a reason."""
+    """Log lines by reason. Used from one event loop. Bounded: one entry a reason."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seldom: dict[Reason, LogThrottle] = {}
 
     def log(self, room: RoomId, cause: Cause) -> None:
-        """A room ended early."""
+        """Log the early end of a room."""
         reason = cause.reason.value
         if not REASONS[cause.reason].is_attempt:
             log.debug("room retracted", room=room, cause=cause.text)
@@ -43,7 +43,7 @@ class FailureLog:
             log.debug("room failed", room=room, reason=reason, cause=cause.text)
 
     def log_rest(self) -> None:
-        """What no line was written of, when none follows. To be called now and then."""
+        """Log failures that no line was written of, if none follow. To be called regularly."""
         for reason, seldom in self._seldom.items():
             if rooms := seldom.count(0):
                 log.warning("more rooms failed", reason=reason.value, rooms=rooms)

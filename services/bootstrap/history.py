@@ -1,8 +1,5 @@
-"""What does the bootstrap keep for people to look at, that no decision needs?
-
-What each worker said of itself last, which workers went, and which requests never got a room. All of it is
-bounded: the newest are kept.
-"""
+"""History for operators, which no decision depends on: last reports of workers, lost workers, refused
+requests. Bounded to the newest."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -20,18 +17,19 @@ LOST_MAX: Final = 32
 REFUSED_MAX: Final = 1024
 WHY_CHARS_MAX: Final = 512
 NO_STATUS: Final = 0
-"""Of one that failed with another prompt of its HTTP request: the client was answered for that one."""
+"""Status of a request that failed with another prompt of its HTTP request. The client was answered for that
+one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerCensusRecord:
-    """What a worker said of itself with its last renewal."""
+    """Counts that a worker reported with its last renewal."""
 
     values: Mapping[str, Any]
     at_ms: int
-    """On the bootstrap's own monotonic clock."""
+    """Time of the report on the router's monotonic clock, in milliseconds."""
     tokens_s: float
-    """Computed or drawn, between the last two."""
+    """Tokens per second, computed or drawn, between the last two reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +38,29 @@ class LostWorker:
     why: str
     wall_ms: int
     rooms: int
-    """That ended with it."""
+    """Number of rooms that ended with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request that no room was opened for."""
+    """A request that got no room."""
 
     request_id: str
     wall_ms: int
     waited_ms: int
     why: str
     status: int
-    """That the client was answered with, or NO_STATUS."""
+    """HTTP status of the answer, or NO_STATUS."""
 
 
 class History:
     def __init__(self) -> None:
         self.censuses: dict[Incarnation, WorkerCensusRecord] = {}
-        """Of the workers that hold a lease."""
+        """Last reports of workers that hold a lease."""
         self.lost: deque[LostWorker] = deque(maxlen=LOST_MAX)
-        """The latest last."""
+        """Lost workers, the latest last."""
         self.refused: deque[RefusedRequest] = deque(maxlen=REFUSED_MAX)
-        """The latest last."""
+        """Refused requests, the latest last."""
 
     def record_census(self, worker: Incarnation, told: Mapping[str, Any], now_ms: int) -> None:
         last = self.censuses.get(worker)
@@ -80,5 +78,5 @@ class History:
         self.refused.append(RefusedRequest(request_id, wall_ms, waited_ms, why[:WHY_CHARS_MAX], status))
 
     def refusal(self, request_id: str) -> RefusedRequest | None:
-        """The newest of that id, or of one of its prompts."""
+        """Return the newest refusal of this request id, or of one of its prompts."""
         return next((each for each in reversed(self.refused) if is_of(each.request_id, request_id)), None)

@@ -1,8 +1,8 @@
-"""Which HTTP ports does the bootstrap have, and who may come in at each?
+"""HTTP listeners of the router, and who may call each.
 
-The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys or where
-there is one API key at most, or on a port of their own. That one has admin keys or none: then its address
-protects it, this machine's alone if nothing is said.
+The API's port has the keys and the rate limit. The pages for operators are on it too, for admin keys, or if
+there is one API key at most, or on a port of their own. That port has admin keys or none. Without keys its
+address protects it, which is this machine's loopback by default.
 """
 
 import socket
@@ -30,12 +30,12 @@ from baton.web.http_server import HttpServer, serve_http
 log = Log(__name__)
 
 PAGES_S: Final = 2
-"""What the pages' last readers get."""
+"""Time for the last readers of the pages at shutdown, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServers:
-    """Both ports, in use."""
+    """Running servers of both ports."""
 
     api: HttpServer
     pages: HttpServer | None
@@ -49,7 +49,7 @@ class HttpServers:
         return None if self.pages is None else self.pages.port
 
     async def stop(self) -> None:
-        """Let running requests finish; the pages are there as long as the API is."""
+        """Let running requests finish. The pages stay as long as the API does."""
         await self.api.stop()
         if self.pages is not None:
             await self.pages.stop()
@@ -57,27 +57,27 @@ class HttpServers:
 
 @dataclass(frozen=True, slots=True)
 class HttpListeners:
-    """Sockets that listen, and what guards them. Made before the slow part of a start: what is wrong fails
+    """Open sockets, and what guards them. Opened before the slow part of a start, so that wrong settings fail
     first."""
 
     api: AccessControl
     admin: AccessControl
-    """Of the pages' own port."""
+    """Authentication of the pages' own port."""
     apart: bool
     """Whether the pages have a port of their own."""
     _sockets: tuple[socket.socket, ...]
     _hosts: tuple[HostNames | None, ...]
-    """By which names each is called; None: as its address has it."""
+    """Host names by which each port may be called; None: its address decides."""
     _tls: TlsFiles | None
     _origins: tuple[str, ...]
-    """Whose pages may ask at the API's port."""
+    """Origins whose web pages may call the API's port."""
     _keep_alive_s: float
-    """How long a connection may rest between two requests, seconds."""
+    """Time that a connection may be idle between two requests, in seconds."""
     _connections_max: int
     """Most connections of each port."""
 
     def close(self) -> None:
-        """If they are not to be used after all."""
+        """Close listeners that were opened and will not be used, since start-up failed."""
         for each in self._sockets:
             each.close()
 
@@ -88,7 +88,8 @@ class HttpListeners:
         graceful_s: int,
         connections: ClosedConnections,
     ) -> HttpServers:
-        """`pages`: made if they are served apart. `graceful_s`: what running requests get at the end."""
+        """Serve both ports. `pages`: makes the app of the pages' own port. `graceful_s`: time for running
+        requests at the end, in seconds."""
         first = await self._serve(0, open_to(api, self._origins), graceful_s, connections)
         if not self.apart:
             return HttpServers(first, None)
@@ -111,7 +112,8 @@ class HttpListeners:
 
 
 def open_listeners(settings: BootstrapSettings) -> HttpListeners:
-    """Raises StartupError for keys or certificates that cannot be used, and for a port that is taken."""
+    """Open the listeners of `settings`. Raises StartupError for keys or certificates that cannot be used, and
+    for a port that is taken."""
     keys = _keys(settings.api_keys, settings.api_key_file, FILE_FLAG)
     admin_keys = _keys(settings.admin_api_keys, settings.admin_api_key_file, ADMIN_FILE_FLAG)
     rate = RateLimit(settings.rate_limit) if settings.rate_limit else None
@@ -153,12 +155,12 @@ def open_listeners(settings: BootstrapSettings) -> HttpListeners:
 
 
 def _keys(given: Sequence[str], file: str, flag: str) -> ApiKeys | None:
-    """Raises StartupError."""
+    """Return the keys of both sources, or None. Raises StartupError."""
     return ApiKeys(given, Path(file) if file else None, flag=flag) if given or file else None
 
 
 def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
-    """Between whom prefix caches are shared, for the log."""
+    """Return which callers share prefix caches, for the log."""
     if keys is None or not keys.several:
         return "shared by all callers"
     return (
@@ -167,7 +169,7 @@ def _prefixes(settings: BootstrapSettings, keys: ApiKeys | None) -> str:
 
 
 def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_keys: ApiKeys | None) -> str:
-    """Who reads the pages for operators, for the log."""
+    """Return who may read the pages for operators, for the log."""
     if admin_keys is not None:
         return "admin keys"
     if settings.admin_port is not None:
@@ -182,7 +184,7 @@ def _operator_pages(settings: BootstrapSettings, keys: ApiKeys | None, admin_key
 
 
 def _warn(settings: BootstrapSettings, *, keyless: bool, admin_keyless: bool) -> None:
-    """Of what others than this machine, or than its users mean to, can reach."""
+    """Log a warning for each port that is open to more callers than intended."""
     if keyless and "*" in settings.cors_origins:
         log.warning("any web page that somebody here opens may ask the API: no API keys are set")
     host, grpc_host, admin_host = settings.host, settings.grpc_host, settings.admin_host

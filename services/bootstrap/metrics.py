@@ -1,4 +1,4 @@
-"""What does the bootstrap count? Gauges are read from the registry when they are scraped: none can drift."""
+"""Metrics of the router. Gauges are read from the registry at a scrape, so none can drift."""
 
 from collections import Counter as Count
 from collections.abc import Callable, Iterator, Mapping
@@ -24,24 +24,24 @@ _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 
 
 class RefusalReason(Enum):
-    """Why a request got no pair of workers."""
+    """Reason that a request got no pair of workers for."""
 
     QUEUE_FULL = "queue_full"
     TOO_LATE = "too_late"
     """It waited for as long as requests may."""
     NOT_IN_TIME = "not_in_time"
-    """What is ahead of it would take longer than it may wait, judged by what was served lately."""
+    """The work before it would take longer than it may wait, by the throughput of late."""
     NO_WORKER = "no_worker"
     """No worker of a side is ready, or none could ever hold it."""
 
 
 class ClassBand(Enum):
-    """Classes (`priority`) as metrics tell them, since there are any number of them."""
+    """Band of priority classes, as a metric label: there are any number of classes."""
 
     ABOVE = "above"
-    """Below zero: served before all who ask for none."""
+    """Below zero: served before requests without a priority."""
     DEFAULT = "default"
-    """Of who asks for none."""
+    """Class of requests without a priority."""
     BELOW = "below"
 
     @classmethod
@@ -52,12 +52,12 @@ class ClassBand(Enum):
 
 
 class ComputedBy(Enum):
-    """Why the side that computed a room's prompt did."""
+    """Reason that a side computed a room's prompt for."""
 
     PREFILL = "handed_over"
-    """It is what prefill is for."""
+    """The prompt was handed over by prefill, as usual."""
     SOONER = "sooner"
-    """Decode had it sooner than prefill would have."""
+    """Decode was expected to finish it sooner than prefill."""
     KEPT = "same_process"
     """Its decode worker's process is its prefill worker, too."""
     ALONE = "no_prefill"
@@ -65,7 +65,7 @@ class ComputedBy(Enum):
 
 
 def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
-    """Why that side computed the prompt of this room."""
+    """Return why a side computed the prompt of a room."""
     if side is Side.PREFILL:
         return ComputedBy.PREFILL
     if entry.prefill is not None:
@@ -74,20 +74,20 @@ def computed_by(side: Side, entry: RoomEntry) -> ComputedBy:
 
 
 class Loss(Enum):
-    """How a worker was lost."""
+    """Way in which a worker was lost."""
 
     LEFT = GOODBYE
     """It said goodbye."""
     EXITED = "exited"
-    """Whoever started it saw its process end."""
+    """Its starter saw its process end."""
     SILENT = "silent"
     """Its lease ran out."""
     STALLED = "stalled"
-    """It lives, and its turns did not go on."""
+    """It lives, but its turns did not go on."""
 
 
 class ExitRejection(Enum):
-    """Why a reported exit is not believed."""
+    """Reason that a reported exit is not accepted for."""
 
     ANSWERS = "answers"
     """The process answers."""
@@ -96,7 +96,7 @@ class ExitRejection(Enum):
 
 
 class BootstrapMetrics:
-    """Injected registry: tests are isolated."""
+    """Counters and histograms of the router. The metrics registry is injected, so that tests are isolated."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failed = FailedRoomCounter("Rooms of clients' requests that failed, by first cause.", registry)
@@ -190,7 +190,7 @@ class BootstrapMetrics:
         self._prompt_tokens = {side: prompt_tokens.labels(side.value) for side in Side}
 
     def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
-        """By that side, of a client's room."""
+        """Count the prompt of a client's room as computed by a side."""
         self._prompts[why].inc()
         self._prompt_tokens[side].inc(tokens)
 
@@ -200,7 +200,7 @@ class BootstrapMetrics:
         (self._canaries_failed if canary else self._failed).count(cause)
 
     def resumed(self, paused_s: float, recomputed_tokens: int) -> None:
-        """A request whose room was retracted has its next token, or its end."""
+        """Observe the pause of a request whose room was retracted, at its next token or its end."""
         self._paused.observe(paused_s)
         self._recomputed.inc(recomputed_tokens)
 
@@ -224,7 +224,7 @@ class BootstrapMetrics:
 
 
 class RegistryCollector(Collector):
-    """The registry's state at the moment of a scrape."""
+    """Gauges of the registry's state at the moment of a scrape."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class RegistryCollector(Collector):
         queued: Callable[[], Mapping[int, int]],
         lacking: Callable[[], Mapping[Side, int]],
     ) -> None:
-        """`queued`: how many wait, by their class; `lacking`: by the side that has no space for them."""
+        """`queued`: number of waiting requests by class. `lacking`: by the side without space for them."""
         self._registry = registry
         self._queued = queued
         self._lacking = lacking

@@ -1,4 +1,4 @@
-"""What waits for the one reader of a room's stream, and how does it hear that something does?"""
+"""Queue of a room's messages for its one reader."""
 
 import asyncio
 from collections import deque
@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Put into by anybody in the event loop, taken from by one task at a time. A reader that is cancelled
-    takes nothing with it. `asyncio.Queue` serves many, at several times the cost for each token."""
+    """Bounded queue with one reader at a time, filled from the same event loop. A cancelled reader takes
+    nothing with it. `asyncio.Queue` serves many readers, at several times the cost per token."""
 
     __slots__ = ("_most", "_reader", "_waiting")
 
@@ -19,7 +19,7 @@ class Outbox(Generic[T]):
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, each: T) -> None:
-        """Raises QueueFull at the bound."""
+        """Add a message. Raises QueueFull at the bound."""
         if len(self._waiting) >= self._most:
             raise asyncio.QueueFull
         self._waiting.append(each)

@@ -1,4 +1,4 @@
-"""What does a request ask admission for, and what is it refused with?"""
+"""Placement requests, as admission takes and queues them, and their refusals."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,42 +9,43 @@ from baton.fleet.placement import Need
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Reason
+from baton.rooms.plurals import counted
 from baton.rooms.reasons import REASONS
 from baton.rooms.timeline import Event
 from baton.rooms.trace import TraceContext
 
 
 class QueueFull(Exception):
-    """As many requests wait for a pair of workers as may."""
+    """The queue for workers is full."""
 
 
 class NotInTime(QueueFull):
-    """What is ahead of the request would take longer than the request may wait."""
+    """The work before the request would take longer than it may wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Of a request that had a room: what the next one is to know of it."""
+    """Facts about the last room of a request, for the choice of its next one."""
 
     room: RoomId
     reason: Reason
     avoid: frozenset[Incarnation]
     """Workers that get the request only if there are no others."""
     wait_s: float | None
-    """How long a side without a worker for it is hoped to get one; None: as long as the caller waits."""
+    """Time to wait for a side to get a ready worker, in seconds. None: as long as the caller waits."""
     pause_s: float = 0.0
-    """Before anything is asked for."""
-    fits: bool = True
-    """The workers that it had could hold what is asked for now."""
+    """Pause before the request asks for anything, in seconds."""
+    fit_before: bool = True
+    """Whether the workers that it had could hold what it asks for now."""
     margin: int = 0
-    """KV positions that decode is to have free for it beside those that it begins with."""
-    back: Incarnation | None = None
-    """The decode worker that retracted the room, or an earlier one of it, and where the last one was: it
-    serves the request to its end even while it drains."""
+    """KV positions that decode needs free besides those that the room begins with."""
+    returns_to: Incarnation | None = None
+    """Decode worker that retracted the last room, or an earlier one if the last one was there. It serves the
+    request to its end even while it drains."""
 
     @property
     def is_attempt(self) -> bool:
-        """The room failed: it was not retracted."""
+        """Whether the room failed, and was not retracted."""
         return REASONS[self.reason].is_attempt
 
 
@@ -54,7 +55,7 @@ class PlacementRequest:
     need: Need
     retry: Retry | None
     prompt: Sequence[int]
-    """Until it is hashed, which is done once."""
+    """Prompt tokens until they are hashed, which is done once."""
     salt: int
     trace: TraceContext | None
     claim: QueueKey
@@ -67,6 +68,11 @@ class WaitingRequest:
     request: PlacementRequest
     opened: asyncio.Future[RoomEntry]
     queued: Event | None = None
-    """The line of its timeline that says so, once it has to wait."""
+    """Line of its timeline that says that it waits, once it does."""
     reserved: Incarnation | None = None
-    """The decode worker that was left to it at the last look."""
+    """Decode worker that was reserved for it by the last scan."""
+
+
+def not_in_time(wait_ms: int, before: int) -> NotInTime:
+    told = f"{counted(before, 'request')} before it"
+    return NotInTime(f"it would wait {round(wait_ms / 1000, 1):g} s for workers: {told}")

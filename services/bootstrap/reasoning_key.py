@@ -1,7 +1,7 @@
-"""Which key signs the thoughts that clients carry?
+"""Key that signs encrypted reasoning, which clients send back.
 
-One that is drawn at the start, or a file's, so that several bootstraps, and one that is started again, take
-what each other signed.
+It is drawn at the start, or read from a file, so that several routers, or a restarted one, accept each
+other's signatures.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ BYTES_MAX: Final = 64 * 2**10
 
 
 def read_reasoning_key(file: str) -> bytes:
-    """The key in `file`; empty where none is named. Raises StartupError."""
+    """Return the key in `file`, or no bytes without a file. Raises StartupError."""
     if not file:
         return b""
     try:

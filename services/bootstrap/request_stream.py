@@ -1,12 +1,12 @@
-"""How does one request become one answer, when the rooms that it is served in may fail?
+"""Stream of one request's tokens over its rooms, which may fail.
 
 A room that failed for a reason that is not the client's is followed by a new one (`fresh-attempt`), on
-another pair if there is one, with the tokens that were passed on as its `output`: a draw depends on the
-request, its seed and its position alone, so the stream goes on as if nothing had happened. What the old room
-still sends is not read. Choices that have ended are not drawn again.
+another pair if there is one. The tokens passed on so far are its `output`. A draw depends on the request, its
+seed and its position alone, so the stream goes on as if nothing had happened. Later messages of the old room
+are not read. Choices that have ended are not drawn again.
 
-A room that was retracted has not failed (`retracted-is-no-failure`): the next one costs no attempt, comes
-without a pause, avoids nobody, and the request's own time is all that bounds how many there are.
+A retracted room has not failed (`retracted-is-no-failure`). The next one counts as no attempt, comes without
+a pause and avoids no worker. Only the request's own time bounds their number.
 """
 
 import asyncio
@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, RoomFailed, TokenBatch, client_gone
-from baton.api.errors import CLIENT_GONE
-from baton.api.http.backend_errors import from_backend
+from baton.api.backend import Hangup, RoomFailed, TokenBatch
 from baton.bootstrap.admission import QUEUED_GONE
-from baton.bootstrap.history import NO_STATUS
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.placement_request import QueueFull, Retry
 from baton.bootstrap.room_controller import RoomController
@@ -36,16 +33,9 @@ from baton.fleet.retry import (
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation
 from baton.rooms.errors import Cause, NoneReady, NoSuchWorker, Reason
-from baton.rooms.phases import Side
 from baton.rooms.reasons import LOST, REASONS
 from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
-
-GIVEN_UP: Final = {
-    Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
-    Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
-}
-"""What is noted of a request that is cancelled while it waits for a room."""
 
 ENOUGH: Final = "its reader had enough of it"
 GIVEN_UP_BETWEEN: Final = {
@@ -53,45 +43,45 @@ GIVEN_UP_BETWEEN: Final = {
     Hangup.CLIENT_GONE: (Moment.GIVEN_UP, "the client hung up"),
     Hangup.REQUEST_FAILED: (Moment.NOT_RETRIED, SIBLING_FAILED),
 }
-"""What is noted of a room that ended early, where its request is given up before the next one."""
+"""Timeline line of a room that ended early, if its request is given up before the next one."""
 
 Follow = Callable[[RoomEntry, Request, float], RoomStream]
-"""Drive an opened room, for so many seconds at most."""
+"""Drive an opened room, for the given seconds at most."""
 
 
 def reusable(request: Request) -> Sequence[int]:
-    """What a worker may have of it already, of what was drawn, too: nothing of a prompt that is scored
+    """Return the tokens whose KV a worker may have cached, output included. Empty for a prompt that is scored
     (`scored-is-computed`)."""
     return request.tokens if request.prompt_logprobs is None else ()
 
 
 @dataclass(slots=True, eq=False)
 class _Branch:
-    """Choices that had one output when their room was opened, and share it."""
+    """Choices that had the same output when their room was opened, and share that room."""
 
     choices: tuple[int, ...]
-    """Of the request's, in the order of the room's."""
+    """Choices of the request, in the order of the room's."""
     room: RoomStream
     avoid: frozenset[Incarnation] = frozenset()
     opened: int = 1
-    """Rooms in a row, this one included, before which none brought the choices further."""
+    """Consecutive rooms without progress, this one included."""
     began: int = 0
-    """Output tokens of each when the room was opened."""
+    """Output tokens of each choice when the room was opened."""
     carrier: asyncio.Task[None] | None = None
-    """Where the request has several strands, each has one."""
+    """Task that follows the branch, if the request has several."""
     over: bool = False
-    """It has its last room, and it is told why none follows it."""
+    """Whether it has its last room, whose timeline says why."""
     paused_ms: int | None = None
-    """Since when no token has come because a room was retracted."""
+    """Time since when no token has come because a room was retracted."""
 
 
 class RequestStream:
-    """One request being served: a `baton.api.backend.TokenStream` over its rooms, one after another.
+    """Stream of a request: a `baton.api.backend.TokenStream` over its rooms, one after another.
 
-    All choices begin in one room. When a room fails, those of its choices that have the same output go on in
-    one room, and others in others: a room has one beginning. As long as there is one room at a time, the next
-    is opened when the reader has read all of the last one, and in the reader's own task: a client that hangs
-    up meanwhile leaves nothing behind. Several rooms at a time are followed by tasks, which `hang_up` ends.
+    All choices begin in one room. When a room fails, those of its choices with the same output go on in one
+    room, since a room has one beginning. While there is one room at a time, the next is opened in the
+    reader's own task, when the reader has read all of the last one. So a client that hangs up meanwhile
+    leaves nothing behind. Several rooms at a time are followed by tasks, which `hang_up` ends.
     """
 
     def __init__(
@@ -111,21 +101,21 @@ class RequestStream:
         self._ends_s = asyncio.get_running_loop().time() + timeout_s
         self._outputs: list[list[int]] = [[] for _ in range(request.choices)]
         self._going = set(range(request.choices))
-        """Choices that are not whole, and of which the reader wants more."""
+        """Choices that are not complete, and of which the reader wants more."""
         self._enough: set[int] = set()
-        """Choices of which it wants no more."""
+        """Choices of which the reader wants no more."""
         self._hung_up = False
         self._began = False
-        """A token was passed on."""
+        """Whether a token was passed on."""
         self._first = follow(entry, request, timeout_s)
-        self._strand = _Branch(tuple(range(request.choices)), self._first)
-        """The only one, until there are several."""
-        self._strands = [self._strand]
+        self._branch = _Branch(tuple(range(request.choices)), self._first)
+        """The only branch, until there are several."""
+        self._branches = [self._branch]
         self._merged: Outbox[TokenBatch | Exception] | None = None
-        """Of several strands."""
+        """Queue of the batches of several branches."""
 
     async def next(self) -> TokenBatch:
-        strand = self._strand
+        strand = self._branch
         while self._merged is None:
             try:
                 batch = await strand.room.next()
@@ -139,7 +129,7 @@ class RequestStream:
     def end_choice(self, choice: int) -> None:
         self._enough.add(choice)
         self._going.discard(choice)
-        for strand in self._strands:
+        for strand in self._branches:
             if choice in strand.choices:
                 strand.room.end_choice(strand.choices.index(choice))
                 if strand.carrier is not None and self._going.isdisjoint(strand.choices):
@@ -148,10 +138,10 @@ class RequestStream:
 
     async def hang_up(self, why: Hangup) -> None:
         self._hung_up = True
-        for strand in self._strands:
+        for strand in self._branches:
             self._give_up(strand, *GIVEN_UP_BETWEEN[why])
             await strand.room.hang_up(why)
-        carriers = [strand.carrier for strand in self._strands if strand.carrier is not None]
+        carriers = [strand.carrier for strand in self._branches if strand.carrier is not None]
         for carrier in carriers:
             carrier.cancel()
         await asyncio.gather(*carriers, return_exceptions=True)
@@ -159,7 +149,8 @@ class RequestStream:
     # ---- what comes
 
     def _passed(self, strand: _Branch, batch: TokenBatch) -> TokenBatch | None:
-        """What the reader gets of a batch of the strand's room; None: it wants no more of the choice."""
+        """Return what the reader gets of a batch of the branch's room. None if it wants no more of that
+        choice."""
         if not self._began:
             self._began, self._first = True, strand.room
         self.cached_tokens = self._first.cached_tokens
@@ -183,7 +174,7 @@ class RequestStream:
                 return told
 
     async def _carry(self, strand: _Branch, cause: Cause, merged: Outbox[TokenBatch | Exception]) -> None:
-        """Bring one of several strands to its end, and pass on what comes of it."""
+        """Follow one of several branches to its end, and pass its batches on."""
         try:
             await self._open(strand, cause)
             while not self._going.isdisjoint(strand.choices):
@@ -201,8 +192,8 @@ class RequestStream:
     # ---- from room to room
 
     async def _go_on(self, strand: _Branch, failure: RoomFailed) -> bool:
-        """In the next room, or in several: then the strand is no more, and this is False. Raises the cause of
-        the last room's failure where its choices do not go on."""
+        """Continue a branch in the next room, or in several. Return False if the branch was split. Raises the
+        failure of the last room if its choices do not go on."""
         try:
             cause = self._judged(strand, failure)
         except RoomFailed:
@@ -220,19 +211,19 @@ class RequestStream:
         if self._merged is None:
             # At most a batch a token, and one error of each strand.
             self._merged = Outbox(self._request.choices * (self._request.max_tokens + 1))
-        self._strands.remove(strand)
+        self._branches.remove(strand)
         if not alike:
             self._rooms.admission.settle(strand.room.entry.id)
         for choices in alike.values():
             part = replace(strand, choices=tuple(choices), carrier=None)
             strand.paused_ms = None  # one of them tells how long the pause was
-            self._strands.append(part)
+            self._branches.append(part)
             part.carrier = asyncio.create_task(self._carry(part, cause, self._merged))
         return False
 
     def _judged(self, strand: _Branch, failure: RoomFailed) -> Cause:
-        """Why the strand's room ended. Raises RoomFailed where no other follows it."""
-        failed, cause, left_s = strand.room.entry, strand.room.cause, self._left_s()
+        """Return the cause of the branch's room's end. Raises RoomFailed if no other room follows."""
+        failed, cause, left_s = strand.room.entry, strand.room.cause, self.left_s()
         if cause is None or self._hung_up:
             raise failure
         if not REASONS[cause.reason].is_attempt and strand.paused_ms is None:
@@ -254,8 +245,8 @@ class RequestStream:
         return cause
 
     async def _open(self, strand: _Branch, cause: Cause) -> None:
-        """The strand's next room, behind the one that failed for this cause."""
-        failed, left_s = strand.room.entry, self._left_s()
+        """Open the branch's next room, after the one that failed for this cause."""
+        failed, left_s = strand.room.entry, self.left_s()
         request = self._request_of(strand)
         need = Need(request.prefill_tokens, request.tokens_max, choices=request.choices)
         fits = all(need.positions_on(worker) <= worker.tokens_max for worker in failed.workers)
@@ -295,10 +286,10 @@ class RequestStream:
             request = self._request_of(strand)
         strand.opened += REASONS[cause.reason].is_attempt
         strand.began = len(request.output)
-        strand.room = self._follow(entry, request, max(self._left_s(), 0.0))
+        strand.room = self._follow(entry, request, max(self.left_s(), 0.0))
 
     def _without_another(self, strand: _Branch, cause: Cause, error: Exception) -> RoomFailed:
-        """What the reader hears where its request would go on, and no room was to be had for it."""
+        """Return the error for a reader whose request would go on, but got no room."""
         why = str(error) or "no pair of workers had space in time"
         strand.over = True
         self._rooms.not_retried(strand.room.entry.id, why)
@@ -315,7 +306,7 @@ class RequestStream:
                 return RoomFailed(text, Reason.REFUSED)
 
     def _give_up(self, strand: _Branch, word: Moment, text: str) -> None:
-        """Its reader wants no more of it: said of its room, where that has ended and no other has begun."""
+        """Note in the last room's timeline that the reader wants no more, if no other room was opened."""
         self._rooms.admission.settle(strand.room.entry.id)
         if strand.room.cause is None or strand.over:
             return
@@ -324,13 +315,13 @@ class RequestStream:
         self._end_pause(strand)
 
     def _end_pause(self, strand: _Branch, recomputed_tokens: int = 0) -> None:
-        """A token has come, or none will, of a strand whose room may have been retracted."""
+        """Record the pause of a branch whose room was retracted, at its next token or its end."""
         since_ms, strand.paused_ms = strand.paused_ms, None
         if since_ms is not None:
             self._rooms.resumed(since_ms, recomputed_tokens)
 
     def _request_of(self, strand: _Branch) -> Request:
-        """What is left of the request to its choices, which have one output."""
+        """Return the rest of the request for the branch's choices."""
         seeds = (self._request.sampling.seed, *self._request.further_seeds)
         seed, *further = [seeds[choice] for choice in strand.choices]
         output = tuple(self._outputs[strand.choices[0]])
@@ -343,93 +334,5 @@ class RequestStream:
         seed = (self._request.sampling.seed, *self._request.further_seeds)[strand.choices[0]]
         return pause_s(cause.reason, strand.opened, seed, self._request.request_id)
 
-    def _left_s(self) -> float:
+    def left_s(self) -> float:
         return self._ends_s - asyncio.get_running_loop().time()
-
-
-class RoomBackend:
-    """The API's backend: admission, and a stream over as many rooms as it takes."""
-
-    def __init__(
-        self,
-        rooms: RoomController,
-        context_tokens: int,
-        timeout_s: float,
-        bounds: RetryBounds = RetryBounds(),  # noqa: B008 - frozen
-    ) -> None:
-        self._rooms = rooms
-        self._context_tokens = context_tokens
-        self._timeout_s = timeout_s
-        self._bounds = bounds
-        self._limits = Limits(context_tokens, 0, 0)
-        self._as_of = -1
-        """Of the registry's changes."""
-
-    def limits(self) -> Limits:
-        changes = self._rooms.registry.changes
-        if changes != self._as_of:
-            self._as_of, self._limits = changes, self._reckoned()
-        return self._limits
-
-    def _reckoned(self) -> Limits:
-        registry = self._rooms.registry
-        return Limits(
-            self._context_tokens,
-            registry.tokens_max(Side.PREFILL),
-            registry.tokens_max(Side.DECODE),
-            registry.tokens_max_now(Side.DECODE),
-            registry.decode_page_tokens,
-            registry.quantize,
-            registry.tokens_max_alone,
-        )
-
-    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
-        since_ms = self._rooms.clock.now_ms()
-        limits = self.limits()
-        most = max(limits.prompt_tokens, limits.alone_tokens)
-        request = replace(request, arrived_ms=self._rooms.clock.wall_ms(), carried_tokens_max=most)
-        try:
-            entry = await self._rooms.admission.admit(
-                request.request_id,
-                request.prefill_tokens,
-                request.tokens_max,
-                prompt=reusable(request),
-                salt=request.salt,
-                trace=request.trace,
-                choices=request.choices,
-                priority=request.priority,
-                tenant=request.tenant,
-                arrived_ms=request.arrived_ms,
-                may_be_local=request.prompt_logprobs is None,
-                scores=request.scores,
-            )
-        except asyncio.CancelledError:
-            told, status = GIVEN_UP[why()]
-            self._note_refused(request, told, status, since_ms)
-            raise
-        except NoSuchWorker as error:
-            none = NoWorker(str(error))
-            self._note_refused(request, str(error), from_backend(none).status, since_ms)
-            raise none from error
-        except (QueueFull, TimeoutError) as error:
-            full = str(error) or "no pair of workers had space in time"
-            after_s = self._rooms.admission.retry_after_s(request.priority, request.tenant)
-            busy = Overloaded(f"every worker is busy: {full}", after_s)
-            self._note_refused(request, full, from_backend(busy).status, since_ms)
-            raise busy from error
-        return RequestStream(self._rooms, self._drive, entry, request, self._timeout_s, self._bounds)
-
-    def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:
-        """A request that came at `since_ms` gets no room; its client is told so with `status`."""
-        clock = self._rooms.clock
-        waited_ms = clock.now_ms() - since_ms
-        self._rooms.history.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
-
-    def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
-        """Drive one opened room, and no other when it fails."""
-        return self._drive(entry, request, self._timeout_s)
-
-    def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:
-        stream = RoomStream(self._rooms, entry, request, timeout_s)
-        stream.start()
-        return stream

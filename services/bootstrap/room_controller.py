@@ -1,8 +1,8 @@
-"""What happens at the bootstrap when a room ends, or a worker comes or goes?
+"""Actions of the router when a room ends, or a worker comes or goes.
 
-The registry decides; this makes it so: it ends rooms of lost workers with the true cause, tells the other
-side at once (`terminal-reaches-peer`), wakes who waits for capacity or watches a room, and keeps time.
-Rooms are opened by `admission`.
+The registry decides, and this module carries it out. It ends rooms of lost workers with the true cause,
+informs the other side at once (`terminal-reaches-peer`), wakes queued requests and watchers of a room, and
+watches the time. `admission` opens the rooms.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ ANSWERED: Final = Cause(Reason.ANSWERED, "it was answered")
 
 
 class RoomController:
-    """Used from one event loop."""
+    """Applies the registry's decisions. Used from one event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RoomController:
         presence: LivenessProbe | None = None,
         max_wait_ms: int | None = None,
     ) -> None:
-        """`presence`: asks workers whether they are there; None: by `channels`."""
+        """`presence`: probes whether workers answer; None: by `channels`."""
         self._presence = presence or LivenessProbe(channels)
         self.credentials = CredentialStore()
         self.registry = registry
@@ -73,7 +73,7 @@ class RoomController:
         )
         self._metrics = metrics
         self._failures = FailureLog(clock)
-        self._on_end: dict[RoomId, Callable[[Cause], None]] = {}
+        self.followers: dict[RoomId, Callable[[Cause], None]] = {}
         self._waking: asyncio.TimerHandle | None = None
 
     # ---- workers
@@ -91,8 +91,8 @@ class RoomController:
         turn_ms: int = 0,
         load: WorkerLoad | None = None,
     ) -> None:
-        """`census`, `load`: what the worker says it holds. `turn_ms`: for how long its turn has not ended.
-        Raises TurnStalled, and then its rooms go on elsewhere."""
+        """Renew a lease. `census`, `load`: what the worker reports. `turn_ms`: time since its last turn
+        ended. Raises TurnStalled, and then its rooms go on elsewhere."""
         try:
             self.registry.renew(incarnation, self.clock.now_ms(), turn_ms)
         except TurnStalled as error:
@@ -105,8 +105,8 @@ class RoomController:
         self.admission.wake()
 
     def update_load(self, incarnation: Incarnation, load: WorkerLoad) -> None:
-        """A worker says what it holds. Where that is less than was thought, those who wait are served SOON_S
-        later: whoever's room ended with this very word waits by then, before those that came after it."""
+        """Take a worker's report of its load. If it has more space than assumed, the queue is served SOON_S
+        later. By then the request whose room ended with this very message waits, too, and has its turn."""
         more = self.registry.update_load(incarnation, load, self.clock.now_ms())
         if more and self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(SOON_S, self._wake)
@@ -116,21 +116,23 @@ class RoomController:
         self.admission.wake()
 
     def proven(self, incarnation: Incarnation) -> None:
-        """A canary hand-over passed: the worker may have rooms, if it has not left meanwhile."""
+        """Note that a canary hand-over passed, so that the worker may have rooms, if it has not left
+        meanwhile."""
         worker = self.registry.mark_proven(incarnation)
         if worker is not None:
             log.info("worker ready", worker=worker.name)
             self.admission.wake()
 
     def weigh(self, process: str, prefill: int) -> None:
-        """A process that serves both sides is placed on by this weight from now on (`Registry.weigh`). Raises
+        """Set the weight of a process that serves both sides, from now on (`Registry.weigh`). Raises
         UnknownWorker."""
         self.registry.weigh(process, prefill)
         log.info("a process was given another weight", process=process, prefill=prefill)
         self.admission.wake()
 
     async def check_name_is_free(self, name: str, incarnation: Incarnation) -> None:
-        """A silent worker that answers keeps its name. That another gets the name proves nothing of it.
+        """Check that no silent worker that still answers holds the name. A new holder of the name proves
+        nothing about it.
 
         Raises NameInUse.
         """
@@ -143,10 +145,12 @@ class RoomController:
                 raise NameInUse(f"{name} is incarnation {silent}, which answers, though its lease ran out")
 
     async def report_exit(self, name: str, pid: int, secret: bytes) -> None:
-        """A process of a worker has exited, says the starter of that very process (`exit-by-starter`).
+        """Take the report that a worker's process has exited, which only its starter may make
+        (`exit-by-starter`).
 
-        The starter shows the secret whose digest the process registered. Silence beside anybody else's report
-        proves nothing (`proof-not-time`): a stopped process may still write. One that answers is not gone.
+        The starter shows the secret whose digest the process registered. Silence together with another's
+        report proves nothing (`proof-not-time`): a stopped process may still write. A process that answers is
+        not gone.
 
         Raises NotProven and NotGone.
         """
@@ -167,7 +171,8 @@ class RoomController:
         log.warning("an exit was not believed", worker=name, pid=pid, why=why.value)
 
     def lose(self, incarnation: Incarnation, why: str, *, proof: str | None, how: Loss = Loss.SILENT) -> None:
-        """A worker is gone, or, without a proof, lost in this way. Its rooms end now, with that cause."""
+        """Remove a worker that is gone, or lost in the given way if there is no `proof`. Its rooms end now
+        with that cause."""
         known = self.registry.holds_lease(incarnation)
         worker = self.registry.worker(incarnation) if known else None
         ended = 0 if worker is None else sum(_ends_with(worker, self.registry.get(r)) for r in worker.rooms)
@@ -189,8 +194,8 @@ class RoomController:
         self.admission.wake()
 
     def _resend_ends(self, facts: WorkerFacts) -> None:
-        """A worker that is back after a silence was told of no end meanwhile: rooms that it may never have
-        heard of still wait for it (`terminal-reaches-peer`)."""
+        """Send a worker that is back after a silence the ends of rooms that it missed. It may never have got
+        some of these rooms, which still wait for it (`terminal-reaches-peer`)."""
         for entry in self.registry.open_rooms_of(facts.incarnation):
             if facts.side in entry.waiting_for and entry.phase is RoomPhase.CLOSING:
                 self._send_over(entry, entry.cause or ANSWERED)
@@ -198,18 +203,18 @@ class RoomController:
     # ---- rooms
 
     def follow(self, room: RoomId, on_end: Callable[[Cause], None]) -> None:
-        """Call `on_end` when the room is failed from outside its own streams: at once if it was, between its
-        opening and this. Both workers are about to be asked for it."""
+        """Call `on_end` when the room is failed from outside its own streams, or at once if it already was.
+        Both workers are about to be called."""
         self.registry.mark_delivered(room, self.registry.get(room).sides)
         cause = self.registry.get(room).cause
         if cause is None:
-            self._on_end[room] = on_end
+            self.followers[room] = on_end
         else:
             on_end(cause)
 
     def answered(self, room: RoomId, how: str = "") -> bool:
-        """The client has all that it asked for. False when the room had ended before."""
-        self._on_end.pop(room, None)
+        """Note that the client has all that it asked for. Return False if the room had ended before."""
+        self.followers.pop(room, None)
         ended = self.registry.end(room, None, self.clock.now_ms())
         if ended:
             self.admission.expected.ended(room, is_over=True)
@@ -219,13 +224,13 @@ class RoomController:
         return ended
 
     def stop(self, room: RoomId) -> None:
-        """The client has all that it asked for, and the workers do not know it: stop them."""
+        """End a room whose client has all that it asked for, and stop its workers, which do not know that."""
         cause = Cause(Reason.ANSWERED, "a stop string was reached")
         if self.answered(room, cause.text):
             self._send_over(self.registry.get(room), cause)
 
     def fail(self, room: RoomId, cause: Cause) -> None:
-        """End a room with its first cause, tell both sides, and whoever follows it. Idempotent."""
+        """End a room with its first cause, and inform both sides and its stream. Idempotent."""
         if not self.registry.end(room, cause, self.clock.now_ms()):
             return
         entry = self.registry.get(room)
@@ -240,7 +245,7 @@ class RoomController:
         self._note_pair(entry, cause)
         self._metrics.room_ended_early(cause, canary=entry.canary)
         self._send_over(entry, cause)
-        on_end = self._on_end.pop(room, None)
+        on_end = self.followers.pop(room, None)
         if on_end is not None:
             goes_back = entry.is_returned and REASONS[cause.reason].is_retried
             if not entry.canary and (goes_back or not has_failed):
@@ -250,24 +255,24 @@ class RoomController:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")
 
     def fail_rest(self, entry: RoomEntry, cause: Cause) -> None:
-        """One side failed after the room was answered: the other has nothing to wait for any more."""
+        """End the other side of a room whose one side failed after the answer."""
         if entry.cause is None and entry.waiting_for and cause.reason is not Reason.ANSWERED:
             self._send_over(entry, cause)
 
     def not_retried(self, room: RoomId, why: str) -> None:
-        """A room ended early and no other follows it, though its reader wants more: its request has failed,
-        whatever became of the room."""
+        """Note that no other room follows one that ended early, although its reader wants more."""
         self.timelines.report(room, Moment.NOT_RETRIED, why)
         with suppress(UnknownRoom):
             self.registry.index.failed(self.registry.get(room))
 
     def computed(self, entry: RoomEntry, side: Side, tokens: int) -> None:
-        """That side computed so many tokens of the room's prompt."""
+        """Count a room's prompt as computed by a side, with `tokens` tokens."""
         if not entry.canary:
             self._metrics.prompt_computed(side, tokens, computed_by(side, entry))
 
     def resumed(self, since_ms: int, recomputed_tokens: int) -> None:
-        """A request whose room was retracted at `since_ms` has its next token, or its end."""
+        """Observe the pause of a request whose room was retracted at `since_ms`, at its next token or its
+        end."""
         self._metrics.resumed((self.clock.now_ms() - since_ms) / 1000, recomputed_tokens)
 
     def side_retired(self, room: RoomId, side: Side) -> None:
@@ -279,7 +284,8 @@ class RoomController:
         self.admission.wake()
 
     def _note_pair(self, entry: RoomEntry, cause: Cause | None) -> None:
-        """A room that nothing was handed over in says nothing of its workers' way to each other."""
+        """Count the room for its pair. A room without a hand-over says nothing about the pair's
+        connection."""
         if entry.pair is None or not all(map(self.registry.holds_lease, entry.pair)):
             return
         if self.registry.pairs.ended(entry.pair, cause, canary=entry.canary):
@@ -291,27 +297,27 @@ class RoomController:
                 log.warning("a pair of workers does not connect", cause=cause.text, **names)
 
     def _send_over(self, entry: RoomEntry, cause: Cause) -> None:
-        """Tell the workers that may still hold the room, and are there, why it is over."""
+        """Send the end of a room to workers that are there and may still hold it."""
         for side in [each for each in Side if each in entry.waiting_for]:
             facts = entry.worker(side)
             if self.registry.holds_lease(facts.incarnation):
                 self.streams.to(facts).cancel(entry.id, cause)
 
     def _is_needed(self, incarnation: Incarnation) -> bool:
-        """The worker is there, or a room that is not retired has it."""
+        """Return whether a worker holds a lease, or a room that is not retired."""
         return self.registry.holds_lease(incarnation) or self.registry.has_open_rooms(incarnation)
 
     # ---- time
 
     async def keep_time(self, heard_ms: Callable[[], int] | None = None) -> None:
-        """Take a `look` now and then, until cancelled. `heard_ms`: as of `look`, at each time."""
+        """Call `look` regularly until cancelled. `heard_ms`: gives its argument each time."""
         while True:
             self.look(None if heard_ms is None else heard_ms())
             await asyncio.sleep(TICK_S)
 
     def look(self, heard_ms: int | None = None) -> None:
-        """Expire leases and overdue rooms, and have the queue looked at again. `heard_ms`: what was said to
-        this process before then was taken note of."""
+        """Expire leases and overdue rooms, and serve the queue. `heard_ms`: as `accepted_until_ms` of
+        `Registry.expired`."""
         now_ms = self.clock.now_ms()
         for incarnation in self.registry.expired(now_ms, heard_ms):
             self.lose(incarnation, "its lease ran out", proof=None)
@@ -329,20 +335,21 @@ class RoomController:
         self._failures.log_rest()
 
     def end_all(self, cause: Cause) -> None:
-        """The process ends before all that was promised is kept (`drain-keeps-promises`): whoever is served,
-        or waits to be, is told so while there is time for it."""
+        """End all rooms and refuse all requests, since the process ends before they are answered
+        (`drain-keeps-promises`)."""
         self.admission.close(cause)
         for entry in self.registry.open_rooms():
             self.fail(entry.id, cause)
 
     async def finish(self) -> None:
-        """Wait until workers were told what they are to be told, and for the last words of rooms."""
+        """Wait until workers got all messages, and until rooms have reported their last lines."""
         while self.streams.rooms():  # noqa: ASYNC110 - once, while the process ends
             await asyncio.sleep(LOOK_S)
 
 
 def _ends_with(worker: Worker, entry: RoomEntry) -> bool:
-    """Its streams may have broken off, and ended the room, before the worker was known to be gone."""
+    """Return whether a room ends with its worker. Its streams may have broken and ended it before the worker
+    was known to be gone."""
     broke_off = entry.cause is not None and entry.cause.reason is LOST[worker.facts.side]
     return broke_off or (entry.phase is not RoomPhase.CLOSING and entry.needs(worker.facts.incarnation))
 

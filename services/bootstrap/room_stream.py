@@ -1,16 +1,16 @@
-"""How does one room become one stream of tokens from two workers?
+"""Stream of one room's tokens, merged from its two workers.
 
-Both workers are called at once; where the decode worker's destination comes before the room has, it is told
-again. What both say is merged by token position: the first token is passed on from whichever side has it
-first, which is the prefill side, so it does not wait for the hand-over. Where prefill alone has all that is
-to be told with it, decode's tokens wait for that. The first cause of a failure is the
-room's, and the other side hears of it at once. That decode gave the room up is none: decode says why.
+Both workers are called at once. Their tokens are merged by position. The first token is passed on from
+whichever side has it first. That is prefill, so it does not wait for the hand-over. If only prefill can
+report all that comes with the first token, decode's tokens wait for it. The first cause of a failure is the
+room's, and the other side is informed at once. Prefill's report that decode closed the room is no cause:
+decode gives it.
 
-A room is local where decode computes its prompt: prefill says so in the place of a first token, or there was
-no prefill worker for it. Then all of its tokens are decode's.
+A room is local if decode computes its prompt. Prefill says so in place of a first token, or there was no
+prefill worker. Then all tokens are decode's.
 
-A room of several choices has a position for each; it is answered when each of them is, or its reader has all
-that it wants of it.
+A room of several choices has a position for each. It is answered when each choice is complete, or its reader
+wants no more of it.
 """
 
 import asyncio
@@ -46,54 +46,55 @@ from baton.wire.errors import Draining, RemoteError, WrongIncarnation
 SIBLING_FAILED: Final = "another part of the request failed"
 OUTCOMES: Final = {Side.PREFILL: Moment.PREFILL_OUTCOME, Side.DECODE: Moment.DECODE_OUTCOME}
 LINGER_S: Final = 10.0
-"""How long both sides of an ended room are heard on for their outcomes before they are left."""
+"""Time for which outcomes of an ended room are awaited from both sides, in seconds."""
 ROOT_S: Final = 1.0
-"""How long decode, whose tokens are on their way before it, may take to say why it gave the room up."""
+"""Time for decode to say why it closed the room, in seconds. Its tokens are sent before that."""
 
 log = Log(__name__)
 
 
 class RoomStream:
-    """One room being followed: a `baton.api.backend.TokenStream` to its reader, and a
-    `baton.bootstrap.worker_streams.Hearer` to the streams of both its workers."""
+    """Stream of a room: a `baton.api.backend.TokenStream` for its reader, and a
+    `baton.bootstrap.worker_streams.RoomListener` for the streams of both workers."""
 
     def __init__(self, rooms: RoomController, entry: RoomEntry, request: Request, timeout_s: float) -> None:
         self.cached_tokens = 0
         self.cause: Cause | None = None
-        """Why the room failed, once it has."""
+        """Cause of the room's failure, once it has failed."""
         self.reporter: Side | None = None
-        """The side that told of it, if one did."""
+        """Side that reported the failure, if one did."""
         self._rooms = rooms
         self.entry = entry
         trace = rooms.timelines.spans.trace_of(entry.id)
         self._request = request if trace is None else replace(request, trace=trace)
         self._wire: inference_pb2.InferenceRequest | None = None
-        """The same, as both sides are asked it; made once."""
+        """The same request as a message for both sides, made once."""
         self._timeout_s = timeout_s
         self._given = len(request.output)
         # At most a batch a token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
         self._next = [self._given] * request.choices
-        """Of each choice: the position, in its output, of the token that is passed on next."""
+        """Position of the next token to pass on, in its output, by choice."""
         self._going = set(range(request.choices))
-        """Choices of which tokens are to come."""
+        """Choices with tokens to come."""
         self._streaming = False
-        """A token was passed on."""
+        """Whether a token was passed on."""
         self._scores: list[Score] = []
-        """Of the prompt, as far as prefill has told them."""
+        """Scores of the prompt that prefill has reported so far."""
         self._behind: list[_Offer] | None = None if entry.is_local or not _first_is_prefills(request) else []
-        """What decode said, while prefill's first token is waited for; None: it is not, or no more."""
+        """Messages of decode while prefill's first token is awaited. None if it is not, or no more."""
         self._counted = False
-        """Who computed the prompt, among what the bootstrap counts."""
+        """Whether the prompt was counted by the side that computed it."""
         self._accepted = False
-        """By prefill."""
-        self._heard: set[Side] = set()
-        """Sides of which something may be heard yet."""
+        """Whether prefill has accepted the room."""
+        self._open_sides: set[Side] = set()
+        """Sides that may send more messages."""
         self._holding: set[Side] = set()
         """Sides that may hold the room, and so will report it retired."""
         self._timer: asyncio.TimerHandle | None = None
         self._echo: asyncio.TimerHandle | None = None
-        """Prefill says that decode gave the room up, and decode has not said why yet."""
+        """Timer that runs while prefill has reported that decode closed the room, and decode has not said
+        why."""
 
     def start(self) -> None:
         self._rooms.follow(self.entry.id, self._failed_outside)
@@ -112,7 +113,7 @@ class RoomStream:
         return batch
 
     def end_choice(self, choice: int) -> None:
-        """Nothing more of one choice is passed on, and decode draws no more of it; the last one ends the
+        """Pass on nothing more of one choice, and let decode draw no more of it. The last one ends the
         room."""
         if choice not in self._going:
             return
@@ -139,7 +140,7 @@ class RoomStream:
 
     @property
     def _over(self) -> bool:
-        """Nothing more of it is passed on."""
+        """Whether nothing more is passed on."""
         return not self._going
 
     # ---- the two sides
@@ -151,7 +152,7 @@ class RoomStream:
         except Exception as error:
             self._could_not_follow(error)
         else:
-            self._heard.add(side)
+            self._open_sides.add(side)
             self._holding.add(side)
 
     def _opening(self, side: Side) -> inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest:
@@ -173,7 +174,7 @@ class RoomStream:
         )
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """One side said something of the room."""
+        """Take a message of one side."""
         try:
             self._take(side, reply)
         except Malformed as error:
@@ -221,8 +222,8 @@ class RoomStream:
                     raise Malformed("an outcome before the room was accepted")
 
     def _goes_on_with_decode(self) -> None:
-        """Its sender's part is over, and it never held anything: decode computes the prompt. Either of them
-        says so first, and one of them may not come to. Raises Malformed where it cannot be so."""
+        """Note that decode computes the prompt, and that prefill never held anything. Either side says so
+        first, and one of them may never do. Raises Malformed if it cannot be so."""
         if self.entry.is_local:
             return
         if self._request.scores or self._counted:
@@ -245,27 +246,27 @@ class RoomStream:
         if cause is None:
             return
         echo = side is Side.PREFILL and cause.reason is Reason.RECEIVER_CLOSED
-        if echo and Side.DECODE in self._heard and not self._over:
+        if echo and Side.DECODE in self._open_sides and not self._over:
             self._echo = asyncio.get_running_loop().call_later(ROOT_S, self.fail, cause, side)
         else:
             self.fail(cause, side)
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """One side refused the room, or cannot be heard any more."""
-        self._heard.discard(side)
+        """Note that one side refused the room, or that its stream broke."""
+        self._open_sides.discard(side)
         self.fail(self._cause_of(side, error), side)
         self._ended(side)
 
     def _too_late(self) -> None:
-        for side in [each for each in Side if each in self._heard][:1]:
+        for side in [each for each in Side if each in self._open_sides][:1]:
             name = self.entry.worker(side).name
             text = f"{side.value} worker {name} did not end the room in time"
             self.fail(Cause(Reason.DEADLINE, text), side)
         self._leave_all()
 
     def _leave(self, side: Side) -> None:
-        """Hear nothing more of this side; for the worker the room is over."""
-        if side in self._heard:
+        """Stop listening to a side. For that worker the room is over."""
+        if side in self._open_sides:
             cause = self.entry.cause or ANSWERED
             self._rooms.streams.to(self.entry.worker(side)).leave(self.entry.id, cause)
             self._ended(side)
@@ -275,12 +276,13 @@ class RoomStream:
             self._leave(side)
 
     def _ended(self, side: Side) -> None:
-        self._heard.discard(side)
+        self._open_sides.discard(side)
         self._settle()
 
     def _settle(self) -> None:
-        """Once the room is over and nothing more is heard of it: who never got it has nothing to report."""
-        if not self._over or self._heard:
+        """Finish once the room is over and no side sends more. A worker that never got the room has nothing
+        to report."""
+        if not self._over or self._open_sides:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -295,25 +297,26 @@ class RoomStream:
     # ---- merging
 
     def _keep_behind(self, behind: "list[_Offer]", offer: "_Offer") -> None:
-        """Until prefill has told its first token. Raises Malformed for more than the room may draw."""
+        """Store a message of decode until prefill has reported its first token. Raises Malformed for more
+        than the room may draw."""
         if len(behind) >= self._request.choices * self._request.max_tokens:
             raise Malformed("more messages than tokens may come")
         behind.append(offer)
 
     def _offer_behind(self) -> None:
-        """Prefill's first token is not waited for any more."""
+        """Pass on the stored messages of decode, since prefill's first token is awaited no more."""
         behind, self._behind = self._behind or (), None
         for offer in behind:
             self._offer(*offer)
 
     def _count(self, side: Side) -> None:
-        """This side computed the prompt."""
+        """Count the prompt as computed by this side."""
         if not self._counted:
             self._counted = True
             self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
 
     def _whole_behind(self) -> set[int]:
-        """Choices of which all is there, and waits for prefill's first token."""
+        """Return choices that are complete in the stored messages."""
         return {choice for choice, _, _, finish in self._behind or () if finish is not None}
 
     def _offer(self, choice: int, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
@@ -354,7 +357,7 @@ class RoomStream:
         self._out.put(TokenBatch(fresh, finish, choice, scores))
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
-        """One of the streams broke or told of a failure."""
+        """Take a failure of one of the streams."""
         if self._over:
             if teller is not None:
                 self._rooms.fail_rest(self.entry, cause)
@@ -378,18 +381,18 @@ class RoomStream:
         return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"
 
     def _end(self) -> None:
-        """The reader has got, or given up, all it will ever get. Outcomes are heard on for a while."""
+        """End the stream for its reader. Outcomes are awaited for a while."""
         self._going.clear()
         for timer in (self._timer, self._echo):
             if timer is not None:
                 timer.cancel()
-        if self._heard:
+        if self._open_sides:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._leave_all)
         self._settle()
 
     def _cause_of(self, side: Side, remote: RemoteError) -> Cause:
-        """What a broken stream or a refusal says of the room. A worker that cannot be reached gets no rooms
-        until it renews its lease."""
+        """Return the room's cause for a broken stream or a refusal. A worker that cannot be reached gets no
+        rooms until it renews its lease."""
         facts = self.entry.worker(side)
         who = f"{side.value} worker {facts.name}"
         if remote.kind == WrongIncarnation.__name__:
@@ -408,12 +411,12 @@ class RoomStream:
 
 
 _Offer: TypeAlias = tuple[int, int, tuple[Token, ...], FinishReason | None]
-"""Tokens of a choice, from a position of its output on, and how it ended with them, if it did."""
+"""Tokens of a choice, from a position of its output on, with its finish reason if it ended."""
 
 
 def _first_is_prefills(request: Request) -> bool:
-    """The first token is told by prefill alone: with the prompt's scores, or with more log-probabilities than
-    a metadata record holds (`record-fits`)."""
+    """Return whether prefill alone can report the first token: with scores of the prompt, or with more
+    log-probabilities than a metadata record holds (`record-fits`)."""
     sampling = request.sampling
     tops = (sampling.top_logprobs or 0) + len(sampling.logprob_token_ids)
     return request.prompt_logprobs is not None or tops > ALTERNATIVES_MAX

@@ -1,4 +1,4 @@
-"""What can be set on the bootstrap?"""
+"""Settings of the router."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -40,7 +40,7 @@ LOGPROBS: Final = number(-1, LOGPROBS_MAX)
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapSettings(ServiceSettings):
-    """Sizes are bytes, times milliseconds."""
+    """Settings of the router. Sizes are in bytes, times in milliseconds."""
 
     role: ClassVar[str] = "bootstrap"
 
@@ -227,12 +227,12 @@ class BootstrapSettings(ServiceSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """None: the model's own."""
+        """Names that the model is served by; None: its own."""
         return tuple(filter(None, (name.strip() for name in self.served_model_name.split(","))))
 
     @property
     def http_tls(self) -> TlsFiles | None:
-        """Of both HTTP ports."""
+        """Certificate of both HTTP ports."""
         return tls_files(self.http_tls_cert, self.http_tls_key, flags="--http-tls")
 
     def __post_init__(self) -> None:

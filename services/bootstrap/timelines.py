@@ -1,6 +1,6 @@
-"""What is written down of a room while it goes on, and who reads along?
+"""Timelines and spans of rooms while they go on, and the watchers of them.
 
-Its timeline, and the span of its trace, which has the bootstrap's own lines as its events.
+The span of a room has the router's own lines as its events.
 """
 
 import asyncio
@@ -17,30 +17,30 @@ from baton.telemetry.tracing import Attribute
 
 
 class Timelines:
-    """Used from one event loop."""
+    """Writer of timelines and spans. Used from one event loop."""
 
     def __init__(self, registry: Registry, clock: Clock, spans: RoomSpans) -> None:
         self.spans = spans
         self._registry = registry
         self._clock = clock
-        self._watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
+        self.watchers: dict[RoomId, dict[asyncio.Event, None]] = {}
 
     def begin(self, entry: RoomEntry, trace: TraceContext | None) -> None:
-        """`trace`: what the room's span is a part of."""
+        """Begin the span of a room. `trace`: its parent."""
         self.spans.begin(entry.id, entry.request_id, trace, _attributes(entry))
 
     def end(self, room: RoomId, cause: Cause | None = None) -> None:
-        """Of its span; lines may follow."""
+        """End the span of a room. Lines may follow."""
         if cause is not None:
             self.spans.fail(room, cause)
         self.spans.end(room)
 
     def line(self, name: Moment, detail: str = "") -> Event:
-        """The bootstrap's own line of a timeline, of this moment."""
+        """Return a line of the router's own at this moment."""
         return Event(self._clock.wall_ms(), BOOTSTRAP, name, detail, self._clock.host_us())
 
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
-        """Add the bootstrap's own line to a room's timeline."""
+        """Add a line of the router's own to a room's timeline."""
         self.spans.event(room, name, detail)
         self.record(room, self.line(name, detail))
 
@@ -49,21 +49,21 @@ class Timelines:
             self.wake(room)
 
     def watch(self, room: RoomId, changed: asyncio.Event) -> None:
-        self._watchers.setdefault(room, {})[changed] = None
+        self.watchers.setdefault(room, {})[changed] = None
 
     def unwatch(self, room: RoomId, changed: asyncio.Event) -> None:
-        watchers = self._watchers.get(room, {})
+        watchers = self.watchers.get(room, {})
         watchers.pop(changed, None)
         if not watchers:
-            self._watchers.pop(room, None)
+            self.watchers.pop(room, None)
 
     def wake(self, room: RoomId) -> None:
-        """The room moved: whoever watches it is to look."""
-        for changed in self._watchers.get(room, ()):
+        """Wake the watchers of a room."""
+        for changed in self.watchers.get(room, ()):
             changed.set()
 
 
 def _attributes(entry: RoomEntry) -> dict[str, Attribute]:
-    """Of a room's span."""
+    """Return the attributes of a room's span."""
     workers: dict[str, Attribute] = {f"baton.{side.value}": name for side, name in entry.names.items()}
     return workers if entry.retry_of is None else workers | {"baton.retry_of": str(entry.retry_of)}

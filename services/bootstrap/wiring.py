@@ -1,4 +1,4 @@
-"""Which implementations is the bootstrap made of? The only place that picks."""
+"""Assembly of the router, and the only module that picks its implementations."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.listeners import HttpServers, open_listeners
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
 from baton.bootstrap.reasoning_key import read_reasoning_key
-from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.settings import BootstrapSettings
 from baton.bootstrap.timeline.routes import page_router, timeline_router
@@ -54,12 +54,12 @@ log = Log(__name__)
 
 STOP_GRACE_S: Final = 1.0
 LAST_WORDS_S: Final = 2
-"""What requests that are cut off get to say why in."""
+"""Time for requests that are cut off to receive the reason, in seconds."""
 ROOM_ID_BITS: Final = 62
 
 
 def run(settings: BootstrapSettings) -> int:
-    """Run the bootstrap until it is told to stop. Returns the exit code."""
+    """Run the router until it is told to stop. Return the exit code."""
     keep_torch_out()
     return service_process.run(partial(_main, settings))
 
@@ -176,7 +176,7 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
 
 
 def operator_routers(rooms: RoomController, metrics: CollectorRegistry) -> list[APIRouter]:
-    """The pages for operators, on the API's port or on their own."""
+    """Return the routes for operators, on the API's port or on their own."""
     return [admin_router(rooms.registry, metrics, rooms.weigh), timeline_router(rooms), page_router()]
 
 
@@ -190,8 +190,8 @@ def _bind(server: Server, settings: BootstrapSettings) -> int:
 
 
 async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> bool:
-    """No new requests; those that were accepted are answered (`drain-keeps-promises`), or told why they are
-    not. Returns whether all were answered."""
+    """Answer all accepted requests (`drain-keeps-promises`), or say why not, and take no new ones. Return
+    whether all were answered."""
     stopping = asyncio.create_task(http.api.stop())
     await asyncio.wait({stopping}, timeout=timeout_ms / 1000)
     in_time = stopping.done()
@@ -205,7 +205,7 @@ async def _drain(http: HttpServers, rooms: RoomController, timeout_ms: int) -> b
 
 
 def _ids(registry: Registry, room: RoomId) -> Mapping[str, str]:
-    """What else names a room, for the log."""
+    """Return further ids of a room, for the log."""
     try:
         entry = registry.get(room)
     except UnknownRoom:

@@ -1,10 +1,9 @@
-"""How does the bootstrap speak with one worker of many rooms at a time?
+"""Streams to workers, one for each process, which all of its rooms share.
 
-Over one stream to each process of a worker, opened with the first that it is told and kept: what several
-rooms are told, or have to say, at one time travels in one message, so that a token costs no more than its own
-bytes. A stream that breaks ends every room on it, with the reason why it broke; the next room gets a new one.
-What the worker was told of rooms that are over, and may not have heard, is told again on the next stream,
-until it is known that the worker holds them no more or is gone (`terminal-reaches-peer`).
+A stream is opened with the first message. Messages of several rooms at one time travel together, so that a
+token costs only its own bytes. A stream that breaks ends every room on it with the reason, and the next room
+opens a new one. Ends of rooms that the worker may not have got are sent again on the next stream. That goes
+on until the worker is known to hold them no more, or to be gone (`terminal-reaches-peer`).
 """
 
 import asyncio
@@ -33,29 +32,30 @@ from baton.wire.service_role import ServiceRole
 log = Log(__name__)
 
 MESSAGE_BYTES: Final = 1 << 20
-"""From this length on what else is to be sent goes into the next message."""
+"""Length from which on further lines go into the next message, in bytes."""
 OPEN_BYTES_MAX: Final = REQUEST_BYTES_MAX - 64
-"""Of one room: a longer message would end the stream, and with it the other rooms on it."""
+"""Most bytes of one room's request. A longer message would end the stream with all rooms on it."""
 
 RETELL_S: Final = 0.05
 RETELL_S_MAX: Final = 1.0
-"""How soon a stream that broke is followed by another, if there is something to be told: later each time."""
+"""Longest pause before a broken stream is opened again, if there is something to send, in seconds. The pause
+grows each time."""
 
 Open: TypeAlias = inference_pb2.RunRoomRequest | inference_pb2.StreamRoomRequest
 
 
 class RoomListener(Protocol):
-    """Who follows one room on its workers."""
+    """Follower of one room on its workers."""
 
     def on_reply(self, side: Side, reply: Any) -> None:
-        """The worker of that side said something of the room. It says nothing after an outcome."""
+        """Take a message of the worker of a side. None follows an outcome."""
 
     def on_broken(self, side: Side, error: RemoteError) -> None:
-        """The worker of that side refused the room, or its stream broke: it says nothing more."""
+        """Take the error of a worker that refused the room, or whose stream broke. No message follows."""
 
 
 class WorkerStreams:
-    """One link to each incarnation of a worker that was told something. Used from one event loop."""
+    """Streams by incarnation of the worker. Used from one event loop."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class WorkerStreams:
         absent: Callable[[RoomId, Side], None],
         loaded: Callable[[Incarnation, WorkerLoad], None],
     ) -> None:
-        """`absent`: told where a worker holds nothing of a room that it was told is over. `loaded`: told what
-        a worker says of its load."""
+        """`absent`: called when a worker holds nothing of a room that it was told is over. `loaded`: called
+        with a worker's report of its load."""
         self._channels = channels
         self._absent = absent
         self._loaded = loaded
@@ -80,23 +80,23 @@ class WorkerStreams:
         return link
 
     def forget(self, incarnation: Incarnation, room: RoomId) -> None:
-        """The worker holds nothing of the room any more."""
+        """Note that a worker holds nothing of a room any more."""
         link = self._links.get(incarnation)
         if link is not None:
             link.forget(room)
 
     def drop(self, incarnation: Incarnation) -> None:
-        """The worker is gone, or about to exit: nothing is heard of it any more."""
+        """Close the stream to a worker that is gone or about to exit."""
         link = self._links.pop(incarnation, None)
         if link is not None:
             link.close()
 
     def rooms(self) -> int:
-        """Of which something is to be told, or may be heard yet, counted on each of their workers."""
+        """Return the number of rooms with messages to come, counted on each of their workers."""
         return sum(len(link) for link in self._links.values())
 
     def over(self) -> int:
-        """Rooms of which it is not known yet that their workers hold nothing of them, counted likewise."""
+        """Return the number of ended rooms that their workers may still hold, counted on each of them."""
         return sum(link.over for link in self._links.values())
 
     def close_unused(self, needed: Callable[[Incarnation], bool]) -> None:
@@ -112,7 +112,7 @@ class WorkerStreams:
 
 
 class WorkerStream:
-    """The stream to one process of one worker."""
+    """Stream to one process of one worker."""
 
     def __init__(
         self,
@@ -125,27 +125,27 @@ class WorkerStream:
         self._channels = channels
         self._absent = absent
         self._loaded = loaded
-        self._hearers: dict[RoomId, RoomListener] = {}
+        self._listeners: dict[RoomId, RoomListener] = {}
         self._opening: deque[Open] = deque()
         self._ending: deque[tuple[RoomId, int]] = deque()
-        """Choices of rooms on this stream that are complete for their readers."""
+        """Choices of rooms on this stream that their readers need no more of."""
         self._over: dict[RoomId, Cause] = {}
-        """Rooms that are over, and that the worker may hold."""
-        self._untold: deque[RoomId] = deque()
-        """Those of them that it was not told of, on this stream."""
+        """Ended rooms that the worker may hold, with their causes."""
+        self._unsent: deque[RoomId] = deque()
+        """Ended rooms that were not sent on this stream yet."""
         self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._pause_s = RETELL_S
 
     def __len__(self) -> int:
-        return len(self._hearers.keys() | self._untold)
+        return len(self._listeners.keys() | self._unsent)
 
     @property
     def over(self) -> int:
         return len(self._over)
 
     def open(self, request: Open, hearer: RoomListener) -> None:
-        """Ask the worker for a room. `hearer` is told what comes of it, never before this returns."""
+        """Ask the worker for a room. `hearer` is called with its messages, never before this returns."""
         room = RoomId(request.room)
         length = request.ByteSize()
         if length > OPEN_BYTES_MAX:
@@ -153,38 +153,38 @@ class WorkerStream:
             error = RemoteError(grpc.StatusCode.INVALID_ARGUMENT, CommandTooLong.__name__, text)
             asyncio.get_running_loop().call_soon(self._deliver, room, hearer.on_broken, error)
             return
-        self._hearers[room] = hearer
+        self._listeners[room] = hearer
         self._opening.append(request)
         self._start()
 
     def end_choice(self, room: RoomId, choice: int) -> None:
-        """One choice of a room that was opened on this stream is complete; the others go on."""
-        if room in self._hearers:
+        """End one choice of a room on this stream. The others go on."""
+        if room in self._listeners:
             self._ending.append((room, choice))
             self._start()
 
     def cancel(self, room: RoomId, cause: Cause) -> None:
-        """The room is over, whoever opened it: the worker is told why, once, until it is to be forgotten."""
+        """Send the end of a room, once, whoever opened it."""
         if room not in self._over:
             self._over[room] = cause
-            self._untold.append(room)
+            self._unsent.append(room)
             self._start()
 
     def leave(self, room: RoomId, cause: Cause) -> None:
-        """Nothing more of this room is heard; it is over. Does nothing for one that is not heard any more."""
-        if self._hearers.pop(room, None) is not None:
+        """Stop listening to a room, and end it. Nothing happens if it has no listener."""
+        if self._listeners.pop(room, None) is not None:
             self.cancel(room, cause)
 
     def forget(self, room: RoomId) -> None:
-        """The worker holds nothing of the room any more: there is nothing to be told."""
+        """Note that the worker holds nothing of the room any more, so that its end need not be sent."""
         self._over.pop(room, None)
 
     def close(self) -> None:
-        """End the stream; whoever still hears of a room is told so. Nothing is told any more."""
+        """End the stream, and send nothing any more. Rooms with listeners are told."""
         self._over.clear()
         self._break(RemoteError(grpc.StatusCode.CANCELLED, "", "the stream to it was closed"))
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     # ---- inside
 
@@ -192,11 +192,11 @@ class WorkerStream:
         # In the loop's next round: what the rooms of this one have to say travels together then, and gRPC's
         # threads, which a message wakes, do not ask for the interpreter in the midst of it.
         asyncio.get_running_loop().call_soon(self._news.set)
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
+        if self.task is None:
+            self.task = asyncio.create_task(self._run(), name=f"link to {self._facts.name}")
 
     async def _run(self) -> None:
-        """One stream after another, while there is something to be told."""
+        """Run one stream after another, while there is something to send."""
         try:
             while True:
                 await self._stream()
@@ -207,10 +207,10 @@ class WorkerStream:
                         await self._news.wait()
                 self._pause_s = min(2 * self._pause_s, RETELL_S_MAX)
         finally:
-            self._task = None
+            self.task = None
 
     async def _stream(self) -> None:
-        """One stream, to its end."""
+        """Run one stream to its end."""
         channel = self._channels.to(
             self._facts.address, ServiceRole.of(self._facts.side), self._facts.incarnation
         )
@@ -225,10 +225,10 @@ class WorkerStream:
             self._break(error)
 
     def _break(self, error: RemoteError) -> None:
-        hearers, self._hearers = self._hearers, {}
+        hearers, self._listeners = self._listeners, {}
         self._opening.clear()
         self._ending.clear()
-        self._untold = deque(self._over)
+        self._unsent = deque(self._over)
         self._news.clear()
         for room, hearer in hearers.items():
             self._deliver(room, hearer.on_broken, error)
@@ -241,34 +241,34 @@ class WorkerStream:
                 if room in self._over:  # a worker speaks of what it was told is over (`authorised-writer`)
                     self._absent(room, self._facts.side)
                 continue
-            hearer = self._hearers.get(room)
+            hearer = self._listeners.get(room)
             if hearer is None:
                 continue  # of a room that is over
             if line.HasField("refused"):
-                del self._hearers[room]
+                del self._listeners[room]
                 self._deliver(room, hearer.on_broken, refusal_from_wire(line.refused))
                 continue
             reply = line.reply
             if reply.HasField("outcome"):
-                del self._hearers[room]
+                del self._listeners[room]
             self._deliver(room, hearer.on_reply, reply)
         if message.HasField("load"):
             self._loaded(load_from_wire(message.load))
 
     def _deliver(self, room: RoomId, hear: Callable[[Side, Any], None], what: object) -> None:
-        """One room's trouble ends neither the stream nor the other rooms on it."""
+        """Call a room's listener. Its error ends neither the stream nor other rooms on it."""
         try:
             hear(self._facts.side, what)
         except Exception as error:
             log.error("a room's reply could not be taken", room=room, error=error)  # noqa: TRY400
 
     def _next(self) -> Any:
-        """What is sent next, if anything."""
-        return self._message() if self._opening or self._untold or self._ending else None
+        """Return the next message to send, or None."""
+        return self._message() if self._opening or self._unsent or self._ending else None
 
     def _message(self) -> Any:
-        """What is sent next. That a room, or a choice of it, is over is told in the message that opens it or
-        in a later one."""
+        """Build the next message. The end of a room or of a choice goes in the message that opens it, or in a
+        later one."""
         prefill = self._facts.side is Side.PREFILL
         message: Any = inference_pb2.RunRoomsRequest() if prefill else inference_pb2.StreamRoomsRequest()
         length = 0
@@ -278,11 +278,11 @@ class WorkerStream:
             message.open.append(self._opening.popleft())
         while not self._opening and self._ending and length <= MESSAGE_BYTES:
             room, choice = self._ending.popleft()
-            if room in self._hearers:
+            if room in self._listeners:
                 told = message.end_choices.add(room=room, incarnation=self._facts.incarnation, choice=choice)
                 length += told.ByteSize()
-        while not self._opening and self._untold and length <= MESSAGE_BYTES:
-            room = self._untold.popleft()
+        while not self._opening and self._unsent and length <= MESSAGE_BYTES:
+            room = self._unsent.popleft()
             if room in self._over:  # else it was retired meanwhile
                 told = message.cancel.add(
                     room=room, incarnation=self._facts.incarnation, cause=cause_to_wire(self._over[room])

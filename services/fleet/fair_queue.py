@@ -192,9 +192,9 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._again: list[tuple[tuple[int, int], QueueEntry[T]]] = []
+        self._retried: list[tuple[tuple[int, int], QueueEntry[T]]] = []
         """Requests that had a room before, by age."""
-        self._again_passed = False
+        self._retried_skipped = False
         """Whether the scan has skipped all of these that are left."""
         self._classes: dict[int, _ClassQueue[T]] = {}
         self._order: list[int] = []
@@ -203,13 +203,13 @@ class FairQueue(Generic[T]):
         """The same classes, the one that was served least recently first."""
         self._for_lower = 0
         """Tokens that passed lower classes by, and that these have not used yet."""
-        self._lower_passed = False
+        self._lower_skipped = False
         """Whether the lower class whose turn it was had no request that fits, in this scan."""
-        self._aside: list[QueueEntry[T]] = []
+        self._skipped: list[QueueEntry[T]] = []
         self._numbers = count()
         self.retried = 0
         """Number of waiting requests that had a room before."""
-        self._again_tokens = 0
+        self._retried_tokens = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -218,7 +218,7 @@ class FairQueue(Generic[T]):
     def __iter__(self) -> Iterator[QueueEntry[T]]:
         """Yield requests that had a room, then those of each class, the oldest first. For display: the cost
         grows with the number of requests."""
-        yield from (one for _, one in self._again)
+        yield from (one for _, one in self._retried)
         for priority in self._order:
             yield from self._classes[priority].oldest_first()
 
@@ -227,8 +227,8 @@ class FairQueue(Generic[T]):
         self._count += 1
         if claim.had_room:
             self.retried += 1
-            self._again_tokens += claim.tokens
-            insort(self._again, (one.age, one), key=lambda each: each[0])
+            self._retried_tokens += claim.tokens
+            insort(self._retried, (one.age, one), key=lambda each: each[0])
             return one
         priority = claim.priority
         if priority not in self._classes:
@@ -240,8 +240,8 @@ class FairQueue(Generic[T]):
 
     def first(self) -> QueueEntry[T] | None:
         """Return the next request of the scan, or None."""
-        if self._again and not self._again_passed:
-            return self._again[0][1]
+        if self._retried and not self._retried_skipped:
+            return self._retried[0][1]
         lower = self._lower()
         if lower is not None and self._for_lower >= LOWER_PART * lower.claim.tokens:
             return lower
@@ -268,29 +268,29 @@ class FairQueue(Generic[T]):
     def skip(self, one: QueueEntry[T]) -> None:
         """Skip a request that does not fit now. It keeps its turn."""
         one.is_skipped = True
-        self._aside.append(one)
+        self._skipped.append(one)
         if one.claim.had_room:
             self._forget_again(one)
         else:
-            self._lower_passed |= one.claim.priority != self._highest()
+            self._lower_skipped |= one.claim.priority != self._highest()
             self._classes[one.claim.priority].set_aside(one)
 
     def skip_retried(self) -> None:
         """Skip all requests that had a room before and are not skipped yet. They keep their turns."""
-        self._again_passed = True
+        self._retried_skipped = True
 
     def end_scan(self) -> None:
         """End the scan: all skipped requests are back."""
-        self._lower_passed = self._again_passed = False
-        for one in reversed(self._aside):
+        self._lower_skipped = self._retried_skipped = False
+        for one in reversed(self._skipped):
             one.is_skipped = False
             if not one.is_queued:
                 continue
             if one.claim.had_room:
-                insort(self._again, (one.age, one), key=lambda each: each[0])
+                insort(self._retried, (one.age, one), key=lambda each: each[0])
             else:
                 self._classes[one.claim.priority].put_back(one)
-        self._aside.clear()
+        self._skipped.clear()
 
     def count_up_to(self, priority: int) -> int:
         """Return how many requests had a room before, or are of this class or of a lower number."""
@@ -300,7 +300,7 @@ class FairQueue(Generic[T]):
     def by_class(self) -> Counter[int]:
         """Return the number of waiting requests by class, with those that had a room. The cost grows with the
         number of the latter."""
-        waiting = Counter(one.claim.priority for _, one in self._again)
+        waiting = Counter(one.claim.priority for _, one in self._retried)
         return waiting + Counter({priority: line.count for priority, line in self._classes.items()})
 
     def in_class(self, priority: int) -> int:
@@ -311,19 +311,19 @@ class FairQueue(Generic[T]):
         """Return the requests before a newcomer, as far as they are known: later ones may be served
         sooner."""
         if claim.had_room:
-            older = bisect_right(self._again, claim.arrived_ms, key=lambda each: each[0][0])
-            return QueuedWork(older, 0, sum(one.claim.tokens for _, one in self._again[:older]), 0)
+            older = bisect_right(self._retried, claim.arrived_ms, key=lambda each: each[0][0])
+            return QueuedWork(older, 0, sum(one.claim.tokens for _, one in self._retried[:older]), 0)
         line = self._classes.get(claim.priority)
         in_class, tokens = (0, 0) if line is None else line.ahead(claim)
         sooner = takewhile(lambda each: each < claim.priority, self._order)
-        before = self._again_tokens + sum(self._classes[each].tokens for each in sooner)
+        before = self._retried_tokens + sum(self._classes[each].tokens for each in sooner)
         return QueuedWork(self.count_up_to(claim.priority - 1) + in_class, in_class, before + tokens, tokens)
 
     def in_all(self) -> QueuedWork:
         """Return all waiting requests, as work before the one that is served last. That one is counted with
         them."""
         lowest = self._classes[self._order[-1]] if self._order else None
-        of_all = self._again_tokens + sum(each.tokens for each in self._classes.values())
+        of_all = self._retried_tokens + sum(each.tokens for each in self._classes.values())
         count, tokens = (0, 0) if lowest is None else (lowest.count, lowest.tokens)
         return QueuedWork(self._count, count, of_all, tokens)
 
@@ -336,7 +336,7 @@ class FairQueue(Generic[T]):
     def _lower(self) -> QueueEntry[T] | None:
         """Return the first request of the lower class that was served least recently."""
         highest = self._highest()
-        if highest is None or self._lower_passed:
+        if highest is None or self._lower_skipped:
             return None
         for priority in self._unserved:
             first = self._classes[priority].first()
@@ -349,7 +349,7 @@ class FairQueue(Generic[T]):
         self._count -= 1
         if one.claim.had_room:
             self.retried -= 1
-            self._again_tokens -= one.claim.tokens
+            self._retried_tokens -= one.claim.tokens
             if not one.is_skipped:
                 self._forget_again(one)
             return
@@ -376,4 +376,4 @@ class FairQueue(Generic[T]):
         self._unserved.move_to_end(priority)
 
     def _forget_again(self, one: QueueEntry[T]) -> None:
-        del self._again[bisect_left(self._again, one.age, key=lambda each: each[0])]
+        del self._retried[bisect_left(self._retried, one.age, key=lambda each: each[0])]

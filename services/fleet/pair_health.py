@@ -21,7 +21,7 @@ class PairHealth:
     leaves are forgotten."""
 
     def __init__(self) -> None:
-        self._failures: dict[PairId, int] = {}
+        self.failures: dict[PairId, int] = {}
         """Consecutive failures to connect, for pairs with at least one."""
         self._broken: dict[PairId, None] = {}
 
@@ -30,11 +30,11 @@ class PairHealth:
         mended the pair."""
         before = self.is_broken(pair)
         if cause is None and (canary or not before):
-            self._failures.pop(pair, None)
+            self.failures.pop(pair, None)
             self._broken.pop(pair, None)
         elif cause is not None and cause.reason is Reason.CONNECT_FAILED:
-            self._failures[pair] = min(self._failures.get(pair, 0) + 1, BROKEN_AFTER)
-            if self._failures[pair] == BROKEN_AFTER:
+            self.failures[pair] = min(self.failures.get(pair, 0) + 1, BROKEN_AFTER)
+            if self.failures[pair] == BROKEN_AFTER:
                 self._broken.setdefault(pair)
         return self.is_broken(pair) is not before
 
@@ -50,6 +50,6 @@ class PairHealth:
 
     def forget(self, worker: Incarnation) -> None:
         """Forget all pairs of a worker that is gone. No other worker gets its incarnation."""
-        for pair in [each for each in self._failures if worker in each]:
-            del self._failures[pair]
+        for pair in [each for each in self.failures if worker in each]:
+            del self.failures[pair]
             self._broken.pop(pair, None)

@@ -38,7 +38,7 @@ class SentPrefixes:
         """`tokens_max`: KV positions that its cache holds."""
         self._limit = tokens_max // BLOCK_TOKENS
         self._blocks: OrderedDict[Block, None] = OrderedDict()
-        self._awaited: dict[Block, int] = {}
+        self.awaited: dict[Block, int] = {}
         """Blocks that no room has computed yet, each with the number of rooms that are to compute it."""
 
     def __len__(self) -> int:
@@ -66,24 +66,24 @@ class SentPrefixes:
         """Note that a room is to compute a prompt, of which the blocks `new` are new. Return those that no
         room has computed yet."""
         first = set(new)
-        awaited = [block for block in prompt if block in first or block in self._awaited]
+        awaited = [block for block in prompt if block in first or block in self.awaited]
         for block in awaited:
-            self._awaited[block] = self._awaited.get(block, 0) + 1
+            self.awaited[block] = self.awaited.get(block, 0) + 1
         return awaited
 
     def mark_computed(self, awaited: Sequence[Block]) -> None:
         """Note that a room has computed the blocks that it was expected to."""
         for block in awaited:
-            self._awaited.pop(block, None)
+            self.awaited.pop(block, None)
 
     def abandon(self, awaited: Sequence[Block]) -> list[Block]:
         """Note that a room will not compute the blocks that it was expected to. Return those that no other
         room will compute."""
         left = []
         for block in awaited:
-            rooms = self._awaited.pop(block, 0)
+            rooms = self.awaited.pop(block, 0)
             if rooms > 1:
-                self._awaited[block] = rooms - 1
+                self.awaited[block] = rooms - 1
             elif rooms:
                 left.append(block)
         return left

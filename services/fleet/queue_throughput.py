@@ -34,7 +34,7 @@ class BusyThroughput:
     and does not go back."""
 
     def __init__(self) -> None:
-        self._spans: deque[list[int]] = deque()
+        self.spans: deque[list[int]] = deque()
         """[milliseconds busy, units done, number of times] of each span. The last one is added to."""
         self._sums = [0, 0, 0]
         """Sums over all spans."""
@@ -61,7 +61,7 @@ class BusyThroughput:
         return units * busy_ms // units_done
 
     def _add(self, busy_ms: int, units: int, times: int) -> None:
-        spans = self._spans
+        spans = self.spans
         if not spans or spans[-1][0] >= SPAN_MS:
             spans.append([0, 0, 0])
         for each, more in enumerate((busy_ms, units, times)):
@@ -103,13 +103,13 @@ class QueueThroughput:
 
     def __init__(self) -> None:
         self._all = BusyThroughput()
-        self._classes: OrderedDict[int, _ClassShare] = OrderedDict()
+        self.classes: OrderedDict[int, _ClassShare] = OrderedDict()
 
     def look(self, now_ms: int, waiting: int, in_class: Callable[[int], int]) -> None:
         """Note how many requests wait from now on, in all and by class. To be called whenever that changes,
         and regularly."""
         self._all.look(now_ms, waits=waiting > 0)
-        for priority, known in self._classes.items():
+        for priority, known in self.classes.items():
             known.waits = in_class(priority) > 0
 
     def waits(self, priority: int) -> None:
@@ -128,12 +128,12 @@ class QueueThroughput:
 
         `priority`: its class, and None for one that had a room before.
         """
-        for each, known in self._classes.items():
+        for each, known in self.classes.items():
             known.served(tokens, is_own=each == priority)
 
     def wait_ms(self, ahead: QueuedWork, priority: int, tokens: int) -> int | None:
         """Return the wait of a request of `tokens` behind those `ahead`. None without a measurement."""
-        known = self._classes.get(priority)
+        known = self.classes.get(priority)
         share = 1.0 if known is None else known.share()
         in_class = round((ahead.tokens_in_class + tokens) / share)
         return self._all.wait_ms(max(ahead.tokens + tokens, in_class))
@@ -156,8 +156,8 @@ class QueueThroughput:
         return known.return_ms - now_ms
 
     def _of(self, priority: int) -> _ClassShare:
-        known = self._classes.setdefault(priority, _ClassShare())
-        self._classes.move_to_end(priority)
-        if len(self._classes) > CLASSES_MAX:
-            self._classes.popitem(last=False)
+        known = self.classes.setdefault(priority, _ClassShare())
+        self.classes.move_to_end(priority)
+        if len(self.classes) > CLASSES_MAX:
+            self.classes.popitem(last=False)
         return known

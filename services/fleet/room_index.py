@@ -34,10 +34,10 @@ class RoomIndex:
         """All rooms but canaries."""
         self._failed: Table = {}
         """Clients' rooms that failed and were not continued, in the order of their failure."""
-        self._named: dict[str, Table] = {}
+        self.by_request: dict[str, Table] = {}
         self._prompts: dict[str, Table] = {}
         """Rooms of numbered prompts, by the id of their HTTP request."""
-        self._after: dict[RoomId, list[RoomEntry]] = {}
+        self.continuations: dict[RoomId, list[RoomEntry]] = {}
 
     def opened(self, entry: RoomEntry) -> None:
         if not entry.canary:
@@ -45,7 +45,7 @@ class RoomIndex:
         for table, name in self._tables(entry):
             table.setdefault(name, {})[entry.id] = entry
         if entry.retry_of is not None:
-            self._after.setdefault(entry.retry_of, []).append(entry)
+            self.continuations.setdefault(entry.retry_of, []).append(entry)
             self._failed.pop(entry.retry_of, None)
 
     def failed(self, entry: RoomEntry) -> None:
@@ -60,9 +60,9 @@ class RoomIndex:
             if not table[name]:
                 del table[name]
         if entry.retry_of is not None:
-            self._after[entry.retry_of].remove(entry)
-            if not self._after[entry.retry_of]:
-                del self._after[entry.retry_of]
+            self.continuations[entry.retry_of].remove(entry)
+            if not self.continuations[entry.retry_of]:
+                del self.continuations[entry.retry_of]
 
     def clients(self) -> Iterator[RoomEntry]:
         return reversed(self._clients.values())
@@ -73,7 +73,7 @@ class RoomIndex:
 
     def named(self, request_id: str) -> Iterator[RoomEntry]:
         """Yield rooms of exactly this request id."""
-        return reversed(self._named.get(request_id, {}).values())
+        return reversed(self.by_request.get(request_id, {}).values())
 
     def of_request(self, request_id: str) -> Iterator[RoomEntry]:
         """Yield rooms of this request id and of its prompts, `ID-0`, `ID-1`, …"""
@@ -82,10 +82,10 @@ class RoomIndex:
 
     def after(self, room: RoomId) -> Sequence[RoomEntry]:
         """Return the rooms that continue this one, oldest first. There are several if its choices differ."""
-        return self._after.get(room, ())
+        return self.continuations.get(room, ())
 
     def _tables(self, entry: RoomEntry) -> Iterator[tuple[dict[str, Table], str]]:
-        yield self._named, entry.request_id
+        yield self.by_request, entry.request_id
         request_id = PROMPT.sub("", entry.request_id)
         if request_id != entry.request_id:
             yield self._prompts, request_id

@@ -14,7 +14,7 @@ from baton.ids import Incarnation, RoomId
 
 EARLY_GRANT_S: Final = 60.0
 """Seconds for which a grant waits. It is the time in which the router delivers a room to both workers
-(`baton.fleet.registry.DELIVERY_MS`)."""
+(`baton.fleet.room_table.DELIVERY_MS`)."""
 
 
 @dataclass(eq=False, slots=True)

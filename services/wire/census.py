@@ -1,4 +1,4 @@
-"""What does a worker say of itself whenever it renews its lease? Counts alone, for people to look at."""
+"""Message of the counts that a worker reports with each renewal of its lease, for display only."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -28,7 +28,8 @@ def census_to_wire(
 
 
 def census_from_wire(wire: workers_pb2.WorkerCensus) -> dict[str, Any]:
-    """As the pages for people show it. What is beyond the bounds is left out: it concerns nothing else."""
+    """Read the counts, as the pages show them. Entries beyond the bounds are left out, since nothing depends
+    on them."""
     told: dict[str, Any] = {
         name: {shown_from_wire(key, KEY_CHARS_MAX): int(counts[key]) for key in sorted(counts)[:KEYS_MAX]}
         for name, counts in (

@@ -1,4 +1,4 @@
-"""How are gRPC servers and channels set up, everywhere the same?"""
+"""Set-up of gRPC servers and channels, the same everywhere."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -23,22 +23,24 @@ from baton.wire.tls_identity import Identity
 from baton.wire.undecodable_requests import UndecodableInterceptor
 
 UNARY_S: Final = 5.0
-"""Deadline of a call that needs no work: everything is answered from tables."""
+"""Deadline of a call that is answered from tables, in seconds."""
 
 LAST_CALLS_S: Final = 2 * UNARY_S
-"""What calls get on a channel that another has taken the place of."""
+"""Time for calls on a channel that was replaced by another, in seconds."""
 
 REPLY_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Longest message that a caller takes."""
+"""Longest message that a caller accepts, in bytes."""
 
 REQUEST_BYTES_MAX: Final = TAKEN_BYTES_MAX
-"""Longest message that a server takes: reading a longer one, to no use, would keep it from its turns and
-its lease for seconds."""
+"""Longest message that a server accepts, in bytes. Reading a longer one would keep it from its turns and its
+lease for seconds."""
 
 AHEAD_BYTES: Final = 8 * 1024
-"""What a peer may send that nobody has taken yet. A message may be longer; it comes when it is asked for.
-Little, so that a caller who lags behind gets few long messages for many short ones: each costs it as much as
-several tokens, and a worker that cannot send collects what its rooms say."""
+"""Bytes that a peer may send before they are read. A longer message is sent when it is read.
+
+It is small, so that a slow caller gets few long messages and not many short ones. Each message costs as much
+as several tokens, and a worker that cannot send collects what its rooms produce.
+"""
 
 _KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -79,15 +81,15 @@ _SERVER: Final = (
 def open_channel(
     address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> grpc.aio.Channel:
-    """To `party`, which has to be able to prove that it is that where there is an `identity`. `run_token`:
-    shown with each call, if there is one."""
+    """Open a channel to `party`. With an `identity`, the server has to prove that it is that party.
+    `run_token`: token that calls show."""
     return _open(grpc.aio, address, party, identity, run_token)
 
 
 def open_thread_channel(
     address: str, party: ServiceRole, identity: Identity | None = None, run_token: str = ""
 ) -> ThreadChannel:
-    """The same for a thread beside the process's first event loop."""
+    """Open a channel for a thread besides the process's first event loop. See `open_channel`."""
     return ThreadChannel(_open(grpc, address, party, identity, run_token))
 
 
@@ -101,7 +103,7 @@ def _open(library: Any, address: str, party: ServiceRole, identity: Identity | N
 
 
 class _CountAccepted(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """How many calls has the event loop accepted? They wait for that in gRPC's own queue."""
+    """Counts the calls that the event loop has accepted. Others wait in gRPC's own queue."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -119,7 +121,7 @@ class Server:
     """A gRPC server with health and reflection. Services are added before `start`."""
 
     def __init__(self, identity: Identity | None = None, run_token: str = "") -> None:
-        """With an `identity`, callers have to show whose they are; with a `run_token`, that token."""
+        """`identity`: callers have to show a certificate. `run_token`: callers have to show that token."""
         self._identity = identity
         ask = (TokenInterceptor(run_token),) if run_token else ()
         admit = () if identity is None else (AuthorizationInterceptor(),)
@@ -132,11 +134,11 @@ class Server:
 
     @property
     def accepted(self) -> int:
-        """Calls that the event loop has accepted so far."""
+        """Number of calls that the event loop has accepted so far."""
         return self._count.count
 
     def bind(self, host: str, port: int) -> int:
-        """Listen. Returns the port, which the system picks for 0. Raises OSError when it is taken."""
+        """Listen. Return the port, which the system picks for port 0. Raises OSError if it is taken."""
         address = join_address(host, port)
         try:
             if self._identity is None:
@@ -150,7 +152,7 @@ class Server:
         return int(bound)
 
     async def start(self, services: Iterable[str]) -> None:
-        """`services`: full names, for reflection and health."""
+        """Start serving. `services`: full names, for reflection and health."""
         self._names = list(services)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
@@ -171,29 +173,23 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Whom a channel leads to."""
+    """Target of a channel."""
 
     address: str
     incarnation: Incarnation | None
-    """None: whoever is there."""
+    """Incarnation at the target; None for any process there."""
 
 
 class Channels:
-    """One channel per process that is called, opened at first use, closed together or when its peer is gone.
-
-    Another process at the same address is another peer: what calls to its predecessor have left, a back-off
-    above all, is not held against it.
-
-    A channel shows the certificate that it was opened with. If there is another by now, and it has to
-    connect anew, another channel takes its place.
-    """
+    """One channel for each process that is called. It is opened at first use, and closed with the others or
+    when its process is gone."""
 
     def __init__(
         self,
         opener: Callable[[str, ServiceRole], grpc.aio.Channel] = open_channel,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`version`: of what `opener` shows."""
+        """`version`: version of the credentials that `opener` uses."""
         self._opener = opener
         self._version = version
         self._open: dict[_Way, grpc.aio.Channel] = {}
@@ -206,14 +202,15 @@ class Channels:
         run_token: str = "",
         opener: Callable[..., grpc.aio.Channel] = open_channel,
     ) -> "Channels":
-        """Those of a process that has, or has not, a certificate, and a token of its run."""
+        """Return the channels of a process with these credentials: a certificate, a token of its run, both or
+        neither."""
         way = partial(opener, identity=identity, run_token=run_token)
         return Channels(way) if identity is None else Channels(way, identity.version)
 
     def to(
         self, address: str, party: ServiceRole, incarnation: Incarnation | None = None
     ) -> grpc.aio.Channel:
-        """`party`: who is there, as long as anybody is."""
+        """Return the channel to a process. `party`: the role that serves at that address."""
         way, version = _Way(address, incarnation), self._version()
         if self._opened_with.get(way, version) != version and _unconnected(self._open[way]):
             closing = asyncio.ensure_future(self._open.pop(way).close(LAST_CALLS_S))
@@ -226,7 +223,7 @@ class Channels:
 
     @asynccontextmanager
     async def once(self, address: str, party: ServiceRole) -> AsyncIterator[grpc.aio.Channel]:
-        """One that is nobody else's, and so dropped by nobody else."""
+        """Yield a channel of the caller's own, which no other code closes."""
         channel = self._opener(address, party)
         try:
             yield channel
@@ -234,15 +231,15 @@ class Channels:
             await channel.close()
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Return the number of open channels."""
         return len(self._open)
 
     def incarnations(self) -> set[Incarnation]:
-        """Of the processes to which one is open."""
+        """Return the incarnations of processes with an open channel."""
         return {way.incarnation for way in self._open if way.incarnation is not None}
 
     async def drop(self, incarnation: Incarnation) -> None:
-        """Close the channel to a process. Calls that are under way on it are cancelled."""
+        """Close the channel to a process. Its calls are cancelled."""
         for way in [each for each in self._open if each.incarnation == incarnation]:
             await self._drop(way)
 
@@ -260,11 +257,11 @@ class Channels:
 
 
 def _unconnected(channel: grpc.aio.Channel) -> bool:
-    """Whether it would have to connect for the next call."""
+    """Return whether a channel would have to connect for its next call."""
     return channel.get_state() in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
 def check_incarnation(mine: Incarnation, named: int) -> None:
-    """Raises WrongIncarnation for a message that was meant for another process."""
+    """Check that a message is for this process. Raises WrongIncarnation."""
     if named != mine:
         raise WrongIncarnation(f"meant for incarnation {named}, this is {mine}")

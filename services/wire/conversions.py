@@ -1,7 +1,7 @@
-"""How do our values look on the wire, and how are they read back?
+"""Protobuf messages of requests, tokens, causes and peers, written and read.
 
-Reading checks what the type system cannot: enums that are set, numbers in range. A message that does
-not hold is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
+Reading checks what the type system cannot: enums that are set, numbers in range. A message that does not hold
+is a `Malformed`, which ends at most its own call (`malformed-is-contained`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,17 +42,17 @@ from baton.wire.text_validation import (
 )
 
 TEXT_CHARS_MAX: Final = 1024
-"""Longest text of a cause; the rest is cut."""
+"""Longest text of a cause in characters. The rest is cut."""
 TIME_LEFT_MS_MAX: Final = 2**32 - 1
-"""Of a request, as it is told: more is told as this, which is seven weeks."""
+"""Cap on a request's remaining time in the message, seven weeks. Longer times are sent as the cap."""
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-5, 100
 PENALTY_MAX: Final = 100
 BIAS_MAX: Final = 1000
-"""What a draw can use, and more than the HTTP API takes."""
+"""Bounds on what a draw can use. They exceed what the HTTP API accepts."""
 
 SCORES_A_MESSAGE: Final = 2**12
-"""Log-probabilities of a prompt."""
+"""Log-probabilities of a prompt in one message."""
 SCORE_MESSAGES_MAX: Final = 2 * (SCORES_MAX // SCORES_A_MESSAGE) + 1
 
 
@@ -79,11 +79,11 @@ _RANGES: Final[Sequence[tuple[str, Callable[[float], bool], str]]] = (
     ("presence_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
     ("frequency_penalty", lambda value: abs(value) <= PENALTY_MAX, f"from -{PENALTY_MAX} to {PENALTY_MAX}"),
 )
-"""Of a number that a draw uses: whether it can, and what is told where it cannot."""
+"""Check of each number that a draw uses, and the text of its refusal."""
 
 
 def request_to_wire(request: Request, left_s: float | None = None) -> inference_pb2.InferenceRequest:
-    """`left_s`: how long the request may take from now on, if that is known."""
+    """Write a request. `left_s`: how long it may take from now on, in seconds, if known."""
     sampling = request.sampling
     return inference_pb2.InferenceRequest(
         request_id=request.request_id,
@@ -122,7 +122,7 @@ def request_to_wire(request: Request, left_s: float | None = None) -> inference_
 
 
 def request_from_wire(wire: inference_pb2.InferenceRequest) -> Request:
-    """Raises Malformed by the field that makes no sense."""
+    """Read a request. Raises Malformed with the field that makes no sense."""
     if not wire.prompt:
         raise Malformed("request.prompt is empty")
     if wire.max_tokens < 1:
@@ -182,7 +182,7 @@ def _grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
 
 
 def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
-    """Its size alone is judged here: whether it is a grammar shows where it is compiled."""
+    """Read a grammar. Only its size is checked here. Whether it is one shows when it is compiled."""
     if len(wire.text.encode()) > GRAMMAR_BYTES_MAX:
         raise Malformed(f"request.grammar has more than {GRAMMAR_BYTES_MAX} bytes")
     try:
@@ -192,8 +192,8 @@ def _grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar:
 
 
 def _check_sampling(sampling: inference_pb2.Sampling) -> None:
-    """A number that no draw can use would fail everyone's step, not only its own request's: draws are in
-    single precision, where much that is finite here is not, or is 0."""
+    """Check the numbers of a draw. One that cannot be used would fail the step of all requests: draws are in
+    single precision, where much that is finite here is infinite, or 0."""
     for name, holds, allowed in _RANGES:
         value: float = getattr(sampling, name)
         if not isfinite(value):
@@ -212,7 +212,7 @@ def _check_sampling(sampling: inference_pb2.Sampling) -> None:
 
 
 def ends_from_wire(wire: inference_pb2.InferenceRequest, now_ms: int) -> int | None:
-    """When the request's time is over, by the clock that it is now `now_ms` on; None where nobody told."""
+    """Return when the request's time is over, on the clock of `now_ms`. None if the caller did not say."""
     return now_ms + wire.time_left_ms if wire.HasField("time_left_ms") else None
 
 
@@ -223,7 +223,7 @@ def room_from_wire(room: int) -> RoomId:
 
 
 def check_peer(peer: rooms_pb2.Peer, field: str) -> None:
-    """Raises Malformed for a peer that cannot be found again, or that is named as no setting allows."""
+    """Check a peer. Raises Malformed if it cannot be found again, or if its name is not allowed."""
     if not (peer.name and peer.incarnation and peer.address):
         raise Malformed(f"{field} needs a name, an incarnation and an address")
     name_from_wire(peer.name, f"{field}.name")
@@ -238,7 +238,7 @@ def token_to_wire(token: Token) -> inference_pb2.Token:
 
 
 def token_from_wire(wire: inference_pb2.Token) -> Token:
-    """Raises Malformed for a logprob that no client can be shown."""
+    """Read a token. Raises Malformed for a log-probability that no client can be shown."""
     if not wire.HasField("logprob") and not wire.top:
         return Token(wire.token)
     logprob = wire.logprob if wire.HasField("logprob") else None
@@ -248,8 +248,8 @@ def token_from_wire(wire: inference_pb2.Token) -> Token:
 
 
 def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:
-    """Of a prompt, from its second token on, in messages of SCORES_A_MESSAGE log-probabilities each, or one
-    token: SCORE_MESSAGES_MAX of them at most."""
+    """Yield the scores of a prompt from its second token on, SCORES_A_MESSAGE log-probabilities or one token
+    a message. There are SCORE_MESSAGES_MAX messages at most."""
     each = 1 if not scores else max(SCORES_A_MESSAGE // (1 + len(scores[0].top)), 1)
     for begin in range(0, len(scores), each):
         part = scores[begin : begin + each]
@@ -263,7 +263,7 @@ def scores_to_wire(scores: Sequence[Score]) -> Iterator[inference_pb2.Scores]:
 
 
 def scores_from_wire(wire: inference_pb2.Scores) -> list[Score]:
-    """Raises Malformed where there are not equally many of each, or for a logprob that no client can be
+    """Read scores. Raises Malformed if their numbers differ, or for a log-probability that no client can be
     shown."""
     count, tops = len(wire.logprobs), len(wire.top_tokens)
     if not count or len(wire.ranks) != count or tops % count or len(wire.top_logprobs) != tops:

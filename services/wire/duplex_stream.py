@@ -1,7 +1,7 @@
-"""How does a caller speak and hear on one stream both ways, until it ends?
+"""A gRPC stream in both directions, at its caller, from begin to end.
 
-What is to be said is collected until the stream can take a message, so that what many rooms have to say at
-one time travels together. Why the stream ended is the caller's to judge.
+Messages to send are collected until the stream can take one, so that what many rooms have to say at one time
+travels together. The caller judges why the stream ended.
 """
 
 import asyncio
@@ -19,17 +19,18 @@ ENDED: Final = "it ended the stream"
 
 
 class ChannelClosed(RemoteError):
-    """The stream ended by this process, because another channel takes the place of its own: it says nothing
-    of the peer."""
+    """This process ended the stream, because another channel replaces its own. It says nothing about the
+    peer."""
 
 
 async def run_duplex(
     call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Callable[[], Any], hear: Callable[[Any], None]
 ) -> RemoteError:
-    """Why the stream ended. `say`: what is to be said next, or None; asked again when there is `news`.
-    `hear`: takes each message.
+    """Run a stream. Return why it ended.
 
-    A bug in either ends the stream, and is logged. The call is over when this returns or is cancelled.
+    `say`: returns the next message to send, or None. It is called again when `news` is set. `hear`: takes
+    each message. A bug in either ends the stream, and is logged. The call is over when this returns or is
+    cancelled.
     """
     ends: list[RemoteError] = []
     call.add_done_callback(lambda _: ends.append(_at_once(_end_of(call))))
@@ -63,7 +64,7 @@ async def _end_of(call: grpc.aio.StreamStreamCall) -> RemoteError:
 
 
 def _at_once(told: Coroutine[Any, Any, RemoteError]) -> RemoteError:
-    """Of a call that is done, what would be waited for is there."""
+    """Return the result of a coroutine that has nothing to wait for, since its call is done."""
     try:
         told.send(None)
     except StopIteration as done:
@@ -87,6 +88,6 @@ async def _write(call: grpc.aio.StreamStreamCall, news: asyncio.Event, say: Call
 
 
 def _called_off() -> bool:
-    """This task is cancelled, and not merely the call that it waits for."""
+    """Return whether this task is cancelled, and not only the call that it waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -1,7 +1,7 @@
-"""Which gRPC status does each of our errors become, and what does a status mean when it comes back?
+"""Table of gRPC statuses for errors, and errors that a status is read as.
 
-One table for all services. The error's class travels in the trailing metadata, so that a caller can
-tell two errors of one status apart without reading prose.
+The table is the same for all services. The error's class travels in the trailing metadata. So a caller can
+distinguish two errors of one status without reading their texts.
 """
 
 from collections.abc import AsyncIterator
@@ -43,27 +43,28 @@ class Draining(Refusal):
 
 
 class MailboxFull(Refusal):
-    """More commands are waiting than the worker can ever need."""
+    """More commands wait than the worker can ever need."""
 
 
 class CommandTooLong(Refusal):
-    """One command that no turn can take."""
+    """The command is longer than any turn can take."""
 
 
 class NotQuiet(NotConnected):
-    """Nor will it be, for as long as writes to this incarnation by a way that broke are not seen to end."""
+    """The caller cannot connect while writes to this incarnation over a broken connection are not known to
+    have ended."""
 
 
 class NotAdmitted(Refusal):
-    """The caller is known, but not for this: by its certificate, or by the secret that it shows."""
+    """The caller is known, but may not call this, by its certificate or the secret that it shows."""
 
 
 class UnknownReceiver(Refusal):
-    """No room has named this decode worker here, yet or any more."""
+    """No room has named this decode worker here, or none does any more."""
 
 
 class NotProven(Refusal):
-    """The caller has not shown that it is whom it speaks for."""
+    """The caller has not proven that it is the process that it acts for."""
 
 
 STATUS: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
@@ -106,18 +107,18 @@ class RemoteError(Exception):
         super().__init__(text)
         self.code = code
         self.kind = kind
-        """Class name of the error at the other side; empty when it never answered."""
+        """Class name of the error at the other side; empty if there was no answer."""
         self.field = field
 
     @property
     def unreachable(self) -> bool:
-        """The other side gave no answer of its own."""
+        """Whether the other side gave no answer of its own."""
         return not self.kind
 
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Answer a known error with its status; let anything else be the bug that it is."""
+    """Answer a known error with its status. Other errors are bugs, and pass."""
     try:
         yield
     except Exception as error:
@@ -132,7 +133,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext) -> AsyncIterator[N
 
 
 def refusal_to_wire(error: Exception) -> inference_pb2.Refused:
-    """The same for a room on a stream that goes on. Its `kind` is empty for a bug."""
+    """Write the refusal of one room on a stream that goes on. Its `kind` is empty for a bug."""
     text = str(error)[:TEXT_CHARS_MAX] or type(error).__name__
     for kind, code in STATUS:
         if isinstance(error, kind):
@@ -150,7 +151,7 @@ def refusal_from_wire(refused: inference_pb2.Refused) -> RemoteError:
 
 
 def remote_error(error: grpc.RpcError) -> RemoteError:
-    """Read a failed call, of either kind of channel."""
+    """Read a failed call of either kind of channel."""
     trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     text = error.details() or error.code().name
     return RemoteError(error.code(), trailing.get(KIND_KEY, ""), text, trailing.get(FIELD_KEY, ""))

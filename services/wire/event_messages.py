@@ -1,4 +1,4 @@
-"""What does a line of a room's timeline look like on the wire?"""
+"""Message of one line of a room's timeline."""
 
 from functools import partial
 from typing import Final
@@ -10,7 +10,7 @@ from baton.wire.baton.v1 import rooms_pb2
 from baton.wire.text_validation import shown_from_wire
 
 LINE_BYTES_MAX: Final = 1024
-"""Longest line of a timeline that is kept as it came."""
+"""Longest line that is stored undecoded, in bytes."""
 
 
 def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
@@ -24,14 +24,15 @@ def event_to_wire(event: Event) -> rooms_pb2.RoomEvent:
 
 
 def line_from_wire(wire: bytes, source: str) -> Line:
-    """`source`: who is known to have told it. What the line itself says of that is not believed. One that is
-    too long is read at once, which cuts it."""
+    """Read a line. `source`: the known sender, which replaces the one in the line. A line that is too long is
+    decoded at once, which cuts it."""
     read = partial(event_from_wire, wire, source)
     return read if len(wire) <= LINE_BYTES_MAX else read()
 
 
 def event_from_wire(wire: bytes, source: str) -> Event:
-    """One that makes no sense says so: it is read when somebody else asks for it."""
+    """Decode a line. One that makes no sense becomes an UNREADABLE event, since another caller reads it
+    later."""
     try:
         event = rooms_pb2.RoomEvent.FromString(wire)
     except DecodeError:

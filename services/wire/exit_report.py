@@ -1,4 +1,4 @@
-"""How does whoever starts workers tell the bootstrap that one has exited?"""
+"""Call of a worker's starter that reports the exit of its process to the router."""
 
 import grpc
 
@@ -13,9 +13,9 @@ from baton.wire.tls_identity import Identity
 async def report_exit(
     bootstrap: str, tls: TlsFiles | None, run_token: str, name: str, pid: int, secret: bytes
 ) -> None:
-    """Report that process `pid` of worker `name` was seen to exit: the proof "dead" for all it was writing.
+    """Report that process `pid` of worker `name` was seen to exit. It is the proof "dead" for all its writes.
 
-    `secret`: drawn for that process when it was started. Raises RemoteError when the report is refused.
+    `secret`: drawn for that process when it was started. Raises RemoteError if the report is refused.
     """
     channel = open_channel(bootstrap, ServiceRole.BOOTSTRAP, Identity.of(tls), run_token)
     try:

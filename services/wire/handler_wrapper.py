@@ -1,4 +1,4 @@
-"""What is done before a handler serves a call, whatever kind of call it is?"""
+"""Wrapper that runs a check before a gRPC handler, whatever the kind of its call."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -7,14 +7,15 @@ from typing import Any, TypeAlias
 import grpc
 
 Before: TypeAlias = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
-"""Is given the request, or the iterator of all, and gives what the handler is to have instead. It aborts a
-call that is not to be served."""
+"""Check before a call. It gets the request, or the iterator of all, and returns what the handler gets
+instead. It aborts a call that is not to be served."""
 
 
 def wrap_handler(
     before: Before, handler: grpc.RpcMethodHandler, decode: Callable[[bytes], Any]
 ) -> grpc.RpcMethodHandler:
-    """A handler of the same kind. One that streams its replies must be an asynchronous generator."""
+    """Return a handler of the same kind that runs a check first. A handler that streams replies must be an
+    asynchronous generator."""
     encode = handler.response_serializer
 
     async def reply(request: Any, context: grpc.aio.ServicerContext) -> Any:

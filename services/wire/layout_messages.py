@@ -44,7 +44,7 @@ def layout_to_wire(layout: KvLayout) -> workers_pb2.KvLayout:
 
 
 def layout_from_wire(wire: workers_pb2.KvLayout) -> KvLayout:
-    """Raises Malformed for what no memory looks like."""
+    """Read a layout. Raises Malformed for one that no memory has."""
     if not 1 <= len(wire.groups) <= GROUPS_MAX:
         raise Malformed(f"layout has {len(wire.groups)} groups, from 1 to {GROUPS_MAX} are wanted")
     groups = tuple(map(_group_from_wire, wire.groups))
@@ -89,7 +89,8 @@ def topology_to_wire(topology: Topology) -> workers_pb2.Topology:
 
 
 def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
-    """Of a worker that does not say: one rank. Raises Malformed for more ranks than a worker has."""
+    """Read a topology; one rank if the worker does not say. Raises Malformed for more ranks than a worker
+    has."""
     try:
         return Topology(wire.tensor_parallel or 1, wire.pipeline_parallel or 1, wire.context_parallel or 1)
     except ValueError as error:
@@ -97,7 +98,7 @@ def topology_from_wire(wire: workers_pb2.Topology) -> Topology:
 
 
 def checksum_from_wire(wire: str) -> KvChecksum:
-    """Of a worker that does not say: what every worker did before it could be chosen."""
+    """Read a checksum's kind. A worker that does not say uses the oldest one."""
     try:
         return KvChecksum(wire or KvChecksum.RECORD.value)
     except ValueError as error:

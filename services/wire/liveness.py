@@ -1,7 +1,8 @@
-"""The question whether a process still answers at its address.
+"""Probe of whether a process still answers at its address.
 
 An answer proves that the process lives. No answer proves nothing (`proof-not-time`): a process that was
-stopped or cut off answers nobody, and may write later. Nor does the answer of another process at its address.
+stopped or cut off answers no call, and may write later. The answer of another process at its address proves
+nothing, either.
 """
 
 import asyncio
@@ -17,13 +18,13 @@ from baton.wire.channel import Channels
 from baton.wire.service_role import ServiceRole
 
 ASK_S: Final = 1.0
-"""Longest that a process is asked for. Whoever reports its exit waits for twice as long."""
+"""Longest time for a probe, in seconds. A reporter of an exit waits for twice as long."""
 SERVICE: Final = "baton.v1.PresenceService"
 
 
 async def is_listening(address: str) -> bool:
-    """Whether anybody takes connections at host:port. Raises OSError when that is not known: no way there, no
-    such name."""
+    """Return whether any process accepts connections at host:port. Raises OSError if that cannot be known: no
+    route, or no such name."""
     try:
         _, writer = await asyncio.open_connection(*split_address(address))
     except ConnectionRefusedError:
@@ -33,7 +34,7 @@ async def is_listening(address: str) -> bool:
 
 
 class LivenessProbe:
-    """Asks processes whether they are there."""
+    """Probes processes by a call."""
 
     def __init__(
         self, channels: Channels, listening: Callable[[str], Awaitable[bool]] = is_listening
@@ -42,7 +43,7 @@ class LivenessProbe:
         self._listening = listening
 
     async def answers(self, address: str, party: ServiceRole, incarnation: Incarnation) -> bool:
-        """Whether that very process answers at `address` within ASK_S."""
+        """Return whether that very process answers at `address` within ASK_S."""
         try:
             async with asyncio.timeout(ASK_S):
                 if not await self._listening(address):
@@ -58,7 +59,7 @@ class LivenessProbe:
 
 
 class PresenceService(workers_pb2_grpc.PresenceServiceServicer):
-    """Answers for this process."""
+    """Answers probes of this process."""
 
     def __init__(self, incarnation: Incarnation) -> None:
         self._incarnation = incarnation

@@ -1,4 +1,4 @@
-"""How does a worker say by what rooms are to be placed on it?"""
+"""Message of a worker's load, by which rooms are placed on it."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ from baton.rooms.worker_load import WorkerLoad
 from baton.wire.baton.v1 import rooms_pb2
 
 RATE_MAX: Final = 2**32 - 1
-"""Tokens a second."""
+"""Largest rate in the message, in tokens per second."""
 
 
 def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
-    """`number`: higher than that of any which this process told before."""
+    """Write a load. `number`: serial number, higher than any that this process has sent."""
     return rooms_pb2.WorkerLoad(
         number=number,
         free_pages=load.free,
@@ -29,7 +29,7 @@ def load_to_wire(load: WorkerLoad, number: int) -> rooms_pb2.WorkerLoad:
 
 
 def load_from_wire(wire: rooms_pb2.WorkerLoad) -> WorkerLoad:
-    """Of more groups than a layout may have it is of no worker's: they are cut off."""
+    """Read a load. It is cut to one KV group more than a layout may have, so that it fits no worker."""
     return WorkerLoad(
         free=tuple(wire.free_pages[: GROUPS_MAX + 1]),
         asked=tuple(wire.asked_pages[: GROUPS_MAX + 1]),

@@ -1,7 +1,7 @@
-"""The refusal of a message that makes no sense."""
+"""Refusal of a message that makes no sense."""
 
 from baton.rooms.errors import Refusal
 
 
 class Malformed(Refusal):
-    """A message that decodes but makes no sense; names the field."""
+    """A message decodes, but makes no sense. The text names the field."""

@@ -1,9 +1,9 @@
-"""How much may one message bring to a worker's turns, or to the bootstrap's timelines?"""
+"""Bounds on messages to workers and to the router's timelines."""
 
 from typing import Final
 
 TAKEN_BYTES_MAX: Final = 8 << 20
-"""Longest command, which a turn takes alone."""
+"""Longest command in bytes, which fills a turn."""
 
 REPORTS_MAX: Final = 1024
-"""Lines of timelines in one report."""
+"""Most timeline lines in one report."""

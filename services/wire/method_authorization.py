@@ -1,4 +1,4 @@
-"""Who may call which method? Looked up by the name in the caller's certificate, where there are some."""
+"""Table of who may call which gRPC method, by the name in the caller's certificate."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -39,15 +39,15 @@ ALLOWED_CALLERS: Final[Mapping[str, frozenset[ServiceRole]]] = {
     "DecodeService/StreamRooms": BOOTSTRAP,
     "HandoverService/HandOver": frozenset({ServiceRole.DECODE}),
 }
-"""Of our own services. A method that is not here is nobody's. Health and reflection, which say nothing of
-rooms, are for every holder of a certificate."""
+"""Parties that may call each method of our own services. A method that is not here is refused to all callers.
+Health and reflection show nothing of rooms, and are for every holder of a certificate."""
 
 
 SIDES: Final = {ServiceRole.of(side): side_to_wire(side) for side in Side}
 
 
 class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Before a call is served. For servers that ask for certificates (`known-callers-only`)."""
+    """Checks each call on servers that ask for certificates (`known-callers-only`)."""
 
     async def intercept_service(
         self,
@@ -68,15 +68,15 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc
 
 
 def has_certificate(context: grpc.aio.ServicerContext) -> bool:
-    """Whether the caller had to say who it is: on a port that asks for certificates, everyone whom
-    `AuthorizationInterceptor` let in; on a plain one, nobody."""
+    """Return whether the caller showed a certificate. On a port that asks for certificates, every caller that
+    `AuthorizationInterceptor` admitted did. On a plain port, none did."""
     return bool(_names(context))
 
 
 def check_caller_side(
     context: grpc.aio.ServicerContext, side: Side, also: frozenset[ServiceRole] = frozenset()
 ) -> None:
-    """A caller that shows a certificate speaks for workers of its own side alone, or is one of `also`. Raises
+    """Check that a caller with a certificate is of the worker's side, or one of `also`. Raises
     NotAdmitted."""
     allowed = also | {ServiceRole.of(side)}
     if has_certificate(context):
@@ -84,12 +84,12 @@ def check_caller_side(
 
 
 def _names(context: grpc.aio.ServicerContext) -> set[str]:
-    """In the caller's certificate; none without one."""
+    """Return the names in the caller's certificate; none without one."""
     return {name.decode("utf-8", "replace") for name in context.auth_context().get(SAN, ())}
 
 
 def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]) -> frozenset[ServiceRole]:
-    """As whom the caller is let in. Raises NotAdmitted."""
+    """Return the parties that the caller may act as. Raises NotAdmitted."""
     names = _names(context)
     parties = frozenset(party for party in allowed if party.tls_name in names)
     if not parties:
@@ -99,7 +99,7 @@ def _admitted(context: grpc.aio.ServicerContext, allowed: frozenset[ServiceRole]
 
 
 def _check_own(parties: frozenset[ServiceRole], request: object) -> None:
-    """A worker registers for its own side, and tells what it saw, not how a caller's room ended. Raises
+    """Check that a worker registers for its own side, and reports under its own incarnation. Raises
     NotAdmitted."""
     who = " and ".join(sorted(parties))
     if isinstance(request, workers_pb2.RegisterRequest) and request.side not in map(SIDES.get, parties):

@@ -1,7 +1,7 @@
-"""Which requests can this worker's model compute at all?
+"""Bounds on requests that a worker's model can compute.
 
-One row that the model cannot compute fails the step of everyone in it, so it is refused before it enters
-(`malformed-is-contained`).
+One row that the model cannot compute fails the step of all rows in it, so such a request is refused before it
+enters (`malformed-is-contained`).
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,13 @@ from baton.wire.conversions import Malformed
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
     vocabulary: int
-    """Token ids lie in [0, vocabulary). On the wire and in a record they are unsigned."""
+    """Size of the vocabulary. Token ids lie in [0, vocabulary), and are unsigned on the wire and in a
+    record."""
     context_tokens: int
-    """Prompt plus output."""
+    """Most tokens of prompt and output together."""
 
     def check(self, request: Request) -> None:
-        """Raises Malformed, naming the field but no token."""
+        """Check a request. Raises Malformed with the field, but without its tokens."""
         if request.tokens_max > self.context_tokens:
             raise Malformed(
                 f"request may grow to {request.tokens_max} tokens: the model's context holds"

@@ -1,4 +1,4 @@
-"""What does a worker say of itself when it registers?"""
+"""Message of a worker's registration."""
 
 from baton.ids import Incarnation
 from baton.rooms.phases import Side
@@ -11,7 +11,7 @@ from baton.wire.text_validation import label_from_wire, name_from_wire
 
 
 def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
-    """Raises Malformed."""
+    """Read a registration. Raises Malformed."""
     side = next((side for side in Side if side_to_wire(side) == wire.side), None)
     if side is None:
         raise Malformed("side is not set")
@@ -51,14 +51,14 @@ def worker_from_wire(wire: workers_pb2.RegisterRequest) -> WorkerFacts:
 
 
 def _exit_digest_from_wire(digest: bytes) -> bytes:
-    """Raises Malformed."""
+    """Read the digest of the starter's secret. Raises Malformed."""
     if len(digest) not in (0, DIGEST_BYTES):
         raise Malformed(f"exit_digest must have {DIGEST_BYTES} bytes, or none")
     return digest
 
 
 def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None:
-    """Raises Malformed."""
+    """Read the other side of the worker's process, if it has one. Raises Malformed."""
     if not wire.HasField("other_side"):
         return None
     other = wire.other_side
@@ -72,12 +72,12 @@ def _other_side_from_wire(wire: workers_pb2.RegisterRequest) -> OtherSide | None
 
 
 def process_from_wire(name: str) -> str:
-    """What a process is called that serves both sides. Raises Malformed."""
+    """Read the name of a process that serves both sides. Raises Malformed."""
     return name_from_wire(name, "process")
 
 
 def weight_from_wire(prefill_weight: int) -> int:
-    """Of 100. Raises Malformed."""
+    """Read a weight, of 100. Raises Malformed."""
     if not 0 <= prefill_weight <= WEIGHT_TOTAL:
         raise Malformed(f"prefill_weight must be 0 to {WEIGHT_TOTAL}")
     return prefill_weight

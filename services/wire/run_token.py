@@ -1,9 +1,8 @@
-"""How do the parts of one stack know each other where no certificates are shown?
+"""Token of a run, by which the parts of one stack recognize each other without certificates.
 
-By a token of the run: whoever starts the stack draws it and gives it to every part in its environment. A
-caller shows it with each call, and a server refuses a call without it, so that another user of the machine
-neither cancels a stream nor reads a timeline. It is not encrypted on its way: for more than one machine there
-are certificates.
+The starter of the stack draws it, and passes it to every part in its environment. A caller shows it with each
+call, and a server refuses calls without it. So another user of the machine neither cancels a stream nor reads
+a timeline. It is not encrypted in transit. For several machines, use certificates.
 """
 
 import hmac
@@ -16,11 +15,11 @@ from baton.wire.errors import NotProven, errors_as_status
 
 KEY: Final = "baton-run-token"
 OPEN: Final = "/grpc.health.v1.Health/"
-"""What platforms ask says nothing of rooms, and they have no token."""
+"""Prefix of methods without a token: platforms probe health, have no token, and learn nothing of rooms."""
 
 
 class TokenChannel:
-    """A channel, of grpc or of grpc.aio, whose calls show the token. All else is the channel's own."""
+    """A channel of grpc or grpc.aio whose calls show the token. All else is the wrapped channel's."""
 
     def __init__(self, channel: Any, token: str) -> None:
         self._channel = channel
@@ -43,7 +42,7 @@ class TokenChannel:
 
 
 class _TokenCall:
-    """What makes the calls of one method."""
+    """Caller of one method that shows the token."""
 
     def __init__(self, method: Any, shown: tuple[tuple[str, str], ...]) -> None:
         self._method = method
@@ -60,7 +59,7 @@ class _TokenCall:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Before a call is served (`known-callers-only`)."""
+    """Checks the token of each call (`known-callers-only`)."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()

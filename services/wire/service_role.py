@@ -1,4 +1,4 @@
-"""Which kinds of process talk to each other, and what is each called in its certificate?"""
+"""Roles of processes that talk over gRPC, with their names in certificates."""
 
 from enum import StrEnum
 

@@ -1,7 +1,7 @@
-"""Names, addresses and other texts of messages, by the rules that settings obey.
+"""Validation of names, addresses and other texts in messages, by the rules of settings.
 
-A worker's name and address come from its settings. Who writes a message by other means is bound by the same
-rules: names stand in logs, metrics, timelines, terminals and pages, and addresses are connected to.
+A worker's name and address come from its settings. A message made by other means has to obey the same rules:
+names appear in logs, metrics, timelines, terminals and pages, and addresses are connected to.
 """
 
 import re
@@ -11,28 +11,28 @@ from baton.runtime.setting_kinds import ADDRESS, NAME, SettingKind
 from baton.wire.malformed import Malformed
 
 SHOWN_CHARS_MAX: Final = 80
-"""Most of a refused text that its refusal repeats."""
+"""Most characters of a refused text that its refusal repeats."""
 REQUEST_ID_CHARACTER: Final = "[A-Za-z0-9._:/+=@-]"
 REQUEST_ID_CHARS_MAX: Final = 256
-"""Callers give up to 128; prompts of one request are numbered."""
+"""Most characters of a request id. Callers give up to 128, and prompts of one request are numbered."""
 REQUEST_ID: Final = re.compile(f"{REQUEST_ID_CHARACTER}{{0,{REQUEST_ID_CHARS_MAX}}}")
 LABEL: Final = re.compile(r"[ -~]{0,128}")
-"""A word that is compared, and shown where it differs: a fingerprint, a schema, a kind."""
+"""Pattern of a label, which is compared and shown: a fingerprint, a schema, a kind."""
 REPLACEMENT: Final = "\ufffd"
 
 
 def name_from_wire(text: str, field: str) -> str:
-    """The name of a worker or of a process. `field`: its path in the message. Raises Malformed."""
+    """Read the name of a worker or of a process. `field`: its path in the message. Raises Malformed."""
     return _of_kind(NAME, text, field)
 
 
 def address_from_wire(text: str, field: str) -> str:
-    """The address of a worker, as host:port. `field`: its path in the message. Raises Malformed."""
+    """Read the address of a worker, as host:port. `field`: its path in the message. Raises Malformed."""
     return _of_kind(ADDRESS, text, field)
 
 
 def request_id_from_wire(text: str) -> str:
-    """The id of a request; it may be empty. Raises Malformed."""
+    """Read the id of a request, which may be empty. Raises Malformed."""
     if len(text) > REQUEST_ID_CHARS_MAX:
         raise Malformed(f"request_id has more than {REQUEST_ID_CHARS_MAX} characters")
     if not REQUEST_ID.fullmatch(text):
@@ -41,14 +41,14 @@ def request_id_from_wire(text: str) -> str:
 
 
 def label_from_wire(text: str, field: str) -> str:
-    """A word that is compared with another's. Raises Malformed."""
+    """Read a label. `field`: its path in the message. Raises Malformed."""
     if not LABEL.fullmatch(text):
         raise Malformed(f"{field} has to be up to 128 printable ASCII characters")
     return text
 
 
 def shown_from_wire(text: str, chars_max: int) -> str:
-    """A text for people, on one line and without control characters, cut to `chars_max`."""
+    """Return a text for display, on one line, without control characters, cut to `chars_max`."""
     cut = text[:chars_max]
     if cut.isprintable():
         return cut

@@ -1,7 +1,7 @@
-"""How does a thread whose event loop is not grpc.aio's call another service?
+"""gRPC channel for a thread whose event loop is not grpc.aio's.
 
-One loop of a process has grpc.aio, whose one poller serves no second loop well. This has the face of its
-channel, as far as unary calls need it, over gRPC's synchronous one, which any thread may use.
+One loop of a process has grpc.aio, whose single poller serves no second loop well. This class has the
+interface of its channel for unary calls, over gRPC's synchronous channel, which any thread may use.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import grpc
 
 
 class ThreadChannel:
-    """Used from the one event loop of its thread."""
+    """Unary calls from the one event loop of a thread."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
 
     def unary_unary(self, method: str, **how: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """`how`: as generated stubs say it."""
+        """Return the caller of a method. `how`: arguments of generated stubs."""
         calling = self._channel.unary_unary(method, **how)
 
         def call(request: Any, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
@@ -28,12 +28,12 @@ class ThreadChannel:
         return call
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """As one that would connect for its next call: to do so costs little, and it takes the place of one
-        with another certificate at once."""
+        """Return IDLE, the state of a channel that would connect for its next call. Opening another channel
+        is cheap, and one with a new certificate is used at once."""
         return grpc.ChannelConnectivity.IDLE
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Calls that are under way may end within `grace_s`."""
+        """Close the channel. Running calls may end within `grace_s` seconds."""
         try:
             await asyncio.sleep(grace_s)
         finally:
@@ -41,7 +41,7 @@ class ThreadChannel:
 
 
 async def _answered(call: grpc.Future) -> Any:
-    """The reply to a call that another thread of gRPC's carries. Raises grpc.RpcError."""
+    """Return the reply to a call that runs on one of gRPC's threads. Raises grpc.RpcError."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

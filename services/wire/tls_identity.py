@@ -1,7 +1,7 @@
-"""How does a process show who it is over gRPC, and whom does it believe?
+"""TLS identity of a process over gRPC, and the authority that it trusts.
 
 Each side of a connection shows a certificate of the one authority. A caller checks that the server is the
-party it means to call; which party may call what is looked up by `admittance`.
+party it means to call. `baton.wire.method_authorization` says which party may call what.
 """
 
 from threading import Lock
@@ -18,11 +18,11 @@ log = Log(__name__)
 
 
 class Identity:
-    """One process's certificate, key and authority, as the files have them now. Used from several threads:
-    gRPC asks from its own."""
+    """Certificate, key and authority of one process, as its files have them now. Used from several threads,
+    since gRPC asks from its own."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises StartupError for files that cannot be used."""
+        """Read the files. Raises StartupError for files that cannot be used."""
         self._files = files
         self._changes = FileChanges(files.paths)
         self._lock = Lock()
@@ -31,11 +31,11 @@ class Identity:
 
     @staticmethod
     def of(files: TlsFiles | None) -> "Identity | None":
-        """None where nothing is set: plain connections. Raises StartupError."""
+        """Return the identity of `files`, or None for plain connections. Raises StartupError."""
         return None if files is None else Identity(files)
 
     def version(self) -> int:
-        """Grows when the files have changed to others that can be used."""
+        """Return a number that grows when the files have changed to others that can be used."""
         with self._lock:
             if self._changes.seen():
                 try:
@@ -48,8 +48,8 @@ class Identity:
             return self._version
 
     def server(self) -> grpc.ServerCredentials:
-        """Asks every caller for a certificate. A connection that begins after the files changed has the new
-        one."""
+        """Return credentials of a server that asks every caller for a certificate. A connection that begins
+        after the files changed uses the new ones."""
         shown = self.version()
 
         def changed() -> Any | None:
@@ -62,7 +62,8 @@ class Identity:
         )
 
     def channel(self) -> grpc.ChannelCredentials:
-        """A channel keeps what it was opened with: `Channels` opens another when it has to connect anew."""
+        """Return credentials of a channel. A channel keeps those it was opened with, so `Channels` opens
+        another when it has to connect anew."""
         self.version()
         return grpc.ssl_channel_credentials(self._ca, *self._pair)
 
@@ -71,7 +72,7 @@ class Identity:
 
 
 def _read(files: TlsFiles) -> tuple[bytes, tuple[bytes, bytes]]:
-    """The authority; key and certificate. Raises StartupError unless they go together."""
+    """Read the authority, and the key and certificate. Raises StartupError unless they match."""
     if files.ca is None:
         raise StartupError(f"{files.flags}-ca is needed: whose certificates are believed")
     files.context()

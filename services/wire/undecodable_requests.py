@@ -1,6 +1,6 @@
-"""What does a server answer to bytes that are no message?
+"""Answer to requests whose bytes are no message.
 
-Left alone, grpc tells the caller UNKNOWN, as for a bug of ours, and writes a traceback for each such call.
+gRPC itself would answer UNKNOWN, as for a bug of ours, and log a traceback for each such call.
 """
 
 import inspect
@@ -18,7 +18,7 @@ NO_MESSAGE: Final = "the request is not a message of this method"
 
 
 class UndecodableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The call is answered like any other `Malformed`."""
+    """Refuses such a call as any other `Malformed`."""
 
     async def intercept_service(
         self,

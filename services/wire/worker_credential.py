@@ -1,7 +1,8 @@
-"""By what does a worker's process prove that it is the one that registered?
+"""Credential by which a worker's process proves that it is the one that registered.
 
-It draws a secret when it begins, tells it with its registration, and shows it whenever it speaks for its
-incarnation. Its other ranks show one that is made of it, which adds lines to timelines and does nothing else.
+The process draws a secret when it begins, sends it with its registration, and shows it whenever it acts for
+its incarnation. Its other ranks show one that is derived from it. That one adds lines to timelines, and
+allows nothing else.
 """
 
 import hmac
@@ -16,19 +17,21 @@ BYTES_MAX: Final = 64
 
 
 def draw() -> bytes:
-    """Of one process. It is never logged, shown or written down."""
+    """Draw the credential of one process. It is never logged, shown or stored."""
     return secrets.token_bytes(BYTES)
 
 
 def incarnation_of(credential: bytes) -> Incarnation:
-    """The incarnation of the process that drew this credential.
+    """Return the incarnation of the process that drew a credential.
 
-    It follows from the credential: nobody else can register by it, whatever a bootstrap has forgotten.
+    It is derived from the credential. So no other process can register with it, whatever a router has
+    forgotten.
     """
     digest = hmac.digest(credential, b"incarnation", "sha256")
     return Incarnation(int.from_bytes(digest[:8], "big") >> 1 | 1)
 
 
 def of_ranks(credential: bytes) -> bytes:
-    """What the ranks of a worker show that do not lead it. It does not tell the leader's."""
+    """Return the credential of the ranks that follow a worker's leader. The leader's cannot be derived from
+    it."""
     return hmac.digest(credential, b"ranks", "sha256")

@@ -13,7 +13,8 @@ from baton.api.backend import RoomFailed
 from baton.api.requests.schemas import RecommendedSampling
 from baton.bootstrap.canary_request import canary_request
 from baton.bootstrap.metrics import BootstrapMetrics, RegistryCollector
-from baton.bootstrap.request_stream import RequestStream, RoomBackend
+from baton.bootstrap.request_stream import RequestStream
+from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import RoomStream
 from baton.fleet.registry import Registry
@@ -363,8 +364,8 @@ class House:
         await until(lambda: not self.rooms.streams.over())
         assert self.registry.open_count() == 0
         assert self.admission.queued() == 0
-        assert not self.rooms._on_end
-        assert not self.rooms.timelines._watchers
+        assert not self.rooms.followers
+        assert not self.rooms.timelines.watchers
         assert all(not worker.rooms and worker.tokens == 0 for worker in self.registry.workers())
 
 

@@ -136,7 +136,7 @@ async def test_one_that_does_not_hear_itself_says_so_once_and_goes_by_the_clock(
             way[0] = open_.to(f"127.0.0.1:{port}", ServiceRole.BOOTSTRAP)
             clock.advance(7)
             sent_ms = clock.now_ms()
-            await until(lambda: not hearing._deaf)
+            await until(lambda: not hearing.is_deaf)
             clock.advance(7)
             assert hearing.accepted_until_ms() == sent_ms
     assert [record.getMessage() for record in caplog.records] == [

@@ -11,8 +11,9 @@ from baton.bootstrap.placement_request import NotInTime, QueueFull, Retry
 from baton.fleet.fair_queue import QUANTUM
 from baton.fleet.placement import Need, Pair
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
-from baton.fleet.registry import DELIVERY_MS, EXPECTED_MS
 from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.room_table import DELIVERY_MS
+from baton.fleet.worker_table import EXPECTED_MS
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoSuchWorker, Reason, TooLarge, TurnStalled
 from baton.rooms.phases import Side
@@ -222,7 +223,7 @@ async def test_same_root_only_a_prompt_is_hashed_with_its_salt(at: House) -> Non
 
 
 async def test_what_no_worker_can_ever_hold_is_not_hoped_for(at: House) -> None:
-    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0, fits=False)
+    retry = Retry(RoomId(9), Reason.DECODE_LOST, frozenset(), wait_s=600.0, fit_before=False)
     with pytest.raises(TooLarge, match="no prefill worker can hold"):
         await asyncio.wait_for(at.admission.admit("a", 10**9, 10**9, retry), PATIENCE_S)
     assert at.admission.queued() == 0

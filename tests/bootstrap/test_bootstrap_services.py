@@ -145,7 +145,7 @@ async def test_watching_tells_what_was_and_what_comes_until_the_room_is_retired(
     client.at.rooms.answered(RoomId(room))
     client.at.retired(room)
     assert [event.name async for event in events] == ["answered"]
-    await until(lambda: not client.at.rooms.timelines._watchers)
+    await until(lambda: not client.at.rooms.timelines.watchers)
 
 
 async def test_a_watcher_that_nobody_woke_looks_by_itself(
@@ -165,9 +165,9 @@ async def test_a_watcher_that_leaves_is_forgotten(client: Client) -> None:
     room = await client.open()
     call = client.rooms.WatchRoom(rooms_pb2.WatchRoomRequest(room=room), timeout=20)
     await call.read()
-    assert len(client.at.rooms.timelines._watchers) == 1
+    assert len(client.at.rooms.timelines.watchers) == 1
     call.cancel()
-    await until(lambda: not client.at.rooms.timelines._watchers)
+    await until(lambda: not client.at.rooms.timelines.watchers)
 
 
 async def test_cancelling_ends_the_room_on_both_workers_once(client: Client) -> None:

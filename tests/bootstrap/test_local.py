@@ -333,7 +333,7 @@ async def test_a_decode_worker_that_no_prefill_worker_comes_for_proves_that_it_s
         at.decode.incarnation = Incarnation(24)
         at.join(at.decode, proven=False)
         canary = Canary(at.rooms, at.backend, CANARY)
-        assert canary._pair() is None, "a prefill worker may be on its way"
+        assert canary.next_pair() is None, "a prefill worker may be on its way"
         at.clock.advance(ALONE_MS)
         task = asyncio.ensure_future(canary.run())
         await until(lambda: at.registry.worker(at.decode.incarnation).state is WorkerState.READY)
@@ -351,7 +351,7 @@ async def test_one_that_proves_itself_alone_is_tried_with_its_partner_in_turn() 
             at.join(worker, proven=False)
         canary = Canary(at.rooms, at.backend, CANARY)
         at.clock.advance(ALONE_MS)
-        tried = [canary._pair() for _ in range(4)]
+        tried = [canary.next_pair() for _ in range(4)]
         alone = [pair is not None and pair[0] is None for pair in tried]
         assert alone == [False, True, False, True]
 
@@ -363,12 +363,12 @@ async def test_zero_at_idle_a_worker_that_was_tried_alone_and_is_gone_is_forgott
             at.join(at.decode, proven=False)
         canary = Canary(at.rooms, at.backend, CANARY)
         at.clock.advance(ALONE_MS)
-        tried = [canary._pair() for _ in range(2)]
+        tried = [canary.next_pair() for _ in range(2)]
         assert [pair[1].facts.incarnation for pair in tried if pair] == [31, 32]
         at.rooms.lose(Incarnation(31), "it has left", proof="left")
-        canary._pair()
-        assert Incarnation(31) not in canary._alone
-        assert canary._alone[Incarnation(32)] == 2
+        canary.next_pair()
+        assert Incarnation(31) not in canary.alone_tries
+        assert canary.alone_tries[Incarnation(32)] == 2
 
 
 async def test_a_prompt_that_no_prefill_worker_holds_is_served_by_decode_alone() -> None:

@@ -641,6 +641,7 @@ async def test_a_canary_has_one_room_whatever_becomes_of_it() -> None:
         at.decode.script = broken(D, Reason.TRANSFER_FAILED)
         pair = (at.registry.worker(Incarnation(11)), at.registry.worker(Incarnation(22)))
         assert (
-            await Canary(at.rooms, at.backend, CANARY)._try(pair) == "prefill-0 and decode-0: as it happens"
+            await Canary(at.rooms, at.backend, CANARY).try_pair(pair)
+            == "prefill-0 and decode-0: as it happens"
         )
         assert len(at.registry.find("canary")) == 1

@@ -16,8 +16,8 @@ from baton.bootstrap.timeline import retry_chains
 from baton.bootstrap.timeline.routes import FILES, PAGE, page_router, timeline_router
 from baton.bootstrap.timeline.timeline_schema import Activity, State
 from baton.fleet.placement import Need
-from baton.fleet.registry import CANARY_ROOMS_FILED_MAX
 from baton.fleet.room_entry import RoomEntry
+from baton.fleet.room_table import CANARY_ROOMS_FILED_MAX
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.timeline import Event, Moment
@@ -519,7 +519,7 @@ async def test_a_look_at_the_pages_visits_no_more_rooms_however_many_are_kept(
 
     monkeypatch.setattr("baton.fleet.registry.RoomEntry", Seen)
     async with house() as at:
-        at.registry._kept = at.registry._failed_kept = MANY
+        at.registry.done_max = at.registry.failed_max = MANY
         pair = (at.registry.worker(at.prefill.incarnation), at.registry.worker(at.decode.incarnation))
         last: RoomId | None = None
         for number in range(MANY):
@@ -584,7 +584,7 @@ async def test_a_request_whose_rooms_are_forgotten_is_not_found_and_leaves_nothi
     index = at.registry.index
     kept = at.registry.known_count()
     assert kept == len(list(index.clients())) == len(list(index.of_request("both"))) == 100
-    assert len(index._named) == len(index._after) == 50
+    assert len(index.by_request) == len(index.continuations) == 50
     await at.unfollowed()
 
 

@@ -309,7 +309,7 @@ class Fleet:
         """A request that was retracted, and that has no space yet."""
         avoided = frozenset() if avoid is None else frozenset({FLEET[avoid]})
         by = None if back is None else FLEET[back]
-        retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200, back=by)
+        retry = Retry(RoomId(1), Reason.RETRACTED, avoided, None, margin=200, returns_to=by)
         waiting = self.at.admission.queued()
         asking = self.at.admission.admit(name, 400, 900, retry, tokens, arrived_ms=arrived_ms)
         opened = asyncio.ensure_future(asking)
@@ -520,7 +520,7 @@ async def test_drain_keeps_promises_older_ones_that_wait_for_other_workers_hold_
     for each in old:
         each.cancel()
     await asyncio.gather(*old, return_exceptions=True)
-    assert not fleet.at.admission._going_back
+    assert not fleet.at.admission.going_back
 
 
 async def test_drain_keeps_promises_who_reads_slowly_is_waited_for(paused: House) -> None:
@@ -546,7 +546,7 @@ async def test_who_gives_up_before_it_reads_that_it_was_retracted_is_waited_for_
         at.retired(1)
         assert at.admission.drain(at.decode.incarnation) == 1
         if how == "too late":
-            await until(lambda: stream._left_s() < 0)
+            await until(lambda: stream.left_s() < 0)
             assert (await read(stream))[1] == "deadline"
         else:
             await stream.hang_up(Hangup.CLIENT_GONE)
@@ -565,7 +565,7 @@ async def test_drain_keeps_promises_an_attempt_that_fails_on_the_way_back_goes_b
         assert await read(stream) == ([7, 8, 9], "length")
         assert at.entry(2).cause == LOST_THERE
         assert [at.entry(room).decode.name for room in (2, 3)] == [at.decode.name] * 2
-        assert not at.admission._owed
+        assert not at.admission.owed
         for room in (2, 3):
             at.retired(room)
         assert at.admission.drain(at.decode.incarnation) == 0

@@ -62,13 +62,13 @@ async def test_counted_work_every_room_of_a_request_is_placed_as_one_that_scores
     pairs: PairHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed = []
-    admit = pairs.backend._rooms.admission.admit
+    admit = pairs.backend.rooms.admission.admit
 
     async def admitted(*args: Any, **named: Any) -> RoomEntry:
         placed.append(named["scores"])
         return await admit(*args, **named)
 
-    monkeypatch.setattr(pairs.backend._rooms.admission, "admit", admitted)
+    monkeypatch.setattr(pairs.backend.rooms.admission, "admit", admitted)
     pairs.prefill.script = [accepted(P), scores(TOLD[0]), None]
     pairs.prefill_1.script = [accepted(P), scores(*TOLD), *prefills()[1:]]
     pairs.decode.script = pairs.decode_1.script = decodes()

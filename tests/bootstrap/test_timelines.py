@@ -59,4 +59,4 @@ def test_who_watches_a_room_hears_of_its_lines_and_of_no_others_until_it_has_see
         at.timelines.unwatch(room, event)
     at.timelines.wake(at.entry.id)
     assert not changed.is_set()
-    assert not at.timelines._watchers
+    assert not at.timelines.watchers

@@ -188,7 +188,7 @@ async def test_terminal_reaches_peer_what_is_over_is_told_again_on_the_next_stre
     for room in (1, 3):
         at.links.forget(at.facts.incarnation, RoomId(room))
     at.worker.says.put_nowait(None)
-    await until(lambda: at.link._task is None)
+    await until(lambda: at.link.task is None)
     assert (at.worker.streams, at.links.over(), at.links.rooms()) == (2, 0, 0), "there is nothing to be told"
 
 

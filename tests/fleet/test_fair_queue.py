@@ -38,7 +38,9 @@ def served(line: Line) -> Iterator[QueueEntry[int]]:
 
 def assert_empty(line: Line) -> None:
     assert (len(line), line.retried, list(line), line.first()) == (0, 0, [], None)
-    assert not any((line._again, line._classes, line._order, line._unserved, line._aside, line._for_lower))
+    assert not any(
+        (line._retried, line._classes, line._order, line._unserved, line._skipped, line._for_lower)
+    )
 
 
 @MANY

@@ -32,7 +32,7 @@ def test_an_answer_between_two_failures_starts_the_count_anew_and_other_failures
             pairs.ended(PAIR, LOST, canary=False)
         pairs.ended(PAIR, None, canary=False)
     assert pairs.broken() == []
-    assert not pairs._failures
+    assert not pairs.failures
 
 
 def test_only_a_canary_through_that_very_pair_mends_it() -> None:
@@ -49,4 +49,4 @@ def test_a_worker_that_is_gone_is_forgotten_with_its_pairs() -> None:
     pairs.forget(Incarnation(3))
     assert pairs.broken() == [PAIR]
     pairs.forget(Incarnation(2))
-    assert not pairs._failures
+    assert not pairs.failures

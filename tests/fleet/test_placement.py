@@ -12,8 +12,9 @@ from baton.fleet import placement
 from baton.fleet.pair_health import BROKEN_AFTER
 from baton.fleet.placement import LOOKS_MAX, Need, uncached_tokens
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
-from baton.fleet.registry import CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS, Registry
+from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.room_table import CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS
 from baton.fleet.side_workers import HOLDERS_MAX
 from baton.fleet.worker_record import Worker
 from baton.ids import Incarnation, RoomId
@@ -162,13 +163,19 @@ def test_zero_at_idle_nothing_is_kept_of_workers_and_rooms_that_are_gone() -> No
             stack.end(entry.id, LOST, 0)
     assert stack.open_count() == 0
     assert not any(stack.phases.values())
-    for side in stack._on.values():
+    for side in stack.sides.values():
         by_size = (side.known, side.computing, side.ready, side.serving)
         assert not any(len(each) for each in (*by_size, side.open, side.roomy, side.short))
         assert not any((side.joining, side.draining, side.page_sizes, side._sent))
-    waits = (stack._untaken, stack._unended, stack._untold, stack._closing, stack._given_back)
+    waits = (
+        stack._undelivered,
+        stack._without_outcome,
+        stack._awaiting_outcome,
+        stack._closing,
+        stack._released,
+    )
     assert not any(len(each) for each in waits)
-    assert not any((stack._leases, stack._names, stack._of_worker))
+    assert not any((stack._leases, stack._names, stack._rooms_by_worker))
 
 
 # ---- beside a look at all
@@ -181,7 +188,7 @@ def best_of_all(
     able: list[list[Worker]] = []
     for side in Side:
         ready = [
-            each for each in stack._on[side].ready if each.facts.tokens_max >= need.positions_on(each.facts)
+            each for each in stack.sides[side].ready if each.facts.tokens_max >= need.positions_on(each.facts)
         ]
         if not ready:
             return NoSuchWorker
@@ -273,7 +280,7 @@ def test_of_many_workers_the_best_is_taken_but_for_a_beginning_that_very_many_we
         need = Need(700, 900, prompt(draw.randrange(30), SYSTEM[:shared], 700))
         for worker in stack.place(need):
             assert worker is not None
-            best = min(fullness(each, need) for each in stack._on[worker.facts.side].ready)
+            best = min(fullness(each, need) for each in stack.sides[worker.facts.side].ready)
             assert fullness(worker, need)[1] <= best[1] + shared / size
             assert shared or worker.facts.name == best[3]
         rooms.append(send(stack, need))
@@ -329,7 +336,7 @@ def test_nothing_that_the_registry_does_walks_over_all_open_rooms() -> None:
 
 def test_no_starvation_a_worker_is_reserved_for_one_that_connects_to_it_and_has_most_left() -> None:
     stack, need = fleet(3), Need(500, 900)
-    prefill, decode = ([each.facts for each in stack._on[side].ready] for side in Side)
+    prefill, decode = ([each.facts for each in stack.sides[side].ready] for side in Side)
     first = stack.place(need)[1].facts
     send(stack, need)
     assert first == decode[0]

@@ -191,7 +191,7 @@ def test_what_another_room_computes_is_not_forgotten_with_one_that_decode_comput
     stack.side_retired(rooms[0].id, Side.PREFILL)
     stack.mark_local(rooms[1].id)
     assert held.cached_tokens(need.blocks) == 192, "the first of them computed it"
-    assert not held._awaited
+    assert not held.awaited
 
 
 def test_what_was_sent_is_asked_where_a_side_has_two_or_decode_computes() -> None:

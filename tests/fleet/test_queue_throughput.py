@@ -58,7 +58,7 @@ def test_it_keeps_no_more_than_its_window_however_often_it_is_asked() -> None:
     for now_ms in range(0, 4 * WINDOW_MS, 7):
         pace.look(now_ms, waits=True)
         pace.done()
-    assert len(pace._spans) <= WINDOW_MS / 250 + 2
+    assert len(pace.spans) <= WINDOW_MS / 250 + 2
     assert pace.wait_ms(1_000) in range(6_990, 7_011)
 
 
@@ -116,4 +116,4 @@ def test_of_classes_without_number_the_last_are_known() -> None:
     for priority in range(10 * CLASSES_MAX):
         pace.waits(priority)
         pace.look(priority, 1, lambda _: 1)
-    assert len(pace._classes) == CLASSES_MAX
+    assert len(pace.classes) == CLASSES_MAX

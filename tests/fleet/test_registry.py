@@ -9,18 +9,11 @@ import pytest
 
 from baton.fleet.pair_health import BROKEN_AFTER
 from baton.fleet.placement import Need
-from baton.fleet.registry import (
-    CANARY_ROOMS_FILED_MAX,
-    CLOSING_MS,
-    DELIVERY_MS,
-    DEPARTED_MAX,
-    OPEN_MS_MAX,
-    OUTCOME_MS,
-    TURN_MS_MAX,
-    Registry,
-)
+from baton.fleet.registry import Registry
 from baton.fleet.room_entry import EVENTS_PER_ROOM_MAX, RoomEntry, RoomPhase
+from baton.fleet.room_table import CANARY_ROOMS_FILED_MAX, CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS
 from baton.fleet.worker_record import Worker, WorkerState
+from baton.fleet.worker_table import DEPARTED_MAX, TURN_MS_MAX
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import (
     Cause,

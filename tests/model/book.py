@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.fleet.placement import Need
-from baton.fleet.registry import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS, Registry
+from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
+from baton.fleet.room_table import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, NoCapacity, NoSuchWorker, Reason
 from baton.rooms.phases import Side

@@ -11,7 +11,7 @@ from baton.bootstrap.accept_probe import AcceptProbe
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.canary import OUTPUT_TOKENS, REQUEST_ID, Canary, canary_prompt
 from baton.bootstrap.metrics import BootstrapMetrics, Loss, RegistryCollector
-from baton.bootstrap.request_stream import RoomBackend
+from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomPhase

@@ -228,8 +228,8 @@ def unrest(platform: "Platform") -> list[str]:
         rooms = bootstrap.rooms
         found += _held("bootstrap", "open rooms", bootstrap.registry.open_count())
         found += _held("bootstrap", "queued requests", rooms.admission.queued())
-        found += _held("bootstrap", "watchers", len(rooms.timelines._watchers))
-        found += _held("bootstrap", "followed rooms", len(rooms._on_end))
+        found += _held("bootstrap", "watchers", len(rooms.timelines.watchers))
+        found += _held("bootstrap", "followed rooms", len(rooms.followers))
         found += _held("bootstrap", "rooms that workers may hold", rooms.streams.over())
         found += _held("bootstrap", "rooms on links", rooms.streams.rooms())
         for known in bootstrap.registry.workers():

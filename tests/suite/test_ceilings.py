@@ -10,15 +10,15 @@ from tests.suite import ceilings
 SLACK: Final = 0.02
 """Part of a ceiling by which a count may be below it before the ceiling has to be lowered."""
 CEILINGS: Final[dict[Callable[[], int], int]] = {
-    ceilings.fragments: 53,
+    ceilings.fragments: 0,
     ceilings.forbidden_names: 1,
     ceilings.long_sentences_of_docs: 0,
-    ceilings.long_sentences_of_docstrings: 9,
+    ceilings.long_sentences_of_docstrings: 8,
     ceilings.equal_file_names: 2,
-    ceilings.empty_packages: 4,
-    ceilings.long_files: 9,
+    ceilings.empty_packages: 1,
+    ceilings.long_files: 7,
     ceilings.long_functions: 11,
-    ceilings.private_reads: 305,
+    ceilings.private_reads: 270,
     ceilings.crowded_folders: 2,
 }
 

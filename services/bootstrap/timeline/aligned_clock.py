@@ -1,8 +1,8 @@
-"""When did each line of a timeline happen, on one clock?
+"""Alignment of a timeline's lines on one clock.
 
-A line carries its process's time of day and its host's monotonic clock. The lines of the bootstrap's own
-host are placed by the latter, to the microsecond. Those of another host are placed by the time of day, moved
-as far as causes ask for: nothing of a room happens before the bootstrap opened it.
+A line carries its process's time of day and its host's monotonic clock. Lines from the router's own host are
+placed by the latter, to the microsecond. Lines from another host are placed by the time of day. They are
+shifted so that nothing of a room happens before the router opened it.
 """
 
 from collections import defaultdict
@@ -13,12 +13,12 @@ from typing import Final
 from baton.rooms.timeline import BOOTSTRAP, Event
 
 SAME_HOST_MS: Final = 20.0
-"""Two processes whose clocks differ by less are taken to share a host: what that gets wrong is no more than
-what times of day get wrong."""
+"""Largest difference of two processes' clocks that are taken to share a host, in milliseconds. An error by
+that is no larger than the error of times of day."""
 
 
 class AlignedClock:
-    """Places the events of one request's rooms, as milliseconds since the first of them."""
+    """Places the events of one request's rooms, in milliseconds since the first of them."""
 
     def __init__(self, rooms: Iterable[Sequence[Event]]) -> None:
         rooms = list(rooms)
@@ -43,7 +43,7 @@ class AlignedClock:
         return round(self._placed(event) - self._begin, 3)
 
     def _placed(self, event: Event) -> float:
-        """By the bootstrap's time of day."""
+        """Return the time of an event by the router's time of day, in milliseconds."""
         if self._own is not None and self.shared.get(event.source):
             return event.host_us / 1000 + self._own
         return event.wall_ms + self._moved.get(event.source, 0.0)
@@ -57,7 +57,8 @@ class AlignedClock:
 
 
 def _offsets_ms(events: Iterable[Event]) -> dict[str, float | None]:
-    """By source: the time of day when its host's monotonic clock was zero. None where it does not tell."""
+    """Return the time of day at which the host's monotonic clock was zero, by source. None if the source has
+    none."""
     found: dict[str, list[float]] = defaultdict(list)
     for each in events:
         found[each.source] += [each.wall_ms - each.host_us / 1000] if each.host_us else []

@@ -1,7 +1,7 @@
-"""What was each process doing for a room, and who waited for whom? Read off the lines of its timeline.
+"""Bars and arrows of a request's drawing, derived from the lines of its timeline.
 
-The bars of a worker are told by its leader, since its ranks make each move together: they are drawn for all
-of them. What a rank saw and wished are its own lines.
+The bars of a worker follow its leader's lines, since its ranks make each move together, and are drawn for all
+of them. Evidence and votes of a rank are its own lines.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ BEGINS: Final[Mapping[str, Mapping[str, Begin]]] = {
         Moment.RETRACTED: (Activity.CLOSE, "needs the pages for older rooms; gives back"),
     },
 }
-"""By role: the line that begins a bar, and ends the one before."""
+"""Lines that begin a bar, and end the one before, by role."""
 
 LINKS: Final = (
     ("room", BOOTSTRAP, Moment.OPENED, Side.PREFILL.value, Moment.ACCEPTED),
@@ -59,7 +59,7 @@ LINKS: Final = (
 
 
 def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> Iterator[Bar]:
-    """Of one room's lines, but for the client's."""
+    """Yield the bars of one room, except the client's."""
     ended_ms = max(line.at_ms for line in lines) if entry.phase is RoomPhase.RETIRED and lines else None
     for lane in lanes:
         leader = BOOTSTRAP if lane.role == BOOTSTRAP else lane.worker
@@ -70,7 +70,7 @@ def bars_of(entry: RoomEntry, lines: Sequence[Line], lanes: Sequence[Lane]) -> I
 
 
 def client_bars(rooms: Sequence[RoomEntry], lines: Sequence[Line], *, over: bool) -> Iterator[Bar]:
-    """What the client sees: it waits, it reads, and where a room ends under it, it waits for the next."""
+    """Yield the bars of the client: it waits, it reads, and after a failed room it waits for the next."""
     began: tuple[float, Activity, str, str] | None = None
     own = [each for each in lines if each.lane == BOOTSTRAP]
     end = last_word(line for line in own if line.room == str(rooms[-1].id)) if over else None
@@ -107,17 +107,17 @@ ENDED: Final = (Activity.CLOSE, "")
 ENDED_EARLY: Final = (Moment.FAILED, Moment.RETRACTED)
 Named = TypeVar("Named", Line, Event)
 LAST_WORDS: Final = (*BETWEEN, Moment.FAILED)
-"""Of a room that is the last of its request: the first of these that is there."""
+"""Words that end a request, by precedence, on its last room."""
 
 
 def last_word(said: Iterable[Named]) -> Named | None:
-    """With which word of the bootstrap's on its last room the client's wait was over."""
+    """Return the line of the router on the last room that ended the client's wait."""
     words = [each for each in said if each.name in LAST_WORDS]
     return next((each for name in LAST_WORDS for each in words if each.name == name), None)
 
 
 def _seen(line: Line, *, reading: bool) -> Begin | None:
-    """What a line of the bootstrap means to the client."""
+    """Return what a line of the router means to the client."""
     match line.name:
         case Moment.QUEUED | Moment.OPENED if not reading:
             return Activity.WAIT, "waits for the first token"
@@ -151,8 +151,9 @@ def _bar(lane: str, begins: Mapping[str, Begin], begun: Line, to_ms: float | Non
 
 
 def _end_ms(role: str, own: Sequence[Line], lines: Sequence[Line], ended_ms: float | None) -> float | None:
-    """Where a lane ends that did not say so itself: with its room. A worker that died says nothing more: its
-    part ends when the bootstrap failed the room, which a worker that lives says itself at once."""
+    """Return where the last bar of a lane ends that has no end of its own: with its room. A worker that died
+    writes no more lines, so its part ends when the router failed the room. A live worker says so itself at
+    once."""
     failed = [line.at_ms for line in lines if line.lane == BOOTSTRAP and line.name in ENDED_EARLY]
     if role == BOOTSTRAP or not failed:
         return ended_ms

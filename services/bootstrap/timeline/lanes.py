@@ -1,4 +1,4 @@
-"""Who has a lane in the picture of a request, and what is each line of a timeline?"""
+"""Lanes of a request's drawing, and the kind of each line of a timeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from baton.rooms.timeline import BOOTSTRAP, Moment
 
 CLIENT: Final = "client"
 RANKS_SHOWN_MAX: Final = 64
-"""Of one worker. What others say is among the lines."""
+"""Most ranks of one worker with a lane. Lines of the others are in the list of lines."""
 
 KINDS: Final[Mapping[str, LineKind]] = {
     Moment.LANDED: LineKind.EVIDENCE,
@@ -42,11 +42,11 @@ KINDS: Final[Mapping[str, LineKind]] = {
     Moment.STOPPED: LineKind.MOVE,
     Moment.QUARANTINED: LineKind.MOVE,
 }
-"""Every other word is a note, also one that only another version's worker says."""
+"""Kind of a line by its word. Any other word is a note, also a word of another version."""
 
 
 def lines_of(rooms: Iterable[RoomEntry], clock: AlignedClock) -> list[Line]:
-    """Of all rooms, in the order in which they happened."""
+    """Return the lines of all rooms, in the order in which they happened."""
     lines = [
         Line(
             at_ms=clock.at_ms(event),
@@ -64,8 +64,8 @@ def lines_of(rooms: Iterable[RoomEntry], clock: AlignedClock) -> list[Line]:
 
 
 def lanes_of(rooms: Sequence[RoomEntry], clock: AlignedClock) -> list[Lane]:
-    """The client, the bootstrap, the ranks of each prefill worker, those of each decode worker, and whoever
-    else said something."""
+    """Return the lanes: the client, the router, ranks of each prefill worker, ranks of each decode worker,
+    and other sources."""
     lanes = [Lane(CLIENT, CLIENT, "", 0, "host"), Lane(BOOTSTRAP, BOOTSTRAP, "", 0, "host")]
     for side in Side:
         workers = dict.fromkeys(

@@ -1,6 +1,6 @@
-"""What does the stack look like right now: its workers, their queues and pages, the rooms, the last requests?
+"""Live view of the stack: workers with their queues and pages, rooms, and the last requests.
 
-The JSON of `/workers`, `/requests` and `/live`. All of it is bounded, whatever is kept.
+It is the JSON of `/workers`, `/requests` and `/live`. All of it is bounded.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Summary:
 
     request_id: str
     room: str
-    """The last one; empty where it has none."""
+    """Last room of the request; empty if it has none."""
     rooms: int
     state: State
     begun_wall_ms: int
@@ -40,13 +40,13 @@ class Summary:
     prefill: str
     decode: str
     same_process: bool
-    """Its decode worker's process is its prefill worker, too."""
+    """Whether its decode worker's process is its prefill worker, too."""
     reason: str
     cause: str
 
 
 def workers(rooms: RoomController) -> dict[str, Any]:
-    """Those that hold a lease, by side and name, and those that went last."""
+    """Return workers that hold a lease, by side and name, and those lost last."""
     now_ms = rooms.clock.now_ms()
     held = sorted(
         rooms.registry.workers(), key=lambda each: (each.facts.side is not Side.PREFILL, each.facts.name)
@@ -60,7 +60,7 @@ def workers(rooms: RoomController) -> dict[str, Any]:
 def requests(
     rooms: RoomController, kept: RetryChains, limit: int, search: str, *, failed: bool
 ) -> list[Summary]:
-    """The newest first. Those without a room stand among the others by their time."""
+    """Return requests, the newest first. Those without a room stand among the others by their time."""
     queue = () if failed else (each for each in rooms.admission.waiting(had_none=True) if search in each[0])
     waiting = [_waiting(name, rooms, event.wall_ms) for name, event in islice(queue, limit)]
     refused = (
@@ -117,7 +117,7 @@ def _worker(worker: Worker, rooms: RoomController, now_ms: int) -> dict[str, Any
 
 
 def _load(worker: Worker, now_ms: int) -> dict[str, int | None] | None:
-    """What is known of a worker that tells its load; None of any other."""
+    """Return the load that a worker reported; None if it reports none."""
     usage, queue = worker.usage, worker.queue
     if queue.load is not None:
         return {

@@ -1,4 +1,4 @@
-"""For how long did a request stand still because its worker needed its pages?"""
+"""Pauses of a request while its worker needed its pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ PAUSED: Final = "paused: the worker needed its pages"
 @dataclass(frozen=True, slots=True)
 class Pause:
     room: str
-    """That was retracted."""
+    """Id of the retracted room."""
     ms: float
-    """Until the next token of every choice that it was to draw, or so far."""
+    """Time until the next token of each choice that it had to draw, or so far, in milliseconds."""
 
 
 def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) -> list[Pause]:
-    """Of a request's `rooms`, in their order. One that was retracted again before it had a token is a part of
-    the pause before. `now_ms`: the end of what has no end yet."""
+    """Return the pauses of a request's `rooms`, in their order. A room that was retracted before it had a
+    token is part of the pause before. `now_ms`: end of what goes on."""
     said: dict[tuple[str, str], float] = {}
     for line in lines:
         if line.lane == BOOTSTRAP:
@@ -34,7 +34,7 @@ def pauses_of(rooms: Sequence[RoomEntry], lines: Sequence[Line], now_ms: float) 
     within: set[str] = set()
 
     def end_ms(room: str, *words: Moment) -> float:
-        """When the request, or the part of it that this room was for, had its next token or its end."""
+        """Return when the part of the request that this room served had its next token, or its end."""
         within.add(room)
         if told := [said[room, word] for word in (*words, *BETWEEN) if (room, word) in said]:
             return min(told)

@@ -1,4 +1,4 @@
-"""What is the whole story of a request, over all its rooms?"""
+"""Timeline of a request over all its rooms, as the page and `baton explain` show it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -28,8 +28,8 @@ from baton.rooms.timeline import BOOTSTRAP, Event, Moment
 
 
 def build_timeline(rooms: Chain, others: Sequence[Chain], now: Event, *, retrying: bool) -> RequestTimeline:
-    """`now`: an event of the bootstrap's own, as if it were written down at this moment. `retrying`: the last
-    room failed, and another is looked for."""
+    """Build the timeline of a request. `now`: an event of the router's own at this moment. `retrying`: the
+    last room failed, and another is being looked for."""
     clock = AlignedClock([entry.events for entry in rooms])
     lines, lanes = lines_of(rooms, clock), lanes_of(rooms, clock)
     state = state_of(rooms, retrying=retrying)
@@ -71,7 +71,7 @@ def build_timeline(rooms: Chain, others: Sequence[Chain], now: Event, *, retryin
 
 
 def of_refused(refused: RefusedRequest) -> RequestTimeline:
-    """Of a request that no room was opened for."""
+    """Build the timeline of a request that got no room."""
     line = Line(
         refused.waited_ms, BOOTSTRAP, "", LineKind.FAILURE, Moment.REFUSED, refused.why, refused.wall_ms
     )
@@ -101,7 +101,7 @@ def of_refused(refused: RefusedRequest) -> RequestTimeline:
 
 
 def of_queued(request_id: str, queued: Event, now: Event) -> RequestTimeline:
-    """Of a request that waits for its first room."""
+    """Build the timeline of a request that waits for its first room."""
     waited_ms = max(now.wall_ms - queued.wall_ms, 0)
     line = Line(0.0, BOOTSTRAP, "", LineKind.NOTE, queued.name, queued.detail, queued.wall_ms)
     said = f"Waits for a pair of workers since {format_ms(waited_ms)}."
@@ -131,11 +131,11 @@ def state_of(rooms: Chain, *, retrying: bool) -> State:
 
 
 UNPAUSED: Final[Mapping[str, State]] = {Moment.NOT_RETRIED: State.FAILED, Moment.GIVEN_UP: State.GONE}
-"""By its last word: how a request ended whose last room was retracted."""
+"""State of a request whose last room was retracted, by its last word."""
 
 
 def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
-    """Why the request is not answered, if it is not."""
+    """Return why a request was not answered, or None."""
     if state is State.ANSWERED:
         return None
     if state is State.FAILED and was_retracted(last):
@@ -149,7 +149,7 @@ def cause_of(state: State, last: RoomEntry) -> CauseInfo | None:
 
 
 def _ended_ms(last: RoomEntry, lines: Sequence[Line], now_ms: float) -> float:
-    """When the client had its last word."""
+    """Return when the client got its last message, in milliseconds."""
     end = last_word(line for line in lines if line.lane == BOOTSTRAP and line.room == str(last.id))
     return now_ms if end is None else end.at_ms
 
@@ -172,7 +172,7 @@ def _attempt(entry: RoomEntry, lines: Sequence[Line]) -> Attempt:
 
 
 def _passed_on(lines: Sequence[Line]) -> str:
-    """What the client had."""
+    """Return what the client got, as text."""
     rooms = sum(line.name == Moment.ANSWERED for line in lines)
     if rooms > 1:
         return f"its choices ended in {rooms} rooms"
@@ -180,7 +180,7 @@ def _passed_on(lines: Sequence[Line]) -> str:
 
 
 def _detail(lines: Sequence[Line | Event], name: Moment) -> str:
-    """Of the last line of that name that says something."""
+    """Return the detail of the last line of that name that has one."""
     return next((line.detail for line in reversed(lines) if line.name == name and line.detail), "")
 
 

@@ -1,8 +1,8 @@
-"""Which rooms are one request's story, and which request does an id mean?
+"""Chains of rooms that belong to one request, found by an id.
 
-A room that went on for another names it, so a request is a chain of rooms, which branches where choices went
-on in rooms of their own. A client may reuse an id, and the prompts of one HTTP request are requests of their
-own, `ID-0`, `ID-1`, …: an id means the newest chain, and the others are named beside it.
+A room that continues another names it. So a request is a chain of rooms, with branches if its choices went on
+in rooms of their own. A client may use an id again, and the prompts of one HTTP request are requests of their
+own, `ID-0`, `ID-1`, … An id means the newest chain, and the others are named with it.
 """
 
 import re
@@ -18,30 +18,30 @@ from baton.rooms.reasons import REASONS, Fault
 from baton.rooms.timeline import BOOTSTRAP, Moment
 
 PREFIX: Final = re.compile(r"(chatcmpl|cmpl)-(?=.)")
-"""What the API puts before a request's id to name its answer."""
+"""Prefix that the API puts before a request's id to form the answer's id."""
 ROOM: Final = re.compile(r"[0-9]{1,20}", re.ASCII)
 ROOMS_PER_REQUEST_MAX: Final = 64
 OTHERS_MAX: Final = 32
 SEARCHED_MAX: Final = 10_000
-"""A whole id is found wherever it is (`find`); a part of one is looked for in so many."""
+"""Rooms that a part of an id is searched in. A whole id is found anywhere (`find`)."""
 
 BETWEEN: Final = (Moment.ANSWERED, Moment.NOT_RETRIED, Moment.GIVEN_UP)
-"""With one of these words a request ends that has no room."""
+"""Words that end a request without a room."""
 
 Chain = list[RoomEntry]
-"""The rooms of one request, the first one first; the last one is that which says how the request stands."""
+"""Rooms of one request, the first one first. The last one is the one that shows the request's state."""
 
 
 class RetryChains:
-    """The rooms that are known now, for several looks at them."""
+    """Look-ups over the rooms that are known now."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._index = registry.index
 
     def find(self, asked: str) -> tuple[Chain, list[Chain]]:
-        """The chain that an id means (a request's, an answer's or a room's), and others of the same id,
-        newest first. Empty where nothing is kept under it."""
+        """Return the chain that an id means (a request's, an answer's or a room's), and others of the same
+        id, newest first. Empty if nothing is known under it."""
         for name in dict.fromkeys((asked, PREFIX.sub("", asked, count=1))):
             newest = next(self._index.named(name), None) or next(self._index.of_request(name), None)
             if newest is not None:
@@ -52,8 +52,8 @@ class RetryChains:
         return self._meant(entry, self._index.named(entry.request_id))
 
     def newest(self, limit: int, *, search: str = "", failed: bool = False) -> list[Chain]:
-        """Chains of clients' requests, the newest first: those whose ids contain `search`, of the newest
-        SEARCHED_MAX rooms, and, of `failed`, those whose last room failed."""
+        """Return chains of clients' requests, the newest first. `search`: part of an id, in the newest
+        SEARCHED_MAX rooms. `failed`: only those whose last room failed."""
         entries = self._index.failures() if failed else self._index.clients()
         if search:
             plain = PREFIX.sub("", search, count=1)
@@ -75,7 +75,7 @@ class RetryChains:
             return None
 
     def _chains(self, entries: Iterable[RoomEntry], limit: int) -> list[Chain]:
-        """At most `limit` that `entries` are in."""
+        """Return the chains that `entries` are in, `limit` at most."""
         chains: dict[RoomId, Chain] = {}
         for entry in entries:
             first = self._first(entry)
@@ -86,7 +86,7 @@ class RetryChains:
         return sorted(chains.values(), key=lambda chain: max(each.id for each in chain), reverse=True)
 
     def _first(self, entry: RoomEntry) -> RoomEntry:
-        """The room that an entry's request began in, as far back as it is kept."""
+        """Return the first room of an entry's request, as far back as it is known."""
         while entry.retry_of is not None:
             try:
                 entry = self._registry.get(entry.retry_of)
@@ -95,7 +95,7 @@ class RetryChains:
         return entry
 
     def _from(self, first: RoomEntry) -> Chain:
-        """The rooms that went on for `first`, the newest of them, and itself."""
+        """Return the rooms that continue `first`, the newest ones, and itself."""
         rooms, ends = [first], []
         for entry in rooms:
             after = self._index.after(entry.id)
@@ -111,18 +111,18 @@ def was_retracted(entry: RoomEntry) -> bool:
 
 
 def is_paused(entry: RoomEntry) -> bool:
-    """A request's last room was retracted, and another is to follow."""
+    """Return whether a request's last room was retracted, and another follows."""
     return was_retracted(entry) and not _has_event(entry, *BETWEEN)
 
 
 def _has_event(entry: RoomEntry, *words: Moment) -> bool:
-    """The bootstrap, of the room."""
+    """Return whether the router wrote one of these words for a room."""
     return any(event.source == BOOTSTRAP and event.name in words for event in entry.events)
 
 
 def _tells(entry: RoomEntry) -> tuple[bool, bool, int, int]:
-    """Of several rooms that no other went on for, how much one says of the request: most does one that goes
-    on, then one that failed by itself, then the one that ended last."""
+    """Return how much the last room of a branch says of its request, as a sort key. Most says a room that
+    goes on, then one that failed by itself, then the one that ended last."""
     goes_on = entry.phase in (RoomPhase.OPEN, RoomPhase.STREAMING) or is_paused(entry)
     by_itself = entry.cause is not None and REASONS[entry.cause.reason].fault is not Fault.CALLER
     failed = by_itself and (entry.has_failed or _has_event(entry, Moment.NOT_RETRIED))

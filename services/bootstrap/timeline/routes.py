@@ -1,4 +1,4 @@
-"""What does the bootstrap show to people: the page, and the JSON that it and `baton top|explain` read?
+"""Routes for operators: the page, and the JSON that it and `baton top` and `baton explain` read.
 
 GET /                for a browser: go to /ui; else what is served
 GET /ui              the page: live picture, requests, and a request's timeline as a picture

@@ -1,4 +1,4 @@
-"""Where did the time of a request go? The steps on its way, each from one line to the next."""
+"""Stages of a request, each with the time from one line of its timeline to another."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -26,7 +26,7 @@ STAGES: Final = (
     ("decode admits", (D, Moment.LANDED), (D, Moment.ADMITTED), False),
     ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
-"""Those that are on the way to the first token follow each other without a gap."""
+"""Stages of a room with a hand-over. Those before the first token follow each other without a gap."""
 
 LOCAL_STAGES: Final = (
     ("waits for workers", (B, Moment.QUEUED), (B, Moment.OPENED), True),
@@ -37,12 +37,12 @@ LOCAL_STAGES: Final = (
     ("first token to the bootstrap", (D, Moment.ADMITTED), (B, Moment.FIRST_TOKEN_PASSED_ON), True),
     ("decodes", (D, Moment.ADMITTED), (D, Moment.FINISHED), False),
 )
-"""The same of a room whose prompt decode computes."""
+"""Stages of a room whose prompt decode computes."""
 
 
 def stages_of(entry: RoomEntry, lines: Sequence[Line], pauses: Sequence[Pause] = ()) -> Iterator[RequestStep]:
-    """Those whose two ends the room reached. None goes on behind its failure: what its workers did of it
-    later is not where its time went. Behind them the `pauses` that begin with it."""
+    """Yield the stages whose two ends a room reached, and then the `pauses` that begin with it. None ends
+    after the room's failure: what workers do after that is not part of the request's time."""
     names = {B: B, **{side.value: name for side, name in entry.names.items()}}
     first: dict[tuple[str, str], float] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""What happened to a request, in a sentence, and what does the cause of a failure mean to its finder?"""
+"""Sentences about a request: its headline, and the meaning of its cause."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +18,7 @@ def why(cause: Cause | None) -> CauseInfo | None:
 
 
 def format_ms(ms: float) -> str:
-    """A duration in the unit that it is read in."""
+    """Return a duration as text in a readable unit."""
     if ms < 10:
         return f"{ms:.1f} ms"
     return f"{ms:,.0f} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
@@ -34,8 +34,12 @@ def headline(
     pauses: Sequence[Pause],
     local: str,
 ) -> str:
-    """`tokens`: what the bootstrap says that it passed on; `said`: why there is no other room, if it does;
-    `pauses`: for its worker's want of pages; `local`: why decode computed its prompt, if it did."""
+    """Return the headline of a request.
+
+    `tokens`: what the router passed on, as text. `said`: why there is no other room, if the router wrote
+    that. `pauses`: pauses while its worker needed its pages. `local`: why decode computed its prompt, if it
+    did.
+    """
     last = rooms[-1]
     cause = last.cause.text if last.cause is not None else ""
     if was_retracted(last):
@@ -74,7 +78,7 @@ def _paused(pauses: Sequence[Pause]) -> str:
 
 
 def _rooms(rooms: Sequence[RoomEntry]) -> str:
-    """What came before the last room."""
+    """Return a sentence about the rooms before the last one."""
     failed = [entry for entry in rooms[:-1] if entry.cause is not None and not was_retracted(entry)]
     if not failed:
         return ""

@@ -1,6 +1,6 @@
-"""What is a request's story made of? Times are milliseconds since its first line.
+"""Parts of a request's timeline. Times are milliseconds since its first line.
 
-The JSON of `/requests/{id}` is these classes, field by field.
+The JSON of `/requests/{id}` has these classes, field by field.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class State(StrEnum):
-    """Where a request is, or how it ended."""
+    """State of a request, or how it ended."""
 
     QUEUED = "queued"
     """No pair of workers has had space for it yet."""
@@ -17,9 +17,9 @@ class State(StrEnum):
     """Its client waits for the first token."""
     STREAMING = "streaming"
     RETRYING = "retrying"
-    """Its room failed; it may go on in another."""
+    """Its room failed, and it may go on in another."""
     PAUSED = "paused"
-    """Its worker needed its pages; it goes on in another room."""
+    """Its worker needed its pages, and it goes on in another room."""
     ANSWERED = "answered"
     FAILED = "failed"
     GONE = "gone"
@@ -32,24 +32,24 @@ OVER: Final = frozenset({State.ANSWERED, State.FAILED, State.GONE, State.REFUSED
 
 
 class LineKind(StrEnum):
-    """What a line is, and so how it is drawn."""
+    """Kind of a line, which decides how it is drawn."""
 
     EVIDENCE = "evidence"
-    """Something that one rank saw."""
+    """A fact that one rank observed."""
     VOTE = "vote"
-    """What one rank wished, where the ranks differed."""
+    """Vote of one rank, if the ranks differed."""
     MOVE = "move"
-    """What all ranks of a worker did together, or the bootstrap."""
+    """A move of all ranks of a worker, or of the router."""
     SEAL = "seal"
     TOKEN = "token"  # noqa: S105 - a kind of line
-    """The first token, on its way."""
+    """The first token on its way."""
     FAILURE = "failure"
     END = "end"
     NOTE = "note"
 
 
 class Activity(Enum):
-    """What a stretch of time was spent on, in one lane."""
+    """Activity of a lane during a bar."""
 
     WAIT = "wait"
     COMPUTE = "compute"
@@ -57,12 +57,12 @@ class Activity(Enum):
     AGREE = "agree"
     STREAM = "stream"
     STALL = "stall"
-    """The stream stands still, because its room failed."""
+    """The stream pauses because its room failed."""
     PAUSE = "pause"
-    """The stream stands still, because its worker needed the pages."""
+    """The stream pauses because its worker needed the pages."""
     CLOSE = "close"
     KEPT = "kept"
-    """Failed; memory is kept until nothing can be written to it any more."""
+    """The room failed, and its memory is held until nothing can be written to it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Bar:
     text: str
     from_ms: float
     to_ms: float | None
-    """None while it goes on."""
+    """End of the bar; None while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What one lane said to another."""
+    """A message from one lane to another."""
 
     room: str
     text: str
@@ -105,23 +105,23 @@ class Arrow:
 class Lane:
     id: str
     role: str
-    """client, bootstrap, prefill or decode."""
+    """One of client, bootstrap, prefill and decode."""
     worker: str
     rank: int
     clock: str
-    """host: placed by the monotonic clock of the bootstrap's host; wall: by the time of day of another host;
-    none: it said nothing."""
+    """Clock that places the lane. "host": the monotonic clock of the router's host. "wall": the time of day
+    of another host. "none": it has no lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
-    """A step on the way of a room's request, and how long it took."""
+    """A stage of a room's request, with its duration."""
 
     room: str
     text: str
     ms: float
     first_token: bool
-    """It is on the way to the first token."""
+    """Whether the stage is before the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class CauseInfo:
     reason: str
     text: str
     meaning: str
-    """Of the reason, and what follows from it."""
+    """Meaning of the reason, and its consequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Attempt:
     prefill: str
     decode: str
     same_process: bool
-    """Its decode worker's process is its prefill worker, too."""
+    """Whether its decode worker's process is its prefill worker, too."""
     canary: bool
     retry_of: str | None
     from_ms: float
@@ -155,11 +155,11 @@ class RequestTimeline:
     request_id: str
     state: State
     headline: str
-    """What happened, in a sentence."""
+    """Summary of the request in a sentence."""
     cause: CauseInfo | None
     begun_wall_ms: int
     total_ms: float
-    """Until its end, or so far."""
+    """Time until its end, or so far, in milliseconds."""
     first_token_ms: float | None
     attempts: list[Attempt]
     lanes: list[Lane]
@@ -168,6 +168,6 @@ class RequestTimeline:
     stages: list[RequestStep]
     lines: list[Line]
     others: list[str]
-    """Newest rooms of other requests that came with the same id, newest first."""
+    """Newest rooms of other requests with the same id, newest first."""
     trace_id: str
-    """Under which its spans are found; empty where it has none."""
+    """Trace id of its spans; empty if it has none."""

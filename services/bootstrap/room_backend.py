@@ -1,0 +1,117 @@
+"""Backend of the HTTP API: it admits a request, and returns the stream of its tokens."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, client_gone
+from baton.api.errors import CLIENT_GONE
+from baton.api.http.backend_errors import from_backend
+from baton.bootstrap.history import NO_STATUS
+from baton.bootstrap.placement_request import QueueFull
+from baton.bootstrap.request_stream import RequestStream, reusable
+from baton.bootstrap.room_controller import RoomController
+from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream
+from baton.fleet.retry import (
+    RetryBounds,
+)
+from baton.fleet.room_entry import RoomEntry
+from baton.rooms.errors import NoSuchWorker
+from baton.rooms.phases import Side
+from baton.rooms.request import Request
+
+GIVEN_UP: Final = {
+    Hangup.CLIENT_GONE: ("the client hung up while it waited", CLIENT_GONE),
+    Hangup.REQUEST_FAILED: (SIBLING_FAILED, NO_STATUS),
+}
+"""Cause and HTTP status recorded for a request that is cancelled while it waits for a room."""
+
+
+class RoomBackend:
+    """Backend of the API: admission, and a stream over the rooms of each request."""
+
+    def __init__(
+        self,
+        rooms: RoomController,
+        context_tokens: int,
+        timeout_s: float,
+        bounds: RetryBounds = RetryBounds(),  # noqa: B008 - frozen
+    ) -> None:
+        self.rooms = rooms
+        self._context_tokens = context_tokens
+        self._timeout_s = timeout_s
+        self._bounds = bounds
+        self._limits = Limits(context_tokens, 0, 0)
+        self._as_of = -1
+        """Value of the registry's changes that the limits were computed at."""
+
+    def limits(self) -> Limits:
+        changes = self.rooms.registry.changes
+        if changes != self._as_of:
+            self._as_of, self._limits = changes, self._reckoned()
+        return self._limits
+
+    def _reckoned(self) -> Limits:
+        registry = self.rooms.registry
+        return Limits(
+            self._context_tokens,
+            registry.tokens_max(Side.PREFILL),
+            registry.tokens_max(Side.DECODE),
+            registry.tokens_max_now(Side.DECODE),
+            registry.decode_page_tokens,
+            registry.quantize,
+            registry.tokens_max_alone,
+        )
+
+    async def generate(self, request: Request, why: Callable[[], Hangup] = client_gone) -> RequestStream:
+        since_ms = self.rooms.clock.now_ms()
+        limits = self.limits()
+        most = max(limits.prompt_tokens, limits.alone_tokens)
+        request = replace(request, arrived_ms=self.rooms.clock.wall_ms(), carried_tokens_max=most)
+        try:
+            entry = await self.rooms.admission.admit(
+                request.request_id,
+                request.prefill_tokens,
+                request.tokens_max,
+                prompt=reusable(request),
+                salt=request.salt,
+                trace=request.trace,
+                choices=request.choices,
+                priority=request.priority,
+                tenant=request.tenant,
+                arrived_ms=request.arrived_ms,
+                may_be_local=request.prompt_logprobs is None,
+                scores=request.scores,
+            )
+        except asyncio.CancelledError:
+            told, status = GIVEN_UP[why()]
+            self._note_refused(request, told, status, since_ms)
+            raise
+        except NoSuchWorker as error:
+            none = NoWorker(str(error))
+            self._note_refused(request, str(error), from_backend(none).status, since_ms)
+            raise none from error
+        except (QueueFull, TimeoutError) as error:
+            full = str(error) or "no pair of workers had space in time"
+            after_s = self.rooms.admission.retry_after_s(request.priority, request.tenant)
+            busy = Overloaded(f"every worker is busy: {full}", after_s)
+            self._note_refused(request, full, from_backend(busy).status, since_ms)
+            raise busy from error
+        return RequestStream(self.rooms, self._drive, entry, request, self._timeout_s, self._bounds)
+
+    def _note_refused(self, request: Request, why: str, status: int, since_ms: int) -> None:
+        """Record a request that got no room and whose client is answered with `status`. `since_ms`: when it
+        came."""
+        clock = self.rooms.clock
+        waited_ms = clock.now_ms() - since_ms
+        self.rooms.history.refuse(request.request_id, why, status, clock.wall_ms(), waited_ms)
+
+    def follow(self, entry: RoomEntry, request: Request) -> RoomStream:
+        """Drive one opened room, and no other if it fails."""
+        return self._drive(entry, request, self._timeout_s)
+
+    def _drive(self, entry: RoomEntry, request: Request, timeout_s: float) -> RoomStream:
+        stream = RoomStream(self.rooms, entry, request, timeout_s)
+        stream.start()
+        return stream
