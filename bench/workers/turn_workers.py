@@ -239,7 +239,7 @@ class _TurnWorker(ABC):
         await self._channels.close()
 
     async def _turn(self) -> float:
-        self._reporter._waiting.clear()
+        self._reporter.pending.clear()
         started = time.thread_time()
         await take_turn(self.work, self._group, self._clock, self._progress)
         return time.thread_time() - started
@@ -252,7 +252,7 @@ class _TurnWorker(ABC):
             await self._turn()
 
     async def _step_end(self) -> None:
-        running = self._step_thread._running
+        running = self._step_thread.running
         self._engine.end()
         if running is not None:
             await asyncio.wait([running])

@@ -56,7 +56,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     """The decode side of `baton.worker.turn_loop.Work`."""
 
     roster: Roster[DecodeRoom]
-    _computing: DecodeScheduler
+    scheduler: DecodeScheduler
     _metrics: DecodeMetrics
 
     def __init__(
@@ -102,7 +102,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         self.max_running = max_running
         self._landing = PageCheck(receiving, ports.step_thread)
         self._commands = DecodeCommands(receiving, self.callers, ports, self._drafting)
-        self._prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
+        self.prompt_claims = PromptClaims(receiving, computing.pace, max_running, ports.clock)
         self.prompt_budget = DecodePromptBudget(receiving.roster, computing.pace)
         """Limit for a prefill worker on the same thread."""
         self._endpoint_due = True
@@ -113,12 +113,12 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
     def take_commands(self) -> bytes:
         if self.receiving.revocation_due(self.ports.clock.now_ms(), shut_out=self.peers.shut_out):
             self.ports.mailbox.put(group_pb2.Command(revoke=True))
-        for decided in self._prompt_claims.due():
+        for decided in self.prompt_claims.due():
             self.ports.mailbox.put(group_pb2.Command(compute_here=decided))
         return super().take_commands()
 
     def observe(self) -> bool:
-        self._computing.observe()
+        self.scheduler.observe()
         news = self._landing.take() | self.ports.grammar_states.observe()
         self.ports.exposure.transfer.progress()
         for room in self.receiving.touched():
@@ -156,7 +156,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         if self.receiving.revoking:
             self._take_memory_back()
             return True
-        started, retracts = self._computing.start()
+        started, retracts = self.scheduler.start()
         if started:
             self._landing.stepped()
         self._carry_out()
@@ -185,7 +185,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s(self.roster, self.ports.clock.now_ms())
         while (left_s := ends - loop.time()) > 0:
-            free = self._computing.free
+            free = self.scheduler.free
             if free and self.receiving.near(loop.time()):
                 await asyncio.sleep(0)
             else:
@@ -212,7 +212,7 @@ class DecodeWork(RankWork[inference_pb2.StreamRoomReply, ReceiverRequest]):
                     self._metrics.claimed()
                 else:
                     self._metrics.admitted(sum(room.phase_ms.values()) / 1000)
-                self._computing.join(room)
+                self.scheduler.join(room)
             case ClaimRoom():
                 claim = inference_pb2.GrantRequest(
                     room=request.room, receiver=self.ports.incarnation, mine=True

@@ -72,9 +72,9 @@ class LeaderPeers:
         self._mailbox = ports.mailbox
         self._channels = channels
         self._identity = ReceiverIdentity(ports.incarnation, secret, tuple(ports.layouts), ports.checksum)
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self.shut_out = False
-        self._links: dict[Incarnation, SenderLink] = {}
+        self.links: dict[Incarnation, SenderLink] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def connect(self, peer: rooms_pb2.Peer, room: RoomId) -> bool:
@@ -87,41 +87,41 @@ class LeaderPeers:
         self._link(peer).close(room, generation)
 
     def over(self, room: RoomId) -> None:
-        for link in list(self._links.values()):
+        for link in list(self.links.values()):
             link.over(room)
 
     def forget(self, peer: Incarnation) -> None:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is not None:
             self._end(link)
 
     def doubt(self, peer: Incarnation) -> None:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is not None:
             link.connected = False
 
     def exposed_anew(self, endpoints: Sequence[inference_pb2.Endpoint]) -> None:
         self._identity.endpoints = endpoints
         self.shut_out = False
-        for link in self._links.values():
+        for link in self.links.values():
             link.exposed_anew()
 
     async def stop(self) -> None:
-        for link in list(self._links.values()):
+        for link in list(self.links.values()):
             link.end()
             await link.wait_ended()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _link(self, peer: rooms_pb2.Peer) -> SenderLink:
         incarnation = Incarnation(peer.incarnation)
-        link = self._links.get(incarnation)
+        link = self.links.get(incarnation)
         if link is None:
-            link = self._links[incarnation] = SenderLink(
+            link = self.links[incarnation] = SenderLink(
                 peer,
                 self._identity,
                 self._mailbox,
                 self._channels,
-                lambda: self._connect_timeout_s,
+                lambda: self.connect_timeout_s,
                 self._was_shut_out,
                 self._end,
             )
@@ -132,14 +132,14 @@ class LeaderPeers:
 
     def _end(self, link: SenderLink) -> None:
         """End a link that is no longer needed, or whose sender is gone."""
-        del self._links[link.incarnation]
+        del self.links[link.incarnation]
         link.end()
         ending = asyncio.create_task(self._drop(link.incarnation))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
     async def _drop(self, peer: Incarnation) -> None:
-        if peer not in self._links:  # it may have a new link by now
+        if peer not in self.links:  # it may have a new link by now
             await self._channels.drop(peer)
 
 

@@ -35,9 +35,9 @@ class PromptClaims:
         """Make it. `max_running`: most sequences of a step."""
         self._receiving = receiving
         self._max_running = max_running
-        self._pace = pace
+        self.pace = pace
         self._clock = clock
-        self._next_command_ms = 0
+        self.next_command_ms = 0
 
     def due(self) -> Iterator[group_pb2.ComputeHere]:
         """Yield the commands that are due now."""
@@ -58,7 +58,7 @@ class PromptClaims:
             known, request = room.request.prefill_tokens, room.request
             missing = known - self._receiving.holdings.cached(request.tokens[:-1], request.salt)
             prefill_ms = (room.prefill_by_ms or now_ms) - now_ms
-            why = choose_local_prefill(self._pace, missing, known, ahead, prefill_ms, beside)
+            why = choose_local_prefill(self.pace, missing, known, ahead, prefill_ms, beside)
             if why is None:
                 continue
             ahead += missing
@@ -73,15 +73,15 @@ class PromptClaims:
         if not local:
             return
         near, before = self._near_tokens(now_ms), receiving.near_tokens
-        if near >= before or (near > self._pace.beside_tokens and (before - near) * NEARER < before):
-            same = (self._pace.beside_tokens, near) == (receiving.beside_tokens, before)
-            if same or now_ms < self._next_command_ms:
+        if near >= before or (near > self.pace.beside_tokens and (before - near) * NEARER < before):
+            same = (self.pace.beside_tokens, near) == (receiving.beside_tokens, before)
+            if same or now_ms < self.next_command_ms:
                 return
-        self._next_command_ms = now_ms + COMMAND_MS
+        self.next_command_ms = now_ms + COMMAND_MS
         yield self._command(local[0], near)
 
     def _command(self, room: DecodeRoom, near: int, why: str = "") -> group_pb2.ComputeHere:
-        beside = self._pace.beside_tokens
+        beside = self.pace.beside_tokens
         return group_pb2.ComputeHere(room=room.id, chunk_tokens=beside, near_tokens=near, why=why)
 
     def _beside(self, local: Sequence[DecodeRoom], now_ms: int) -> ConcurrentDecode:
@@ -106,8 +106,8 @@ class PromptClaims:
     def _near_tokens(self, now_ms: int) -> int:
         """Return the prompt tokens of a step while no sequence runs, so that it ends about when the next
         one joins."""
-        within = (self._pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
-        return min(within, default=self._pace.alone_tokens)
+        within = (self.pace.tokens_within(_left_ms(room, now_ms)) for room in self._handed_over())
+        return min(within, default=self.pace.alone_tokens)
 
     def _is_due(self, room: DecodeRoom, now_ms: int) -> bool:
         """Return whether a room is to be considered now. Scored prompts belong to prefill

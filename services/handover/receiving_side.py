@@ -96,7 +96,7 @@ class ReceivingSide(LandedData[R]):
         self._lacks_since_ms: int | None = None
         """Time in milliseconds since which some running room has waited for pages without a break. None: no
         room waits."""
-        self._growing = PageGrowth(self.roster, holdings, layout, running_max)
+        self.page_growth = PageGrowth(self.roster, holdings, layout, running_max)
         self.beside_tokens = self.near_tokens = layout.block_tokens
         """Prompt tokens of local rooms that a step computes beside running sequences.
 
@@ -239,7 +239,7 @@ class ReceivingSide(LandedData[R]):
         `shut_out`: some room's sender refuses to connect, because it has not seen the end of writes over a
         broken connection.
         """
-        if not self._growing.lacks:
+        if not self.page_growth.lacks:
             self._lacks_since_ms = None
         elif self._lacks_since_ms is None:
             self._lacks_since_ms = now_ms
@@ -270,7 +270,7 @@ class ReceivingSide(LandedData[R]):
         reserve for growth (`memory-as-used`)."""
         if self.revoking:
             return NOTHING
-        return super().capacity()._replace(margin=self._growing.margin, rows=self._growing.rows)
+        return super().capacity()._replace(margin=self.page_growth.margin, rows=self.page_growth.rows)
 
     def space_for(self, rows: Sequence[tuple[R, int, int]]) -> Space[R]:
         """Give choices the pages that their rows of the next step write to.
@@ -280,7 +280,7 @@ class ReceivingSide(LandedData[R]):
         alike (`growth-is-agreed`). `rows`: (room, choice, positions that the row reaches to), at least of
         all choices that lack pages.
         """
-        space = self._growing.space_for(rows)
+        space = self.page_growth.space_for(rows)
         for room in space.retracted:
             self._retract(room, space.wanted)
         return space
@@ -291,7 +291,7 @@ class ReceivingSide(LandedData[R]):
         Call it after `space_for`, under the same rules. Drafts take only pages that no running room may
         need next, and retract no room (`drafts-make-way`).
         """
-        return self._growing.reach(room, choice, stop)
+        return self.page_growth.reach(room, choice, stop)
 
     def load(self, running_max: int) -> WorkerLoad:
         """Return the load by which the router places rooms here. `running_max`: most sequences of a step."""
@@ -355,7 +355,7 @@ class ReceivingSide(LandedData[R]):
         generation = holding.slot.generation
         room.expose(generation, holding.shared)
         self.holdings.expose(room.id, room.pages_expected)
-        self._growing.granted(room)
+        self.page_growth.granted(room)
         room.prefix_tokens = holding.shared_tokens
         grant = Grant(
             room.id,
@@ -384,7 +384,7 @@ class ReceivingSide(LandedData[R]):
         known = room.request.tokens[:-1]
         holding = self.holdings.take(room.id, room.pages_needed, known, room.request.salt)
         room.prefix_tokens = room.computed = holding.shared_tokens
-        self._growing.granted(room)
+        self.page_growth.granted(room)
         told = f"{counted(sum(map(len, holding.pages)), 'page')}, {counted(room.computed, 'token')} cached"
         self._report(room, Moment.COMPUTING, told)
 
@@ -398,7 +398,7 @@ class ReceivingSide(LandedData[R]):
             raise AssertionError(f"room {room.id} was admitted without its first token")
         (self.holdings.own if room.local else self.holdings.commit)(room.id)
         self.holdings.keep(room.id, room.request.tokens)
-        self._growing.begins(room)
+        self.page_growth.begins(room)
         self._report(room, Moment.ADMITTED)
         if further := room.request.choices - 1:
             self._report(room, Moment.FORKED, counted(further, "further choice"))
@@ -440,7 +440,7 @@ class ReceivingSide(LandedData[R]):
 
     def _fence(self, room: R) -> None:
         self._end_early(room)
-        self._growing.over(room)
+        self.page_growth.over(room)
         if not self.holdings.quarantine(room.id):
             room.note(Fenced(Proof.UNEXPOSED))
         elif room.generation is not None and room.proof is not Proof.DEAD:
@@ -456,5 +456,5 @@ class ReceivingSide(LandedData[R]):
             # For a stopped or cut room, ranks may have seen different steps end. A retracted room was in no
             # step of any rank.
             self.holdings.keep(room.id, room.written)
-        self._growing.over(room)
+        self.page_growth.over(room)
         self._release(room, now_ms)

@@ -90,16 +90,16 @@ class Holdings:
         self.sizes: PageCounts = tuple(map(len, self.pools))
         self.slots = slots
         self.prefixes = PrefixTree([0] * len(pools)) if prefixes is None else prefixes
-        self._held: dict[RoomId, Holding] = {}
+        self.by_room: dict[RoomId, Holding] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.by_room)
 
     def __contains__(self, room: RoomId) -> bool:
-        return room in self._held
+        return room in self.by_room
 
     def get(self, room: RoomId) -> Holding:
-        return self._held[room]
+        return self.by_room[room]
 
     @property
     def available(self) -> PageCounts:
@@ -127,7 +127,7 @@ class Holdings:
         The leading pages may be shared: those that already hold the room's first `tokens` under its `salt`.
         Raises OutOfPages without reserving anything.
         """
-        if room in self._held:
+        if room in self.by_room:
             raise IllegalPageMove(f"room {room} already holds pages")
         prefixes = self.prefixes
         way = prefixes.match(tokens, salt)
@@ -146,7 +146,7 @@ class Holdings:
         held = self._reserve(fresh)
         if way:
             held = tuple(map(add, prefixes.pages(way), held))
-        holding = self._held[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
+        holding = self.by_room[room] = Holding(held, slot, salt, len(way) * prefixes.block_tokens, shared)
         return holding
 
     def expose(self, room: RoomId, pages: PageCounts) -> Holding:
@@ -199,7 +199,7 @@ class Holdings:
     def returning(self, room: RoomId) -> PageCounts:
         """Return the pages, by group, that could be reserved once the room has given everything back: its
         own ones and those that it alone reads."""
-        holding, prefixes = self._held[room], self.prefixes
+        holding, prefixes = self.by_room[room], self.prefixes
         alone = prefixes.counts(prefixes.alone(holding.pages, self._blocks(holding)))
         held = zip(holding.pages, holding.shared, alone, strict=True)
         counts = tuple([len(table) - shared + more for table, shared, more in held])
@@ -213,7 +213,7 @@ class Holdings:
         All ranks have these tokens in the room's pages, and nothing reads or writes them now. If another
         room already entered the same block, the room uses that one instead of its own.
         """
-        holding = self._held[room]
+        holding = self.by_room[room]
         if holding.standing in (Standing.EXPOSED, Standing.QUARANTINED):
             raise IllegalPageMove(f"room {room}: {holding.standing.value} pages are not to be shared")
         prefixes = self.prefixes
@@ -235,7 +235,7 @@ class Holdings:
         Rooms that already use them continue. All ranks call it alike, and before `quarantine`, which unpins
         shared pages.
         """
-        holding = self._held.get(room)
+        holding = self.by_room.get(room)
         if holding is None:
             return
         if holding.standing is Standing.QUARANTINED:
@@ -248,7 +248,7 @@ class Holdings:
 
         Return False if nothing was exposed, so that no proof is needed.
         """
-        holding = self._held.get(room)
+        holding = self.by_room.get(room)
         if holding is None or holding.standing is Standing.HELD:
             return False
         self._in(room, Standing.EXPOSED)
@@ -266,7 +266,7 @@ class Holdings:
     def give_back(self, room: RoomId) -> bool:
         """Free all memory of a room (`exits-release-all`). The caller has the proof that no write can land.
         Idempotent."""
-        holding = self._held.get(room)
+        holding = self.by_room.get(room)
         if holding is None:
             return False
         if holding.standing is Standing.EXPOSED:
@@ -276,7 +276,7 @@ class Holdings:
         for tables in holding.further.values():
             self._all(PagePool.release, tables)
         self.slots.release(holding.slot)
-        del self._held[room]
+        del self.by_room[room]
         return True
 
     def _reserve(self, pages: Sequence[int]) -> PageTables:
@@ -310,7 +310,7 @@ class Holdings:
                 move(pool, table)
 
     def _in(self, room: RoomId, standing: Standing) -> Holding:
-        holding = self._held[room]
+        holding = self.by_room[room]
         if holding.standing is not standing:
             raise IllegalPageMove(f"room {room}: {holding.standing.value}, must be {standing.value}")
         return holding

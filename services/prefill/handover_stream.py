@@ -42,12 +42,12 @@ class HandOverStream:
         self.receiver: Incarnation | None = None
         """Incarnation of the receiver, once proven."""
         self._secret = b""
-        self._said: deque[Answer] = deque()
+        self.unsent: deque[Answer] = deque()
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._asked: set[asyncio.Future[None]] = set()
         """Requests without a result of a turn, and closes without a proof."""
-        self._early: dict[RoomId, EarlyGrant] = {}
+        self.early_grants: dict[RoomId, EarlyGrant] = {}
         """Grants that wait for their rooms."""
         self._closing: set[RoomId] = set()
         """Rooms with an unanswered close. Results of their grants are not sent any more."""
@@ -71,15 +71,15 @@ class HandOverStream:
             await asyncio.gather(self._reading, return_exceptions=True)
             for asked in list(self._asked):
                 asked.cancel()
-            while self._early:
-                self._work.early.drop(self._early.popitem()[1])
+            while self.early_grants:
+                self._work.early.drop(self.early_grants.popitem()[1])
 
     async def messages(self) -> AsyncGenerator[inference_pb2.HandOverReply, None]:
         """Yield the answers, a message at a time, until the stream ends. Raises the error that ended it."""
         while not self._over:
             await self._news.wait()
             self._news.clear()
-            while self._said:
+            while self.unsent:
                 yield self._message()
                 self._taken.set()
             if self._end is not None:
@@ -107,7 +107,7 @@ class HandOverStream:
             elif request.HasField("greeting"):
                 raise PeerFault("a stream is greeted once")
             self._take(request)
-            while len(self._said) > ANSWERS_MAX:
+            while len(self.unsent) > ANSWERS_MAX:
                 self._taken.clear()
                 await self._taken.wait()
 
@@ -200,13 +200,13 @@ class HandOverStream:
         self._answer(reply)
 
     def _answer(self, answer: Answer) -> None:
-        self._said.append(answer)
+        self.unsent.append(answer)
         self._news.set()
 
     def _message(self) -> inference_pb2.HandOverReply:
         message = inference_pb2.HandOverReply()
-        for _ in range(min(len(self._said), MESSAGE_MAX)):
-            match self._said.popleft():
+        for _ in range(min(len(self.unsent), MESSAGE_MAX)):
+            match self.unsent.popleft():
                 case inference_pb2.ConnectReply() as connect:
                     message.connects.append(connect)
                 case inference_pb2.GrantReply() as grant:
@@ -223,20 +223,20 @@ class HandOverStream:
             return False
 
         def again() -> None:
-            del self._early[room]
+            del self.early_grants[room]
             self._ask_grant(grant)
 
         def expired() -> None:
-            del self._early[room]
+            del self.early_grants[room]
             self._answer(inference_pb2.GrantReply(room=room, refused=refusal_to_wire(error)))
 
         kept = self._work.early.keep(room, self.receiver, again, expired)
         if kept is None:
             return False
-        self._early[room] = kept
+        self.early_grants[room] = kept
         return True
 
     def _drop_early(self, room: RoomId) -> None:
-        kept = self._early.pop(room, None)
+        kept = self.early_grants.pop(room, None)
         if kept is not None:
             self._work.early.drop(kept)

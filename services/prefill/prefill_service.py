@@ -38,7 +38,7 @@ class PrefillService(
 class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
     def __init__(self, work: PrefillWork) -> None:
         self._work = work
-        self._streams: dict[Incarnation, HandOverStream] = {}
+        self.streams: dict[Incarnation, HandOverStream] = {}
         """Latest stream of each receiver."""
 
     async def HandOver(
@@ -56,18 +56,18 @@ class HandoverService(inference_pb2_grpc.HandoverServiceServicer):
                 async for message in messages:
                     yield message
         finally:
-            if stream.receiver is not None and self._streams.get(stream.receiver) is stream:
-                del self._streams[stream.receiver]
+            if stream.receiver is not None and self.streams.get(stream.receiver) is stream:
+                del self.streams[stream.receiver]
 
     async def leave(self) -> None:
         """End every stream. This worker has no memory left that a receiver could ask about."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.end()
 
     def _greeted(self, stream: HandOverStream) -> None:
         if stream.receiver is None:
             raise AssertionError("nobody has greeted")
-        before = self._streams.get(stream.receiver)
+        before = self.streams.get(stream.receiver)
         if before is not None:
             before.end(PeerFault("another stream of this receiver took the place of this one"))
-        self._streams[stream.receiver] = stream
+        self.streams[stream.receiver] = stream

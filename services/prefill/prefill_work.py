@@ -57,7 +57,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
     """The prefill side of `baton.worker.turn_loop.Work`."""
 
     roster: Roster[PrefillRoom]
-    _computing: PrefillScheduler
+    scheduler: PrefillScheduler
     _metrics: PrefillMetrics
 
     def __init__(
@@ -92,7 +92,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._pushes = TransferScheduler(sending, ports, metrics, window_bytes)
         self._connecting: list[Answer] = []
         """Functions that set the results of this turn's connections."""
-        self._closers: dict[RoomId, set[asyncio.Future[None]]] = {}
+        self.closers: dict[RoomId, set[asyncio.Future[None]]] = {}
         """Futures of callers that wait for the proof that a room is quiet."""
         self._looks = 0
         """Number of turns without a pause that are left."""
@@ -109,7 +109,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         """
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if room in self.roster:
-            closers = self._closers.setdefault(room, set())
+            closers = self.closers.setdefault(room, set())
             closers.add(closed)
             closed.add_done_callback(closers.discard)
         else:
@@ -126,13 +126,13 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
             super()._answer(command, problem)
 
     def observe(self) -> bool:
-        news = self._computing.observe()
+        news = self.scheduler.observe()
         self._carry_out()
         self._held_back = news and not self._held_back
         news |= self.ports.grammar_states.observe()
         self.ports.exposure.transfer.progress()
         # Posting may copy: first tokens leave before their pages do, and the next step starts.
-        if not self._held_back and self._pushes.poll(beside=not self._computing.free):
+        if not self._held_back and self._pushes.poll(beside=not self.scheduler.free):
             news, self._looks = True, LOOKS_MAX
         news |= self._pushes.drain()
         self._carry_out()
@@ -147,11 +147,11 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         self._connecting.clear()
 
     def compute(self) -> bool:
-        self._computing.start()
+        self.scheduler.start()
         return False
 
     def _load(self) -> WorkerLoad:
-        computing = self._computing
+        computing = self.scheduler
         tokens_per_s = computing.rate.per_s(self.ports.clock.now_ms())
         return self.sending.load(tokens_per_s, computing.cost.told.score_price)
 
@@ -165,7 +165,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
 
     async def rest(self) -> bool:
         under_way = any(room.under_way for room in self.roster if room.phase is not Phase.FAILED)
-        if under_way and self._looks and self._computing.free:
+        if under_way and self._looks and self.scheduler.free:
             self._looks -= 1
             await asyncio.sleep(0)
             return self.ports.mailbox.news.is_set()
@@ -191,7 +191,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
             case SendSeal():
                 room = self.roster.get(request.room)
                 room.push.seal()
-                self._pushes.poll_room(room, beside=not self._computing.free)
+                self._pushes.poll_room(room, beside=not self.scheduler.free)
             case Forget():
                 self.routes.forget(request.peer, gone=True)
                 self.receivers.forget(request.peer)
@@ -204,7 +204,7 @@ class PrefillWork(RankWork[inference_pb2.RunRoomReply, SenderRequest]):
         super()._conclude(room, cause)
 
     def _retired(self, retired: Retired, detail: str = "") -> None:
-        for closed in list(self._closers.pop(retired.room, ())):
+        for closed in list(self.closers.pop(retired.room, ())):
             if not closed.done():
                 closed.set_result(None)
         super()._retired(retired, detail)

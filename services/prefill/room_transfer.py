@@ -90,7 +90,7 @@ class RoomTransfer:
         """End of the stretch that follows, and number of targets that are planned for it."""
         self._complete = False
         self._waiting: deque[tuple[Incarnation, str, Window]] = deque()
-        self._in_flight: dict[PutId, int] = {}
+        self.in_flight: dict[PutId, int] = {}
         """Bytes of pages in each write under way. 0 for writes from the metadata slot."""
         self._records: deque[tuple[MetadataRecord, list[Incarnation]]] = deque()
         self._seal = b""
@@ -116,7 +116,7 @@ class RoomTransfer:
     @property
     def written(self) -> bool:
         """Whether all pages were ready, and their writes and those of the records are DONE."""
-        return self._complete and self.failure is None and not (self._unposted or self._in_flight)
+        return self._complete and self.failure is None and not (self._unposted or self.in_flight)
 
     def add_record(self, record: MetadataRecord, checksum: Callable[[Sequence[GroupHead]], int]) -> None:
         """Add the metadata record for each rank of the receiver. It leaves at once.
@@ -148,7 +148,7 @@ class RoomTransfer:
         quota = quota or Quota()
         moved = False
         for _ in range(POSTS_A_TURN_MAX):
-            if self._in_flight:
+            if self.in_flight:
                 moved = self._poll(count_bytes) or moved
             if self.failure is not None:
                 break
@@ -167,11 +167,11 @@ class RoomTransfer:
         self._ready, self._planning = self._planned, (0, 0)
         self._records.clear()
         self._poll(count_bytes)
-        return not self._in_flight
+        return not self.in_flight
 
     @property
     def under_way(self) -> bool:
-        return bool(self._in_flight) or self._unposted
+        return bool(self.in_flight) or self._unposted
 
     @property
     def waits(self) -> bool:
@@ -189,12 +189,12 @@ class RoomTransfer:
 
     def _poll(self, count_bytes: Callable[[int], None]) -> bool:
         moved = False
-        for put, length in list(self._in_flight.items()):
+        for put, length in list(self.in_flight.items()):
             state = self._transfer.poll(put)
             if state is PutState.PENDING:
                 continue
             moved = True
-            del self._in_flight[put]
+            del self.in_flight[put]
             if state is PutState.FAILED:
                 self.failure = "a write ended without reaching the decode worker"
             elif length:
@@ -216,8 +216,8 @@ class RoomTransfer:
             self._planned, self._planning = stop, (0, 0)
 
     def _post(self, quota: Quota) -> bool:
-        windows = sum(map(bool, self._in_flight.values()))
-        if self._records and windows == len(self._in_flight):
+        windows = sum(map(bool, self.in_flight.values()))
+        if self._records and windows == len(self.in_flight):
             self._post_record()
             return True
         if self._pages_left:
@@ -230,7 +230,7 @@ class RoomTransfer:
             quota.windows -= 1
             self._put(peer, region, runs, length)
             return True
-        if self._in_flight or self.stage in (TransferStage.PAGES, TransferStage.SEALED):
+        if self.in_flight or self.stage in (TransferStage.PAGES, TransferStage.SEALED):
             return False
         if self.stage is TransferStage.SEAL:
             self._write_slots([target.peer for target in self._route.targets], SEAL_OFFSET, SEAL_BYTES)
@@ -252,4 +252,4 @@ class RoomTransfer:
             self._put(peer, SLOTS, [run])
 
     def _put(self, peer: Incarnation, region: str, runs: Sequence[Run], of_pages: int = 0) -> None:
-        self._in_flight[self._transfer.put(peer, region, runs)] = of_pages
+        self.in_flight[self._transfer.put(peer, region, runs)] = of_pages

@@ -26,7 +26,7 @@ class MemoryTransfer:
     def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, agent_name: str | None = None) -> None:
         self._fabric = fabric
         self._name = agent_name or f"memory-{incarnation:016x}"
-        self._ledger: Ledger[Write] = Ledger(incarnation, self._name, lambda _: None)
+        self.ledger: Ledger[Write] = Ledger(incarnation, self._name, lambda _: None)
         self._regions: dict[str, Region] = {}
         self._endpoint: Endpoint | None = None
         self._closed = False
@@ -45,7 +45,7 @@ class MemoryTransfer:
     def endpoint(self) -> Endpoint:
         self._check_open()
         if self._endpoint is None:
-            endpoint = Endpoint(self._ledger.incarnation, self._name, METADATA, tuple(self._regions.values()))
+            endpoint = Endpoint(self.ledger.incarnation, self._name, METADATA, tuple(self._regions.values()))
             self._fabric.attach(endpoint)
             self._endpoint = endpoint
         return self._endpoint
@@ -55,34 +55,34 @@ class MemoryTransfer:
         check_endpoint(peer)
         if peer.metadata != METADATA:
             raise TransferError(f"endpoint {peer.agent}: its metadata is damaged, or not memory's")
-        if not self._ledger.lacks(peer):
+        if not self.ledger.lacks(peer):
             return
         if not self._fabric.reaches(peer):
             raise TransferError(f"endpoint {peer.agent} cannot be reached")
-        self._ledger.add(peer)
+        self.ledger.add(peer)
 
     def connected(self, peer: Incarnation) -> bool:
-        return self._ledger.usable(peer)
+        return self.ledger.usable(peer)
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         self._check_open()
-        link = self._ledger.link(peer)
+        link = self.ledger.link(peer)
         source = region_named(region, self._regions, "this process")
         target = region_named(region, link.regions, f"peer {link.endpoint.agent}")
         check_runs(runs, source, target)
         if link.broken:
             raise TransferError(f"the connection to {link.endpoint.agent} broke")
-        write = self._fabric.post(self._ledger.incarnation, peer, source, target, runs)
-        return self._ledger.post(peer, write)
+        write = self._fabric.post(self.ledger.incarnation, peer, source, target, runs)
+        return self.ledger.post(peer, write)
 
     def poll(self, put: PutId) -> PutState:
-        told = self._ledger.note_end(put)
+        told = self.ledger.note_end(put)
         if told is not None:
             return told
-        write = self._ledger.write(put)
+        write = self.ledger.write(put)
         state = self._state(put, write)
         if state is not PutState.PENDING:
-            self._ledger.end(put)
+            self.ledger.end(put)
         return state
 
     def _state(self, put: PutId, write: Write) -> PutState:
@@ -90,28 +90,28 @@ class MemoryTransfer:
             return PutState.PENDING
         self._fabric.step()
         if write.state is PutState.FAILED:
-            self._ledger.broke(put.peer)
+            self.ledger.broke(put.peer)
         return write.state
 
     def pending(self, peer: Incarnation) -> int:
-        return self._ledger.pending(peer)
+        return self.ledger.pending(peer)
 
     def progress(self) -> None:
         self._check_open()
         self._fabric.step()
-        for put, write in self._ledger.abandoned():
+        for put, write in self.ledger.abandoned():
             if write.state is not PutState.PENDING:
-                self._ledger.end_abandoned(put, write.state)
+                self.ledger.end_abandoned(put, write.state)
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
-        self._ledger.leave(peer, gone=gone)  # nothing else changes, since every end is known here
+        self.ledger.leave(peer, gone=gone)  # nothing else changes, since every end is known here
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._ledger.leave_all()
-        self._fabric.detach(self._ledger.incarnation)
+        self.ledger.leave_all()
+        self._fabric.detach(self.ledger.incarnation)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -45,7 +45,7 @@ class Ledger(Generic[Write]):
     incarnation: Incarnation
     agent: str
     forget: Callable[[Endpoint], None]
-    _links: dict[Incarnation, PeerLink] = field(default_factory=dict)
+    links: dict[Incarnation, PeerLink] = field(default_factory=dict)
     _writes: dict[PutId, Write] = field(default_factory=dict)
     _ends: dict[PutId, PutState] = field(default_factory=dict)
     """Ends of abandoned puts that were not polled yet."""
@@ -55,16 +55,16 @@ class Ledger(Generic[Write]):
         """Return whether `peer` is to be connected. Raises TransferError if it cannot be at present."""
         if peer.incarnation == self.incarnation or peer.agent == self.agent:
             raise TransferError(f"endpoint {peer.agent}: incarnation or agent name is this process's own")
-        link = self._links.get(peer.incarnation)
+        link = self.links.get(peer.incarnation)
         if link is not None:
             return self._renews(link, peer)
-        for other in self._links.values():
+        for other in self.links.values():
             if other.endpoint.agent == peer.agent:
                 raise TransferError(
                     f"agent name {peer.agent} is held by incarnation {other.endpoint.incarnation:#x}, "
                     f"with {other.pending} puts under way: disconnect it first"
                 )
-        if len(self._links) >= PEERS_MAX:
+        if len(self.links) >= PEERS_MAX:
             raise TransferError(f"{PEERS_MAX} peers are connected already")
         return True
 
@@ -82,34 +82,34 @@ class Ledger(Generic[Write]):
         return True
 
     def add(self, peer: Endpoint) -> None:
-        self._links[peer.incarnation] = PeerLink(peer, {region.name: region for region in peer.regions})
+        self.links[peer.incarnation] = PeerLink(peer, {region.name: region for region in peer.regions})
 
     def link(self, peer: Incarnation) -> PeerLink:
         """Return the link to a peer. Raises UnknownPeer if it was never connected, or was given up."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None or link.leaving:
             raise UnknownPeer(f"no connection to incarnation {peer:#x}")
         return link
 
     def usable(self, peer: Incarnation) -> bool:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         return link is not None and not link.leaving and not link.broken
 
     def broke(self, peer: Incarnation) -> None:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is not None:
             link.broken = True
 
     def unproven(self, peer: Incarnation) -> PutState:
         """Return the state of a put toward `peer` whose end the backend cannot know."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         return PutState.FAILED if link is not None and link.gone else PutState.PENDING
 
     def post(self, peer: Incarnation, write: Write) -> PutId:
         self._posted += 1
         put = PutId(peer, self._posted)
         self._writes[put] = write
-        self._links[peer].pending += 1
+        self.links[peer].pending += 1
         return put
 
     def note_end(self, put: PutId) -> PutState | None:
@@ -123,7 +123,7 @@ class Ledger(Generic[Write]):
     def end(self, put: PutId) -> Write:
         """Note that a put has ended."""
         write = self._writes.pop(put)
-        link = self._links[put.peer]
+        link = self.links[put.peer]
         link.pending -= 1
         if link.leaving and link.pending == 0:
             self._drop(link)
@@ -138,22 +138,22 @@ class Ledger(Generic[Write]):
 
     def abandoned(self) -> list[tuple[PutId, Write]]:
         """Return the puts under way toward peers that were given up."""
-        leaving = {peer for peer, link in self._links.items() if link.leaving}
+        leaving = {peer for peer, link in self.links.items() if link.leaving}
         return [(put, write) for put, write in self._writes.items() if put.peer in leaving] if leaving else []
 
     def known(self) -> list[Endpoint]:
         """Return every peer whose connection the backend still has."""
-        return [link.endpoint for link in self._links.values()]
+        return [link.endpoint for link in self.links.values()]
 
     def under_way(self) -> list[Write]:
         return list(self._writes.values())
 
     def pending(self, peer: Incarnation) -> int:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         return 0 if link is None else link.pending
 
     def leave(self, peer: Incarnation, *, gone: bool = False) -> None:
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None:
             return
         link.gone |= gone
@@ -163,9 +163,9 @@ class Ledger(Generic[Write]):
 
     def leave_all(self) -> None:
         """Give all peers up at the end: puts under way stay so for ever."""
-        for peer in list(self._links):
+        for peer in list(self.links):
             self.leave(peer)
 
     def _drop(self, link: PeerLink) -> None:
-        del self._links[link.endpoint.incarnation]
+        del self.links[link.endpoint.incarnation]
         self.forget(link.endpoint)

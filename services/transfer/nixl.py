@@ -75,7 +75,7 @@ class NixlTransfer:
     def __init__(self, incarnation: Incarnation, agent_name: str | None = None) -> None:
         self._nixl = Library()
         self._name = agent_name or f"baton-{incarnation:016x}"
-        self._ledger: Ledger[_Write] = Ledger(incarnation, self._name, self._forget)
+        self.ledger: Ledger[_Write] = Ledger(incarnation, self._name, self._forget)
         self._regions: dict[str, Region] = {}
         self._registrations: list[Any] = []
         self._endpoint: Endpoint | None = None
@@ -100,14 +100,14 @@ class NixlTransfer:
             with self._nixl.as_transfer_error("the agent's metadata cannot be read"):
                 metadata = agent.get_agent_metadata()
             regions = tuple(self._regions.values())
-            self._endpoint = Endpoint(self._ledger.incarnation, self._name, framed(metadata), regions)
+            self._endpoint = Endpoint(self.ledger.incarnation, self._name, framed(metadata), regions)
         return self._endpoint
 
     def connect(self, peer: Endpoint) -> None:
         agent = self._open_agent()
         check_endpoint(peer)
         metadata = unframed(peer)
-        if not self._ledger.lacks(peer):
+        if not self.ledger.lacks(peer):
             return
         with self._nixl.as_transfer_error(f"endpoint {peer.agent} cannot be connected"):
             name = agent.add_remote_agent(metadata).decode(errors="replace")
@@ -119,14 +119,14 @@ class NixlTransfer:
         except self._nixl.errors as error:
             self._remove(name)
             raise TransferError(f"endpoint {name} cannot be reached: {error}") from error
-        self._ledger.add(peer)
+        self.ledger.add(peer)
 
     def connected(self, peer: Incarnation) -> bool:
-        return self._ledger.usable(peer)
+        return self.ledger.usable(peer)
 
     def put(self, peer: Incarnation, region: str, runs: Sequence[Run]) -> PutId:
         agent = self._open_agent()
-        link = self._ledger.link(peer)
+        link = self.ledger.link(peer)
         name = link.endpoint.agent
         source = region_named(region, self._regions, "this process")
         target = region_named(region, link.regions, f"peer {name}")
@@ -145,7 +145,7 @@ class NixlTransfer:
         except self._nixl.errors as error:
             raise TransferError(f"a put to {name} cannot be prepared: {error}") from error
         self._post(agent, peer, write)
-        return self._ledger.post(peer, write)
+        return self.ledger.post(peer, write)
 
     def _post(self, agent: Any, peer: Incarnation, write: _Write) -> None:
         """Post a write. Raises TransferError if the library refused before the write began. After any other
@@ -156,7 +156,7 @@ class NixlTransfer:
             self._release(write)
             raise TransferError(f"a put cannot be posted: {error}") from error
         except self._nixl.ends:
-            self._ledger.broke(peer)
+            self.ledger.broke(peer)
             write.fate = PutState.FAILED
         except self._nixl.errors as error:
             self._unproven(peer, write, error)
@@ -164,26 +164,26 @@ class NixlTransfer:
             write.fate = PutState.DONE if status == "DONE" else None
 
     def poll(self, put: PutId) -> PutState:
-        told = self._ledger.note_end(put)
+        told = self.ledger.note_end(put)
         if told is not None:
             return told
-        state = self._state(put, self._ledger.write(put))
+        state = self._state(put, self.ledger.write(put))
         if state is not PutState.PENDING:
-            self._release(self._ledger.end(put))
+            self._release(self.ledger.end(put))
         return state
 
     def _state(self, put: PutId, write: _Write) -> PutState:
         if write.fate is None and self._agent is not None:
             self._check(self._agent, put.peer, write)
         if write.fate is PutState.PENDING:
-            return self._ledger.unproven(put.peer)
+            return self.ledger.unproven(put.peer)
         return write.fate or PutState.PENDING
 
     def _check(self, agent: Any, peer: Incarnation, write: _Write) -> None:
         try:
             status = agent.check_xfer_state(write.handle)
         except self._nixl.ends:
-            self._ledger.broke(peer)
+            self.ledger.broke(peer)
             write.fate = PutState.FAILED
         except self._nixl.errors as error:
             self._unproven(peer, write, error)
@@ -192,32 +192,32 @@ class NixlTransfer:
 
     def _unproven(self, peer: Incarnation, write: _Write, error: Exception) -> None:
         write.fate = PutState.PENDING
-        self._ledger.broke(peer)
-        if self._ledger.unproven(peer) is PutState.PENDING:
+        self.ledger.broke(peer)
+        if self.ledger.unproven(peer) is PutState.PENDING:
             log.error("a write went wrong in a way that does not prove its end", peer=peer, cause=str(error))
 
     def pending(self, peer: Incarnation) -> int:
-        return self._ledger.pending(peer)
+        return self.ledger.pending(peer)
 
     def progress(self) -> None:
         agent = self._open_agent()
         # Baton sends no notices. Notices of others, whose names may not even be UTF-8, are dropped.
         with self._nixl.as_transfer_error("the agent makes no progress"), suppress(UnicodeDecodeError):
             agent.get_new_notifs()
-        for put, write in self._ledger.abandoned():
+        for put, write in self.ledger.abandoned():
             state = self._state(put, write)
             if state is not PutState.PENDING:
-                self._release(self._ledger.end_abandoned(put, state))
+                self._release(self.ledger.end_abandoned(put, state))
 
     def disconnect(self, peer: Incarnation, *, gone: bool = False) -> None:
-        self._ledger.leave(peer, gone=gone)
+        self.ledger.leave(peer, gone=gone)
 
     def close(self) -> None:
         if self._agent is None:
             return
-        for write in self._ledger.under_way():
+        for write in self.ledger.under_way():
             self._release(write)
-        for peer in self._ledger.known():
+        for peer in self.ledger.known():
             self._remove(peer.agent)
         with suppress(*self._nixl.errors, UnicodeDecodeError):
             for _ in range(CLOSING_ROUNDS):
@@ -227,7 +227,7 @@ class NixlTransfer:
                 self._agent.deregister_memory(registration)
         self._registrations.clear()
         self._agent = None
-        self._ledger.leave_all()
+        self.ledger.leave_all()
 
     def _open_agent(self) -> Any:
         if self._agent is None:

@@ -75,15 +75,15 @@ class Mailbox:
     """Commands for the next turns. Used from one event loop, by the leader."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
-        self._asked: deque[asyncio.Future[None] | None] = deque()
+        self.waiting: deque[tuple[group_pb2.Command, asyncio.Future[None] | None]] = deque()
+        self.unanswered: deque[asyncio.Future[None] | None] = deque()
         self.news = News()
         self._end: Exception | None = None
 
     @property
     def empty(self) -> bool:
         """Whether no command waits to be taken."""
-        return not self._waiting
+        return not self.waiting
 
     def put(self, command: group_pb2.Command) -> None:
         """Enter a command without a result. Raises MailboxFull at twice COMMANDS_MAX."""
@@ -119,11 +119,11 @@ class Mailbox:
         """Return the waiting commands, oldest first, as many as a turn carries, serialised for the group.
         Their results are expected in the same order."""
         self.news.clear()
-        if not self._waiting:
+        if not self.waiting:
             return b""
         commands, length, openings = group_pb2.Commands(), 0, 0
-        while self._waiting:
-            command, answer = self._waiting[0]
+        while self.waiting:
+            command, answer = self.waiting[0]
             length += command.ByteSize() + FRAME_BYTES
             openings += command.WhichOneof("what") in OPENINGS
             taken = len(commands.commands)
@@ -132,43 +132,43 @@ class Mailbox:
                 self.news.set()
                 break
             commands.commands.append(command)
-            self._asked.append(answer)
-            self._waiting.popleft()
+            self.unanswered.append(answer)
+            self.waiting.popleft()
         return commands.SerializeToString()
 
     def answer(self, error: Exception | None) -> None:
         """Set the result of the next taken command. Called once for each command, in order."""
-        if not self._asked:
+        if not self.unanswered:
             return  # a follower has no callers
-        _answer(self._asked.popleft(), error)
+        _answer(self.unanswered.popleft(), error)
 
     def hold(self) -> Answer:
         """Postpone the result of the next taken command. Return the function that sets it."""
-        waiting = self._asked.popleft() if self._asked else None
+        waiting = self.unanswered.popleft() if self.unanswered else None
         return lambda error: _answer(waiting, error)
 
     def fail(self, error: Exception) -> None:
         """End the mailbox: no turn takes a command any more. All present and later callers get this
         exception."""
         self._end = error
-        for answer in (*self._asked, *(answer for _, answer in self._waiting)):
+        for answer in (*self.unanswered, *(answer for _, answer in self.waiting)):
             _answer(answer, error)
-        self._asked.clear()
-        self._waiting.clear()
+        self.unanswered.clear()
+        self.waiting.clear()
 
     async def rest(self, bound_s: float) -> bool:
         """Wait for news, at most `bound_s` seconds. Return whether there is some."""
         return await self.news.wait(bound_s)
 
     def _append(self, command: group_pb2.Command, answer: asyncio.Future[None] | None, limit: int) -> None:
-        if len(self._waiting) >= limit:
-            raise MailboxFull(f"{len(self._waiting)} commands wait for this worker's turn: try again later")
+        if len(self.waiting) >= limit:
+            raise MailboxFull(f"{len(self.waiting)} commands wait for this worker's turn: try again later")
         if command.ByteSize() + FRAME_BYTES > TAKEN_BYTES_MAX:
             raise CommandTooLong(
                 f"the {command.WhichOneof('what')} takes {command.ByteSize()} bytes, at most"
                 f" {TAKEN_BYTES_MAX - FRAME_BYTES} are taken"
             )
-        self._waiting.append((command, answer))
+        self.waiting.append((command, answer))
         self.news.set()
 
 

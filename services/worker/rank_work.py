@@ -50,7 +50,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         self._core = core
         self.ports = ports
         self._metrics = metrics
-        self._computing = computing
+        self.scheduler = computing
         self._turns = 0
         self._loads = 0
         """Number of loads reported so far, which numbers them."""
@@ -59,7 +59,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
 
     roster: Roster[Any]
     _commands: RankCommands[Any]
-    _computing: StepScheduler[Any]
+    scheduler: StepScheduler[Any]
     _metrics: WorkerMetrics
 
     @abstractmethod
@@ -111,14 +111,14 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
     def holds(self) -> workers_pb2.RenewRequest:
         """Return a lease renewal with the present load, and a census for operators."""
         rooms = self.roster.census()
-        tokens = self._computing.tokens
+        tokens = self.scheduler.tokens
         census = census_to_wire(self._queues(rooms), rooms, self._core.holdings, self._turns, tokens)
         return workers_pb2.RenewRequest(census=census, load=self.load())
 
     # ---- Work
 
     def take_commands(self) -> bytes:
-        cost = self._computing.cost.news()
+        cost = self.scheduler.cost.news()
         if cost is not None:
             told = group_pb2.StepCosts(position=cost.position, draft=cost.draft, scored=cost.scored)
             self.ports.mailbox.put(group_pb2.Command(step_costs=told))
@@ -143,7 +143,7 @@ class RankWork(ABC, Generic[Reply, OwnRequest]):
         return self._core.capacity()
 
     def may_compute(self) -> bool:
-        return self._computing.free
+        return self.scheduler.free
 
     def may_leave(self) -> bool:
         return self._core.may_leave() and self.ports.mailbox.empty

@@ -72,7 +72,7 @@ class Reporter:
         self._credential = credential
         self._rank = 0
         self._source = source
-        self._waiting: list[_Line] = []
+        self.pending: list[_Line] = []
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         self.load: Callable[[], rooms_pb2.WorkerLoad | None] = lambda: None
@@ -102,7 +102,7 @@ class Reporter:
     def report(self, room: RoomId, name: Moment, detail: str = "") -> None:
         """Add a line of what the whole worker did, which is the same on all its ranks."""
         self._spans.event(room, name, detail)
-        if len(self._waiting) >= LINES_MAX:
+        if len(self.pending) >= LINES_MAX:
             self.dropped += 1
             return
         self._add(room, name, detail, retired=False)
@@ -128,8 +128,8 @@ class Reporter:
         it refuses them."""
         async with self._sending:
             self._wake.clear()
-            while self._waiting:
-                batch = self._waiting[:REPORTS_MAX]
+            while self.pending:
+                batch = self.pending[:REPORTS_MAX]
                 request = rooms_pb2.ReportRoomsRequest(
                     incarnation=self._incarnation,
                     rank=self._rank,
@@ -150,7 +150,7 @@ class Reporter:
                         return
                     self.dropped += len(batch)
                     log.warning("reports refused", reports=len(batch), cause=str(remote))
-                del self._waiting[: len(batch)]
+                del self.pending[: len(batch)]
 
     def _add(self, room: RoomId, name: Moment, detail: str, *, retired: bool) -> None:
         event = rooms_pb2.RoomEvent(
@@ -160,7 +160,7 @@ class Reporter:
             detail=detail[:DETAIL_CHARS_MAX],
             host_us=self._clock.host_us(),
         ).SerializeToString()
-        self._waiting.append(_Line(room, event, retired))
+        self.pending.append(_Line(room, event, retired))
         self._wake.set()
 
 

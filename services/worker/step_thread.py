@@ -49,7 +49,7 @@ class StepThread:
         self._thread = thread or ThreadPoolExecutor(
             1, thread_name_prefix="engine", initializer=engine.bind_thread
         )
-        self._running: asyncio.Future[Any] | None = None
+        self.running: asyncio.Future[Any] | None = None
         self._summing = False
         """Whether a sum of pages runs, and not a step."""
         self._failed = 0
@@ -61,7 +61,7 @@ class StepThread:
     @property
     def free(self) -> bool:
         """Whether nothing runs, and the last result was taken."""
-        return self._running is None
+        return self.running is None
 
     def start(self, rows: Sequence[Row]) -> None:
         """Start a step. Only while `free`."""
@@ -92,9 +92,9 @@ class StepThread:
     async def end(self) -> None:
         """Stop to start steps. Raises EngineStuck if a running one has not ended within END_S."""
         self.close(wait=False)
-        if self._running is not None:
-            await asyncio.wait({self._running}, timeout=END_S)
-            if not self._running.done():
+        if self.running is not None:
+            await asyncio.wait({self.running}, timeout=END_S)
+            if not self.running.done():
                 raise EngineStuck(f"a step of the model has not ended {END_S:g} s after everything else")
 
     def close(self, *, wait: bool = True) -> None:
@@ -102,14 +102,14 @@ class StepThread:
         self._thread.shutdown(wait=wait)
 
     def _start(self, work: Callable[[Any], Any], given: Sequence[Any], *, summing: bool) -> None:
-        if self._running is not None:
+        if self.running is not None:
             raise RuntimeError("a step is running")
         loop = asyncio.get_running_loop()
         self._summing = summing
         if self._clock is not None:
             work = partial(self._begin, work, self._clock, self._clock.host_us())
-        self._running = loop.run_in_executor(self._thread, work, given)
-        self._running.add_done_callback(lambda _: self._on_done())
+        self.running = loop.run_in_executor(self._thread, work, given)
+        self.running.add_done_callback(lambda _: self._on_done())
 
     def _begin(self, work: Callable[[Any], Any], clock: Clock, asked_us: int, given: Sequence[Any]) -> Any:
         """Run `work` in the thread, and measure how long it waited."""
@@ -117,9 +117,9 @@ class StepThread:
         return work(given)
 
     def _ended(self, *, summing: bool) -> asyncio.Future[Any] | None:
-        if self._running is None or self._summing is not summing or not self._running.done():
+        if self.running is None or self._summing is not summing or not self.running.done():
             return None
-        ended, self._running = self._running, None
+        ended, self.running = self.running, None
         error = ended.exception()
         if isinstance(error, RankGroupBroken):
             raise error

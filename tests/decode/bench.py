@@ -317,7 +317,7 @@ class DecodeBench:
                 await asyncio.sleep(0.001)
 
     async def step_end(self) -> None:
-        running = self.step_thread._running
+        running = self.step_thread.running
         assert running is not None, "no step is running"
         await asyncio.wait([running], timeout=0.5)
 
@@ -341,7 +341,7 @@ class DecodeBench:
     def assert_empty(self) -> None:
         work: Any = self.work
         assert len(work.roster) == 0
-        assert len(work._computing) == 0
+        assert len(work.scheduler) == 0
         assert len(work.callers) == 0
         if self.group.rank == 0:
             assert closing(self.peers) == 0

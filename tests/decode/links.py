@@ -24,4 +24,4 @@ def needed(peers: Peers) -> set[Incarnation]:
 def links_of(peers: Peers) -> dict[Incarnation, Any]:
     """One to each sender that there is something to say to."""
     assert isinstance(peers, LeaderPeers), "a rank that does not lead asks nobody"
-    return dict(peers._links)
+    return dict(peers.links)

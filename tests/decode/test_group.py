@@ -282,7 +282,7 @@ async def test_a_rank_whose_wish_the_others_do_not_share_says_so_once_and_why(gr
 def wishes(group: Group) -> list[list[str]]:
     """What each rank said that it voted."""
     told = [
-        [rooms_pb2.RoomEvent.FromString(report.event) for report in each.work.ports.reporter._waiting]
+        [rooms_pb2.RoomEvent.FromString(report.event) for report in each.work.ports.reporter.pending]
         for each in group.ranks
     ]
     return [[event.detail for event in each if event.name == "voted"] for each in told]

@@ -163,7 +163,7 @@ async def test_no_free_under_write_a_step_that_runs_keeps_its_pages_while_others
                     await bench.step_end()
                 await bench.turn()
         used = {
-            page for part in bench.work._computing._step for page in bench.holdings.get(part.room.id).pages[0]
+            page for part in bench.work.scheduler._step for page in bench.holdings.get(part.room.id).pages[0]
         }
         await bench.turns(4)
         assert not bench.step_thread.free
@@ -186,7 +186,7 @@ async def test_oldest_goes_on_when_who_holds_the_rest_runs_too() -> None:
         young = await bench.stream(late)
         await bench.granted(YOUNG)
         bench.land(asked(OLD, arrived_ms=5))
-        await bench.turns_until(lambda: bench.receiving._growing.lacks)
+        await bench.turns_until(lambda: bench.receiving.page_growth.lacks)
         await bench.turns(5)
         assert bench.step_thread.free
         assert bench.phase(YOUNG) is Phase.TRANSFERRING
@@ -207,7 +207,7 @@ async def test_oldest_goes_on_when_memory_that_is_kept_from_everybody_is_taken_b
         await bench.turns_until(lambda: bench.pages(PageState.QUARANTINED) == 3)
         bench.clock.advance(DEADLINE_MS // HURRY)
         old = await running(bench, asked(OLD, arrived_ms=5, max_tokens=25))
-        await bench.turns_until(lambda: bench.receiving._growing.lacks)
+        await bench.turns_until(lambda: bench.receiving.page_growth.lacks)
         await bench.turns(3)
         assert (bench.pages(PageState.QUARANTINED), retracted(bench)) == (3, 0)
         bench.clock.advance(DEADLINE_MS // HURRY)

@@ -70,8 +70,8 @@ async def test_prompts_that_come_at_once_are_shared(
 ) -> None:
     """What is claimed of them it does not compute before the next."""
     bench.sender.may_connect.clear()
-    bench.work._computing.pace.stepped(0, 1, 1.0)
-    bench.work._computing.pace.token_ms = 1.0
+    bench.work.scheduler.pace.stepped(0, 1, 1.0)
+    bench.work.scheduler.pace.token_ms = 1.0
     for room in (1, 2, 3, 4):
         wire = inference_pb2.StreamRoomRequest(
             room=room,
@@ -146,7 +146,7 @@ async def test_a_scored_prompt_is_prefills(bench: DecodeBench) -> None:
 async def test_sequences_that_run_wait_for_no_more_than_a_part_of_a_prompt(bench: DecodeBench) -> None:
     old = await running(bench, asked(2, arrived_ms=2))
     bench.sender.may_connect.clear()
-    bench.work._computing.pace.token_ms, bench.work._prompt_claims._next_command_ms = GAP_MS / 5, 10**9
+    bench.work.scheduler.pace.token_ms, bench.work.prompt_claims.next_command_ms = GAP_MS / 5, 10**9
     await bench.enter(group_pb2.Command(compute_here=group_pb2.ComputeHere(room=3, chunk_tokens=5)))
     await bench.stream(long(1, max_tokens=6), prefill=PREFILL + 1)
     seen: list[int] = []
@@ -265,7 +265,7 @@ async def test_a_sender_that_does_not_connect_does_not_end_what_is_computed_here
 async def test_who_computes_without_prefill_computes_as_much_as_may_hold_up_those_that_run(
     bench: DecodeBench,
 ) -> None:
-    bench.work._computing.pace.token_ms = 5.0
+    bench.work.scheduler.pace.token_ms = 5.0
     await running(bench, asked(2, arrived_ms=2))
     await bench.stream(long(1, max_tokens=6), prefill=0)
     await bench.turns_until(lambda: bench.receiving.beside_tokens == GAP_MS // 5)
@@ -277,7 +277,7 @@ async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_i
     bench: DecodeBench,
 ) -> None:
     """A prompt that is computed here goes on in large parts until then, and in small ones behind that."""
-    pace, computing = bench.work._computing.pace, bench.work._computing
+    pace, computing = bench.work.scheduler.pace, bench.work.scheduler
     pace.token_ms = pace.alone_ms = 25.0
     bench.engine.hold()
     other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)))
@@ -290,14 +290,14 @@ async def test_what_is_handed_over_is_not_held_up_by_a_part_that_ends_after_it_i
     for left_ms, expected in told:
         handed.prefill_by_ms = bench.clock.now_ms() + left_ms
         # What is more is told later, and what is less at once, if it is much less.
-        bench.work._prompt_claims._next_command_ms = bench.clock.now_ms() + (
+        bench.work.prompt_claims.next_command_ms = bench.clock.now_ms() + (
             0 if left_ms == LATE_MS else LATE_MS
         )
         await bench.turns(1)
         [part] = computing._prompts()
         assert part.stop - part.start == expected, left_ms
     handed.prefill_by_ms = None
-    bench.work._prompt_claims._next_command_ms = bench.clock.now_ms() + LATE_MS
+    bench.work.prompt_claims.next_command_ms = bench.clock.now_ms() + LATE_MS
     await bench.turns(1)
     [part] = computing._prompts()
     assert part.stop - part.start == small, "at once, and where nobody knows"
@@ -444,7 +444,7 @@ def test_what_is_handed_over_meanwhile_runs_beside_a_prompt(left_ms: list[float]
 
 async def test_what_is_handed_over_soon_leaves_a_prompt_to_prefill(bench: DecodeBench) -> None:
     """Alone it would be computed here in 30 ms; beside what comes in 5 it takes as many steps as parts."""
-    bench.work._computing.pace = bench.work._prompt_claims._pace = measured()
+    bench.work.scheduler.pace = bench.work.prompt_claims.pace = measured()
     other = asked(1, arrived_ms=1, prompt=tuple(range(100, 108)), max_tokens=50)
     await bench.stream(other, prefill_ms=5)
     assert not (await bench.granted(1)).mine

@@ -24,7 +24,7 @@ async def test_whoever_runs_here_is_held_up_as_long_as_by_a_prompt_of_its_own_si
             prompt_budget.stepped(100, 200.0)  # two milliseconds for a token
         bench.engine.hold()
         await running(bench, asked(1, 1))
-        pace = bench.work._computing.pace
+        pace = bench.work.scheduler.pace
         assert prompt_budget.chunk_tokens(CHUNK) == max(GAP_MS // 2, pace.least_tokens), "a step of its own"
         assert prompt_budget.chunk_tokens(1) == 1
         bench.engine.go()

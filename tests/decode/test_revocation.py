@@ -260,7 +260,7 @@ def shut_out(bench: DecodeBench) -> None:
     bench.sender.shut = bench.exposure.id
     bench.sender.quiet.set()
     peers: Any = bench.peers
-    peers._connect_timeout_s = 0.2
+    peers.connect_timeout_s = 0.2
 
 
 async def served(bench: DecodeBench, room: int) -> Caller:
@@ -307,7 +307,7 @@ async def test_live_is_not_lost_what_a_sender_does_not_answer_shuts_nobody_out(b
     bench.sender.may_connect.clear()
     asked_by_then = len(bench.sender.connects)
     peers: Any = bench.peers
-    peers._connect_timeout_s = 0.0
+    peers.connect_timeout_s = 0.0
     for _ in range(20):
         await bench.turn()
         await asyncio.sleep(0.01)

@@ -427,8 +427,8 @@ async def test_first_cause_wins_why_the_way_is_not_made_anew_is_what_the_caller_
     bench.sender.may_connect.set()
     caller = await bench.stream(ASKED)
     peers: Any = bench.peers
-    await until(lambda: peers._links[PREFILL].connected)
-    peers._connect_timeout_s = 0.2
+    await until(lambda: peers.links[PREFILL].connected)
+    peers.connect_timeout_s = 0.2
     bench.sender.refuse_grants = [NotConnected("connect first")]
     bench.sender.refuse_connect = problem
     if problem is None:

@@ -106,7 +106,7 @@ class PrefillRank(Rank[WritingRoom]):
         self.side.revoke(receiver, exposure)
         for room in unproven:
             if room.proof is Proof.REVOKED and room.push is not None:
-                self._air.give_up(room.id, room.push._in_flight, reached)
+                self._air.give_up(room.id, room.push.in_flight, reached)
         return problem
 
     def grant(

@@ -209,7 +209,7 @@ class PrefillBench:
             await self.turn()
 
     async def step_end(self) -> None:
-        running = self.step_thread._running
+        running = self.step_thread.running
         assert running is not None, "no step is running"
         await asyncio.wait([running], timeout=PATIENCE_S)
         assert running.done()
@@ -223,8 +223,8 @@ class PrefillBench:
 
     def assert_empty(self) -> None:
         work: Any = self.work
-        assert len(work.roster) == len(work._closers) == 0
-        assert len(work._computing) == 0
+        assert len(work.roster) == len(work.closers) == 0
+        assert len(work.scheduler) == 0
         assert len(work.callers) == 0
         assert len(work.early) == 0
         assert len(self.holdings) == 0
@@ -235,7 +235,7 @@ class PrefillBench:
     def told(self, room: int) -> list[str]:
         """Names of the room's timeline lines, in order."""
         waiting: Any = self.reporter
-        told = [each.event for each in waiting._waiting if each.room == room]
+        told = [each.event for each in waiting.pending if each.room == room]
         return [rooms_pb2.RoomEvent.FromString(each).name for each in told]
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ async def test_authorised_writer_who_speaks_is_who_greeted_whatever_a_message_sa
 async def test_a_receiver_that_is_gone_is_not_believed_any_more(served: Served) -> None:
     served.name()
     voice = await served.voice()
-    await until(lambda: len(served.handover._streams) == 1)
+    await until(lambda: len(served.handover.streams) == 1)
     await served.bench.enter(group_pb2.Command(departed=DECODE))
     assert len(served.bench.work.receivers) == 0
     await voice.say(grants=(grant(1),))
@@ -210,14 +210,14 @@ async def test_a_receiver_that_is_gone_is_not_believed_any_more(served: Served) 
 async def test_a_stream_of_the_same_receiver_takes_the_place_of_its_last_one(served: Served) -> None:
     served.name()
     first = await served.voice()
-    await until(lambda: len(served.handover._streams) == 1)
+    await until(lambda: len(served.handover.streams) == 1)
     second = await served.voice()
     assert await refused(first) == "PeerFault"
     await second.say(closes=(close(7),))
     await served.turns_until(lambda: second.quiet() == [7])
-    assert len(served.handover._streams) == 1
+    assert len(served.handover.streams) == 1
     second.leave()
-    await until(lambda: not served.handover._streams)
+    await until(lambda: not served.handover.streams)
 
 
 async def test_a_room_that_names_another_secret_for_its_receiver_is_refused(served: Served) -> None:
@@ -337,8 +337,8 @@ async def test_ack_is_proof_a_close_is_answered_when_the_room_is_quiet_however_l
         await asyncio.sleep(0.001)
     assert voice.quiet() == []
     voice.leave()
-    await until(lambda: not served.handover._streams)
-    await until(lambda: not served.bench.work._closers[RoomId(1)])
+    await until(lambda: not served.handover.streams)
+    await until(lambda: not served.bench.work.closers[RoomId(1)])
     again = await served.voice()
     await again.say(closes=(close(1),))
     while not again.quiet():
@@ -383,14 +383,14 @@ async def test_a_stream_that_ends_late_leaves_the_grants_of_the_one_in_its_place
 
     async with AsyncExitStack() as streams, AsyncExitStack() as late:
         await late.enter_async_context(last.reading(requests(), lambda _: None))
-        await served.turns_until(lambda: bool(last._early))
+        await served.turns_until(lambda: bool(last.early_grants))
         await streams.enter_async_context(next_one.reading(requests(), lambda _: None))
-        await served.turns_until(lambda: bool(next_one._early))
+        await served.turns_until(lambda: bool(next_one.early_grants))
         await late.aclose()
         assert len(served.bench.work.early) == 1
         await served.bench.run(toy.request("1", PROMPT))
-        await served.turns_until(lambda: bool(next_one._said))
-        assert [each.HasField("refused") for each in next_one._said] == [False]
+        await served.turns_until(lambda: bool(next_one.unsent))
+        assert [each.HasField("refused") for each in next_one.unsent] == [False]
     await served.turns_until(served.over)
     assert len(served.bench.work.early) == 0
 
@@ -421,7 +421,7 @@ async def test_a_close_that_is_said_again_and_again_is_one(served: Served) -> No
         await voice.say(closes=(close(1),) * 20)
     await voice.say(closes=(close(7),))
     await served.turns_until(lambda: voice.quiet() == [7])
-    assert len(served.bench.work._closers[RoomId(1)]) == 1
+    assert len(served.bench.work.closers[RoomId(1)]) == 1
     await served.turns_until(served.over)
     await until(lambda: voice.quiet() == [7, 1])
 
@@ -456,7 +456,7 @@ async def test_a_grant_whose_room_does_not_come_is_kept_for_a_while_and_within_a
     elif end == "stream":
         await served.turns_until(lambda: len(served.bench.work.early) == 1)
         voice.leave()
-        await until(lambda: not served.handover._streams)
+        await until(lambda: not served.handover.streams)
     else:
         await served.turns_until(lambda: voice.granted() == {1: "UnknownRoom"})
     assert len(served.bench.work.early) == (1 if end == "too many" else 0)

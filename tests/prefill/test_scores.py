@@ -87,7 +87,7 @@ async def test_counted_work_a_short_prompt_does_not_wait_for_one_that_is_scored(
 
 
 async def test_counted_work_what_steps_take_is_measured_by_what_they_score(pair: Pair) -> None:
-    cost = pair.bench.work._computing.cost
+    cost = pair.bench.work.scheduler.cost
     await handed_over(pair, 1, prompt_logprobs=2)
     assert cost._steps > 1
     assert cost._positions == pytest.approx(len(PROMPT) / cost._steps)

@@ -184,7 +184,7 @@ async def test_the_first_token_leaves_before_its_pages_do(pair: Pair) -> None:
     await bench.turn()
     await until(lambda: caller.heard == ["accepted", "first_token"])
     push = bench.work.roster.get(RoomId(1)).push
-    assert not any(push._in_flight.values()), "posting a page may take as long as copying it"
+    assert not any(push.in_flight.values()), "posting a page may take as long as copying it"
     assert bench.gauge("baton_kv_transfer_bytes_total") == 0
     await bench.turns(2)
     assert bench.gauge("baton_kv_transfer_bytes_total") > 0
@@ -355,10 +355,10 @@ async def test_a_wait_for_quiet_that_is_given_up_leaves_nothing_behind(pair: Pai
     await pair.bench.run(toy.request("1", PROMPT))
     quiet = pair.bench.work.quiet(RoomId(1))
     work: Any = pair.bench.work
-    assert work._closers == {1: {quiet}}
+    assert work.closers == {1: {quiet}}
     quiet.cancel()
     await asyncio.sleep(0)
-    assert work._closers == {1: set()}
+    assert work.closers == {1: set()}
 
 
 async def test_a_failed_step_fails_its_rooms_and_the_next_one_serves(pair: Pair) -> None:
@@ -470,7 +470,7 @@ async def test_secrets_unlogged_a_timeline_tells_how_many_tokens_and_never_which
     await pair.bench.grant(1, GRANTED)
     await settle(pair.bench)
     waiting: Any = pair.bench.reporter
-    told = [rooms_pb2.RoomEvent.FromString(each.event) for each in waiting._waiting]
+    told = [rooms_pb2.RoomEvent.FromString(each.event) for each in waiting.pending]
     lines = [f"{each.name}: {each.detail}" for each in told] + caplog.messages
     assert any(line.startswith("accepted: 10 ") for line in lines)
     for line in lines:
@@ -542,7 +542,7 @@ async def test_steps_are_as_long_as_the_leaders_cost_says_and_not_this_ranks_own
 
 
 async def test_what_steps_take_is_measured_and_the_leader_tells_what_all_go_by(pair: Pair) -> None:
-    bench, cost = pair.bench, pair.bench.work._computing.cost
+    bench, cost = pair.bench, pair.bench.work.scheduler.cost
     assert cost.told == PROMPTS
     bench.engine.hold()
     await bench.run(toy.request("1", PROMPT[:8]))

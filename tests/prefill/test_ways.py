@@ -142,7 +142,7 @@ async def test_a_way_that_broke_says_whether_it_is_waited_for_writes(pair: Pair)
     await pair.bench.step_end()
     await pair.bench.turns(2)
     assert pair.bench.transfer.pending(DECODE) > 0
-    pair.bench.transfer._ledger.broke(DECODE)
+    pair.bench.transfer.ledger.broke(DECODE)
     with pytest.raises(NotQuiet, match=r"broke, and \d+ puts have not ended yet"):
         await connect(pair.bench, connect_request(pair.receiver))
     await settle(pair.bench)

@@ -118,7 +118,7 @@ def test_connecting_and_forgetting_again_and_again_leaves_nothing_in_the_transfe
             each.forget(RECEIVER, gone=False)
             each.forget(RECEIVER, gone=False)
     for transfer in at.senders:
-        assert transfer._ledger._links == {}
+        assert transfer.ledger.links == {}
 
 
 def test_a_receiver_that_holds_another_model_is_refused_on_every_rank_by_the_field() -> None:
@@ -159,7 +159,7 @@ def test_a_way_that_broke_to_one_rank_is_made_anew_once_nothing_is_under_way() -
     routes = at.routes[0]
     at.connect()
     peer = at.receivers[1].known.incarnation
-    at.senders[0]._ledger.broke(peer)
+    at.senders[0].ledger.broke(peer)
     with pytest.raises(NotConnected):
         routes.granted(RECEIVER, RECEIVER_RANKS)
     at.connect()

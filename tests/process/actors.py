@@ -326,7 +326,7 @@ async def _decode(pipe: Connection, port: int, tls: TlsFiles | None = None, devi
 
 def _in_flight(room: PrefillRoom) -> int:
     """Windows of pages."""
-    return sum(map(bool, room.push._in_flight.values())) if room.begun else 0
+    return sum(map(bool, room.push.in_flight.values())) if room.begun else 0
 
 
 def _at_rest(registry: CollectorRegistry) -> str:

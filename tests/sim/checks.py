@@ -249,7 +249,7 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         name, work, holdings = rank.process.name, rank.work, rank.bank.holdings
         found += _held(name, "rooms in the roster", len(work.roster))
         found += _held(name, "calls that open a room", len(work.callers))
-        found += _held(name, "rows of a step", len(work._computing))
+        found += _held(name, "rows of a step", len(work.scheduler))
         found += _held(name, "holdings", len(holdings))
         found += _held(name, "pages", sum(holdings.sizes) - sum(holdings.available))
         found += _held(name, "prefixes in use", len(holdings.prefixes) - holdings.prefixes.evictable)
@@ -268,7 +268,7 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         found += _held(name, "slots", len(holdings.slots) - holdings.slots.free)
         found += _held(name, "steps", int(not rank.step_thread.free))
         found += _held(
-            name, "questions in the mailbox", len(rank.mailbox._asked) + len(rank.mailbox._waiting)
+            name, "questions in the mailbox", len(rank.mailbox.unanswered) + len(rank.mailbox.waiting)
         )
         found += _held(name, "puts", _puts(work.ports.exposure.transfer))
         found += _gauges(name, rank.registry, ())
@@ -277,12 +277,12 @@ def _worker(worker: SimulatedWorker) -> list[str]:
         found += _held(worker.name, "senders that have not answered", asking(worker.peers))
         unneeded = worker._channels.incarnations() - needed(worker.peers)
         found += _held(worker.name, "channels that nobody needs", len(unneeded))
-    found += _held(worker.name, "reports", len(worker.reporter._waiting))
+    found += _held(worker.name, "reports", len(worker.reporter.pending))
     return found
 
 
 def _puts(transfer: Transfer) -> int:
-    ledger = transfer._ledger  # type: ignore[attr-defined]
+    ledger = transfer.ledger  # type: ignore[attr-defined]
     return len(ledger.under_way())
 
 

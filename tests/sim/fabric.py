@@ -53,7 +53,7 @@ class Bank:
 
     def owner(self, unit: tuple[str, int], guess: RoomId) -> tuple[RoomId, Holding] | None:
         """`guess`: a room that is looked at first."""
-        held = self.holdings._held
+        held = self.holdings.by_room
         if guess in held and _in(unit, held[guess]):
             return guess, held[guess]
         return next(((room, holding) for room, holding in held.items() if _in(unit, holding)), None)
@@ -61,7 +61,7 @@ class Bank:
     def rooms(self, address: int) -> set[RoomId]:
         """All that hold what lies there: of a page that holds a known prefix, several may."""
         unit = next(self.units(address, 1))
-        return {room for room, held in self.holdings._held.items() if unit is not None and _in(unit, held)}
+        return {room for room, held in self.holdings.by_room.items() if unit is not None and _in(unit, held)}
 
     def shared(self, unit: tuple[str, int]) -> bool:
         """Known by what it holds, so that others may read it."""

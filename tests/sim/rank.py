@@ -218,7 +218,7 @@ class WatchedDecode(DecodeWork):
         revokes = self.receiving.revoking
         again = super().compute()
         if not revokes:
-            self.growth.look(self.rank, self.receiving, computes=not self._computing.free)
+            self.growth.look(self.rank, self.receiving, computes=not self.scheduler.free)
         return again
 
     def perform(self, room: DecodeRoom, effect: Effect | ReceiverEffect) -> None:

@@ -103,7 +103,7 @@ def _live(pipe: Connection, incarnation: Incarnation, agent: str | None, length:
     def release() -> None:
         """What an abort that trusts the library would do: let go of every posted write."""
         transfer: Any = exposure.transfer
-        for write in transfer._ledger.under_way():
+        for write in transfer.ledger.under_way():
             write.handle.release()
 
     own: dict[str, Callable[..., Any]] = {

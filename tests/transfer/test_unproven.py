@@ -72,10 +72,10 @@ def test_what_goes_wrong_after_its_peer_was_known_to_be_gone_has_failed(
     peer = receiver.incarnation
     put = sender.transfer.put(peer, "kv", RUNS)
     transfer: Any = sender.transfer
-    transfer._ledger.write(put).fate = None  # a copy on one host has ended by now; over a network it has not
+    transfer.ledger.write(put).fate = None  # a copy on one host has ended by now; over a network it has not
     sender.transfer.disconnect(peer, gone=gone)
     go_wrong(sender, monkeypatch, "check_xfer_state")
     sender.transfer.progress()
     assert sender.transfer.pending(peer) == (0 if gone else 1)
     assert sender.transfer.poll(put) is (PutState.FAILED if gone else PutState.PENDING)
-    assert (peer in transfer._ledger._links) == (not gone), "handle, link and remote agent are let go"
+    assert (peer in transfer.ledger.links) == (not gone), "handle, link and remote agent are let go"

@@ -121,7 +121,7 @@ async def test_past_the_bound_lines_are_dropped_and_retired_rooms_are_not(bench:
         reporter.report(RoomId(room), Moment.CHUNK_COMPUTED)
     assert reporter.dropped == 10
     reporter.retired(RoomId(3))
-    assert len(reporter._waiting) == LINES_MAX + 1
+    assert len(reporter.pending) == LINES_MAX + 1
     reporter.report(RoomId(1), Moment.CHUNK_COMPUTED)
     assert reporter.dropped == 11
 

@@ -91,7 +91,7 @@ class Bench:
 
     @property
     def at_rest(self) -> bool:
-        return len(self.callers) == 0 and not self.box._waiting and not self.box._asked
+        return len(self.callers) == 0 and not self.box.waiting and not self.box.unanswered
 
 
 def _judge(request: inference_pb2.RunRoomRequest) -> tuple[group_pb2.Command, int]:
