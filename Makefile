@@ -77,7 +77,7 @@ test-rest: $(STAMP) programs ## run the tests that `make test` leaves out
 	@$(PYTEST) --tier rest $(ARGS)
 
 LOWEST := .venv/lowest
-LOWEST_TESTS := tests/openai tests/runtime tests/wire tests/process/test_serve.py tests/process/one_stack/test_openai_client.py
+LOWEST_TESTS := tests/api tests/runtime tests/web tests/telemetry tests/models/test_model_files.py tests/models/test_model_refusals.py tests/wire tests/process/test_serve.py tests/process/one_stack/test_openai_client.py
 
 # What is not among them, torch and what tests need, is what .venv has.
 $(LOWEST)/.installed: $(STAMP) pyproject.toml $(wildcard requirements/*.txt)

@@ -40,6 +40,7 @@ OF: Final[Mapping[str, Set[str]]] = {
     "decode": {"Decode"},
     "handover/sending_side.py": {"Prefill"},
     "handover/receiving_side.py": {"Decode"},
+    "handover/landed_data.py": {"Decode"},
     "worker": {"Prefill", "Decode"},
     "wire": {"Nobody"},
 }
