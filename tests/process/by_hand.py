@@ -26,7 +26,7 @@ ANSWER_S: Final = 120.0
 OUTPUT_TOKENS: Final = 8
 GROUP_TIMEOUT_MS: Final = "15000"
 
-MOVED: Final = re.compile(r"services\.worker\.turns moved \S* ?turn=(\d+) room=(\d+) effect=(\w+)")
+MOVED: Final = re.compile(r"baton\.worker\.turn_loop moved \S* ?turn=(\d+) room=(\d+) effect=(\w+)")
 
 
 @dataclass
