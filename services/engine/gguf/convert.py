@@ -44,15 +44,13 @@ def convert(source: Path, target: Path, name: str) -> None:
 
 
 def _convert(source: Path, target: Path, name: str) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     from baton.engine.gguf.conversion_checks import (
         Header,
         lost_of_tokenizer,
         lost_settings,
-        lost_weights,
         write_positions,
     )
     from baton.engine.gguf.gguf_file import read
@@ -77,9 +75,31 @@ def _convert(source: Path, target: Path, name: str) -> None:
     _print("reading the tokenizer")
     tokenizer = read_tokenizer(source, header, config)
     _print("reading the weights")
+    model = read_weights(source, header, config)
+    _print("writing safetensors")
+    target.mkdir()
+    model.save_pretrained(target)
+    write_tokenizer(tokenizer, target)
+    (target / "baton.json").write_text(json.dumps({"name": name, "source": file}), "utf-8")
+    for path in target.iterdir():
+        path.chmod(0o644)
+        _flush(path)
+
+
+def read_weights(source: Path, header: "Header", config: Any) -> Any:
+    """Return the library's model with the dequantized weights of the file, ready to be saved.
+
+    Raises ConversionRefused if a weight is missing, has another shape, or is none of the model's.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from baton.engine.gguf.conversion_checks import lost_weights
+
+    model: Any
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder,
-        gguf_file=file,
+        str(source.parent),
+        gguf_file=source.name,
         config=config,
         dtype=torch.bfloat16 if header.narrow else torch.float32,
         quantization_config=GgufConfig(dequantize=True),
@@ -97,14 +117,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
     # The weights are plain numbers by now, which the library refuses to save while these are set.
     model.hf_quantizer = None
     vars(model.config).pop("quantization_config", None)
-    _print("writing safetensors")
-    target.mkdir()
-    model.save_pretrained(target)
-    write_tokenizer(tokenizer, target)
-    (target / "baton.json").write_text(json.dumps({"name": name, "source": file}), "utf-8")
-    for path in target.iterdir():
-        path.chmod(0o644)
-        _flush(path)
+    return model
 
 
 def read_tokenizer(source: Path, header: "Header", config: Any) -> Any:
