@@ -1,4 +1,4 @@
-"""Options that several kinds of tests share."""
+"""Settings and fixtures that several kinds of tests share."""
 
 import os
 import sys
@@ -20,31 +20,10 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile("same")
 
-pytest_plugins = ["tests.suite.tiers", "tests.suite.order", "tests.suite.shared"]
+pytest_plugins = ["tests.suite.plugin"]
 
 # Where `make programs` unpacks what the machine does not have.
 os.environ["PATH"] += os.pathsep + str(Path(sys.prefix, "debian", "usr", "bin"))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rewrite", action="store_true", help="write golden stories and diagrams anew, for review"
-    )
-    parser.addoption(
-        "--all-groups",
-        action="store_true",
-        help="also the cases of rank groups that `make test-all` leaves out",
-    )
-    parser.addoption(
-        "--all-models",
-        action="store_true",
-        help="also the models of every type that the model library knows: `make verify-models`",
-    )
-    parser.addoption(
-        "--emulated",
-        action="store_true",
-        help="also kernels for other CPUs and with faults: `make verify-kernels`",
-    )
 
 
 @pytest.fixture
@@ -61,29 +40,6 @@ def slow() -> Iterator["Slow"]:
     made = Slow()
     yield made
     made.go.set()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, and so count in the summary, the tests of a GPU where there is none, and those that take long
-    and were not asked for."""
-    if not config.getoption("--emulated"):
-        _deselect(config, items, "emulated")
-    if not config.getoption("--all-groups"):
-        _deselect(config, items, "all_groups")
-    if not config.getoption("--all-models"):
-        _deselect(config, items, "all_models")
-    if any(item.get_closest_marker("gpu") for item in items):
-        import torch
-
-        if not torch.cuda.is_available():
-            _deselect(config, items, "gpu")
-
-
-def _deselect(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
-    marked = [item for item in items if item.get_closest_marker(mark)]
-    if marked:
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from baton.launch.fork_server import BEGIN, READY, ForkOrder
 from baton.runtime.parent_watch import adopting_orphans
 from tests.preloaded import BOOTSTRAP, CALL, WORKERS
-from tests.suite.tiers import SERVICES, starts
+from tests.suite.marks import SERVICES, starts
 
 ROOT: Final = Path(__file__).parents[1]
 LOAD_S: Final = 120.0

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bench.__main__ import app
 from tests.cli.typed import forked
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 BENCH_S: Final = 280
 """Longest time of a benchmark of a few runs on a busy machine."""

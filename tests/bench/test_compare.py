@@ -21,7 +21,7 @@ from bench.serving.trace import convert
 from tests.bench.commands import run_bench
 from tests.launch.stand_ins import PATIENCE_S, gone
 from tests.ports import free_port
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "docs" / "benchmarks"

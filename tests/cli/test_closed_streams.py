@@ -14,7 +14,7 @@ from tests.http import web
 from tests.launch.stand_ins import PATIENCE_S, Parts, eventually, gone
 from tests.launch.test_serve import SERVES, children
 from tests.ports import free_port
-from tests.suite.tiers import ends_by_itself
+from tests.suite.marks import ends_by_itself
 
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}
 SETS = list(chain.from_iterable(combinations(CLOSED, count) for count in (1, 2, 3)))

@@ -10,7 +10,7 @@ from typing import Final
 
 from baton.cli.main import main
 from tests.forks import clean_environ, fork_call
-from tests.suite.tiers import ends_by_itself
+from tests.suite.marks import ends_by_itself
 
 PLAIN: Final = {"COLUMNS": "200", "NO_COLOR": "1"}
 

@@ -21,7 +21,7 @@ from baton.launch.fork_server_client import ForkServer
 from baton.runtime.child_process import baton_command
 from baton.runtime.clock import SystemClock
 from tests.launch.stand_ins import PATIENCE_S, eventually, gone
-from tests.suite.tiers import ends_by_itself
+from tests.suite.marks import ends_by_itself
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

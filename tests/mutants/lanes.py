@@ -10,7 +10,7 @@ from tests.apart import NoAnswer, answer_of
 from tests.mutants.checks import Finding, find
 from tests.mutants.mutant import Check, Mutant
 from tests.mutants.patched import put_in_place
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 BUDGET_S: Final = 60.0
 TOGETHER_S: Final = 900.0

@@ -49,7 +49,7 @@ from bench.pages.device_memory import DeviceMemory, bytes_of, take
 from tests.layouts import group_of
 from tests.prefill.bench import assert_gauges_at_rest, silent_reporter
 from tests.process.wide import BOUNDS, LAYOUT, WideEngine
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 from tests.transfer.child import Child
 from tests.wire.receivers import secret_of
 from tests.wire.servers import serving

@@ -30,7 +30,7 @@ from tests.http import web
 from tests.idle import POLL_S, Gauges, Sample, at_rest, not_back
 from tests.ports import free_port
 from tests.process.hosts import Hosts
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 READY_S = 180.0
 STOP_S = 40.0

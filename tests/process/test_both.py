@@ -16,7 +16,7 @@ from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
 from tests.process.test_retraction import CONTEXT, Asking
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 BETWEEN: Final = 8
 """Answers between two things that happen."""

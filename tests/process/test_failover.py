@@ -14,7 +14,7 @@ from tests.engine.execution.compiled_kernels import PLAIN, known
 from tests.http import web
 from tests.oracle import reference_behind, reference_greedy, reference_scores
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 ANSWER_S = 120.0
 OUTPUT_TOKENS = 60

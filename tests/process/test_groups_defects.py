@@ -21,7 +21,7 @@ from tests.process.by_hand import Group, Hand, by_hand
 from tests.process.hooks import TOLD
 from tests.process.load import Answer, any_prompts
 from tests.process.stack import SPLIT
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 SOON_S = 30.0
 STREAM_TOKENS = 400

@@ -22,7 +22,7 @@ from tests.models.eight_heads import VOCABULARY, eight_heads
 from tests.pairwise import Case, every, parameters
 from tests.process.load import Asked, any_prompts, asked
 from tests.process.stack import SPLIT, Rank, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 ANSWER_S = 180.0
 CLIENTS = 3

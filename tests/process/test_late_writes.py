@@ -11,7 +11,7 @@ import pytest
 
 from tests.process.late_writes import POINTS, trials
 from tests.process.pair import LARGE, TRANSPORTS, WorkerTrio, until, workers
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module", params=sorted(TRANSPORTS))

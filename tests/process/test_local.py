@@ -9,7 +9,7 @@ import pytest
 from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
 from tests.process.test_retraction import CONTEXT, Asking, of_ranks
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 BETWEEN: Final = 8
 LOCAL: Final = "baton_decode_local_rooms_total"

@@ -21,7 +21,7 @@ from tests.http import web
 from tests.process.load import any_prompts
 from tests.process.stack import Stack, running_stack
 from tests.process.structured import tiny_model
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 ANSWER_S: Final = 180.0
 TOKENS: Final = 72

@@ -17,7 +17,7 @@ import pytest
 
 from tests.http import web
 from tests.process.stack import STOP_S, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 CLIENTS: Final = 8
 TOKENS: Final = 12

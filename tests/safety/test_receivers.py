@@ -22,7 +22,7 @@ from baton.wire.service_role import ServiceRole
 from tests.process.actors import Actor
 from tests.process.pair import CALL_S, ReplyStream, WorkerTrio, plain_or_secure, until, workers
 from tests.process.wide import LAYOUT
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 from tests.wire.receivers import secret_of
 
 pytestmark = pytest.mark.stack

@@ -35,7 +35,7 @@ from tests.ports import free_port
 from tests.process.stack import Stack
 from tests.safety.certificates import flags, of
 from tests.safety.waiting import until
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 pytestmark = pytest.mark.stack
 

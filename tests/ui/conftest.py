@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 
 from tests.http import web
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 ANSWER_S = 120.0
 WAIT_MS = 60_000

@@ -14,7 +14,7 @@ from playwright.sync_api import FloatRect, Locator, Page, expect
 
 from tests.http import web
 from tests.process.stack import Stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 from tests.ui.conftest import ANSWER_S, Seen, Streaming
 
 SHOTS = Path(__file__).parents[2] / "docs" / "screenshots"

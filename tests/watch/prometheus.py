@@ -17,7 +17,7 @@ import yaml
 from tests.http import web
 from tests.idle import POLL_S
 from tests.ports import free_port
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"
 PATIENCE_S: Final = 60.0

@@ -19,7 +19,7 @@ import pytest
 from baton.cli.metric_catalog import Exported, exported
 from tests.http import web
 from tests.process.stack import Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 from tests.watch.prometheus import NAMESPACE, PATIENCE_S, Prometheus, promtool, watching
 
 pytestmark = [pytest.mark.stack, pytest.mark.prometheus]

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 LEASE_MS: Final = 3_000
 

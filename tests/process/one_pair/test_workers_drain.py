@@ -1,7 +1,7 @@
 """Tests of stopping a stack: every process ends with exit code 0, workers first."""
 
 from tests.process.stack import Stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 
 def test_workers_drain_and_exit_zero(stacks: Shared[Stack], breakable: Stack) -> None:

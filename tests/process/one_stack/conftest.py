@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.process.stack import SPLIT, Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.stack import Stack, running_stack
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="package")

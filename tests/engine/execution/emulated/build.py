@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.engine.execution.step_compiler import AMX, AVX2, Build
-from tests.suite.tiers import starts
+from tests.suite.marks import starts
 
 HEADER: Final = Path(__file__).with_name("immintrin.h")
 FLAGS: Final = (

@@ -13,7 +13,7 @@ Each test leaves what it is lent as it found it. After one that failed nobody kn
 another that is made anew.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
@@ -86,11 +86,3 @@ class Shared(Generic[Thing]):
         self._done.clear()
         if lent is not None:
             lent[0].__exit__(None, None, None)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.failed:
-        item.stash[FAILED] = True
-    return report

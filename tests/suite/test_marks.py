@@ -12,14 +12,26 @@ from typing import Final
 import pytest
 from playwright._impl._driver import compute_driver_executable
 
-from tests.suite import tiers
-from tests.suite.tiers import ALL, FOLDERS, QUICK, REASONS, REST, ends_by_itself, marks_of, running
+from tests.suite.marks import (
+    ALL,
+    FOLDERS,
+    NOT_IN_A_TIER,
+    QUICK,
+    REASONS,
+    REST,
+    ends_by_itself,
+    marks_of,
+    part_of,
+    running,
+    starts,
+)
+from tests.suite.plugin import COLLECTED, unit_of
 
 ROOT: Final = Path(__file__).parents[2]
 WORDS: Final = {QUICK: "test", REST: "test-rest", ALL: "test-all"}
 
 BATON: Final = [sys.executable, "-m", "baton.cli.main"]
-NOT_TESTED_HERE: Final = {"gpu", "all_groups", "all_models", "emulated"}
+NOT_TESTED_HERE: Final = {"gpu", *NOT_IN_A_TIER}
 """Marks of tests for a GPU, or of `make verify-groups`, `verify-models` and `verify-kernels`."""
 
 
@@ -58,8 +70,8 @@ def test_no_test_is_left_out_of_both_tiers(request: pytest.FixtureRequest) -> No
     """The run has all collected tests of its tier."""
     tier = request.config.getoption("--tier")
     run = {item.nodeid for item in request.session.items}
-    collected = request.config.stash[tiers.COLLECTED]
-    chosen = {item.nodeid: item for item in collected if tier in (ALL, tiers.part_of(marks_of(item)))}
+    collected = request.config.stash[COLLECTED]
+    chosen = {item.nodeid: item for item in collected if tier in (ALL, part_of(marks_of(item)))}
     assert run <= chosen.keys()
     left_out = [
         nodeid for nodeid in chosen.keys() - run if marks_of(chosen[nodeid]).isdisjoint(NOT_TESTED_HERE)
@@ -75,14 +87,14 @@ def test_what_no_word_of_these_runs_is_run_by_another(request: pytest.FixtureReq
         "all_models": re.findall(r"tests/\S+\.py", recipe("verify-models")),
         "emulated": ["tests/engine/*test_*.py"],
     }
-    for item in request.config.stash[tiers.COLLECTED]:
+    for item in request.config.stash[COLLECTED]:
         for mark in named.keys() & marks_of(item):
             file = item.nodeid.split("::")[0]
             assert any(fnmatch(file, each) for each in named[mark]), (mark, file)
 
 
 def test_a_test_of_such_a_folder_has_its_marks(request: pytest.FixtureRequest) -> None:
-    for item in request.config.stash[tiers.COLLECTED]:
+    for item in request.config.stash[COLLECTED]:
         for folder, marks in FOLDERS.items():
             assert not item.nodeid.startswith(folder) or marks_of(item) >= set(marks)
 
@@ -91,11 +103,11 @@ def test_a_test_of_such_a_folder_has_its_marks(request: pytest.FixtureRequest) -
 def test_what_starts_something_slow_fails_a_test_that_does_not_say_so(reason: str) -> None:
     others = frozenset(REASONS.keys() - {reason})
     with running(others), pytest.raises(pytest.fail.Exception, match=f"mark it with @pytest.mark.{reason}"):
-        tiers.starts(reason)
+        starts(reason)
     with running(frozenset({reason})):
-        tiers.starts(reason)
+        starts(reason)
     with running(None):  # no test at all: `make verify`
-        tiers.starts(reason)
+        starts(reason)
 
 
 @pytest.mark.parametrize(
@@ -131,5 +143,10 @@ def test_a_command_line_that_is_refused_can_be_tried() -> None:
 
 
 def test_a_test_is_in_the_quick_part_unless_a_mark_says_why_not() -> None:
-    assert tiers.part_of({"parametrize", "timeout", "asyncio"}) == QUICK
-    assert [tiers.part_of({"timeout", reason}) for reason in REASONS] == [REST] * len(REASONS)
+    assert part_of({"parametrize", "timeout", "asyncio"}) == QUICK
+    assert [part_of({"timeout", reason}) for reason in REASONS] == [REST] * len(REASONS)
+
+
+def test_what_one_process_runs_is_a_file_or_a_folder_that_shares_a_stack() -> None:
+    assert unit_of("tests/launch/test_fork_server.py::test_x[a::b]") == "tests/launch/test_fork_server.py"
+    assert unit_of("tests/process/one_stack/test_load.py::test_x") == "tests/process/one_stack/"

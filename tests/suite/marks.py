@@ -1,16 +1,14 @@
-"""Tiers of tests: what `make test` runs (quick), what `make test-rest` runs (rest), and everything (all).
+"""Marks of slow tests, which divide the suite into two tiers: quick and rest, for `make test-rest`.
 
 A test that starts something slow has one of the marks in REASONS, which moves it to the rest. A test that
 starts such a thing without its mark fails.
 """
 
-import os
-import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -28,9 +26,10 @@ FOLDERS: Final = {"tests/process/": ("stack",), "tests/ui/": ("stack", "browser"
 """Folders whose tests all have these marks."""
 QUICK, REST, ALL = "quick", "rest", "all"
 PARTS: Final = (QUICK, REST)
-COLLECTED: Final = pytest.StashKey[list[pytest.Item]]()
-"""Every test that a run collected, of whatever tier."""
+NOT_IN_A_TIER: Final = ("emulated", "all_groups", "all_models")
+"""Marks of tests that run only if the option of the same name is given."""
 SERVICES: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
+"""Words of the command line that start services."""
 
 _marks: frozenset[str] | None = None
 """Marks of the test that runs in this process. None while no test runs."""
@@ -76,56 +75,17 @@ def ends_by_itself() -> Iterator[None]:
         _ends.reset(token)
 
 
+def marks_of_command(words: list[str]) -> Iterator[str]:
+    """Yield the marks of a test that starts a process with this command line."""
+    if not _ends.get() and _is_service(words):
+        yield "stack"
+    if any("/playwright/driver/" in word for word in words[:1]):
+        yield "browser"
+
+
 def _is_service(words: list[str]) -> bool:
     """Return whether this is the command line of `baton serve` or of one of its services."""
     return "--help" not in words and any(
         following in SERVICES and ("baton.cli.main" in word or word.rpartition("/")[2] == "baton")
         for word, following in pairwise(words)
     )
-
-
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Check the command line of each process that a test starts."""
-    if event != "subprocess.Popen" or _marks is None:
-        return
-    words = [os.fsdecode(word) for word in arguments[1]]
-    if not _ends.get() and _is_service(words):
-        starts("stack")
-    if any("/playwright/driver/" in word for word in words[:1]):
-        starts("browser")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--tier", choices=(*PARTS, ALL), default=ALL, help="quick: `make test`; rest: `make test-rest`"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    for name, does in REASONS.items():
-        config.addinivalue_line("markers", f"{name}: {does}; not in `make test`")
-    sys.addaudithook(_audit)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    for folder, marks in FOLDERS.items():
-        if item.nodeid.startswith(folder):
-            for mark in marks:
-                item.add_marker(mark)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of the other tier."""
-    config.stash[COLLECTED] = [*items]
-    tier = config.getoption("--tier")
-    items[:] = [item for item in items if tier in (ALL, part_of(marks_of(item)))]
-    chosen = set(items)
-    if left_out := [item for item in config.stash[COLLECTED] if item not in chosen]:
-        config.hook.pytest_deselected(items=left_out)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with running(marks_of(item)):
-        return (yield)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.forks import ROOT
-from tests.suite.shared import FAILED, STARTS_MAX, Shared
+from tests.support.shared import FAILED, STARTS_MAX, Shared
 
 SUITE = """
 from collections.abc import Iterator
 from contextlib import contextmanager
 import pytest
-from tests.suite.shared import Shared
+from tests.support.shared import Shared
 
 @contextmanager
 def made():
@@ -57,7 +57,7 @@ def test_that_gets_another_again(numbers):
 
 def test_a_test_that_failed_in_any_phase_hands_nothing_on(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite.shared", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.suite.plugin", "-p", "no:cacheprovider"]
     said = subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=ROOT,
