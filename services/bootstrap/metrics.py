@@ -12,11 +12,12 @@ from prometheus_client.registry import Collector
 from baton.fleet.registry import GOODBYE, Registry
 from baton.fleet.retry import RETRIED
 from baton.fleet.room_entry import RoomEntry, RoomPhase
-from baton.fleet.worker_record import WorkerState
+from baton.fleet.worker_record import Worker, WorkerState
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.rooms.reasons import REASONS
 from baton.rooms.worker_facts import WEIGHT_TOTAL
+from baton.telemetry.enum_counter import enum_counter
 from baton.telemetry.failed_room_counter import FailedRoomCounter
 from baton.telemetry.histogram import LabelledHistogram, LoopHistogram
 
@@ -105,10 +106,31 @@ class BootstrapMetrics:
             registry,
             "baton_canaries_failed",
         )
+        self._count_workers(registry)
+        self._count_admission(registry)
+        self._count_retries(registry)
+        self._prompts = enum_counter(
+            "baton_prompts_computed_total",
+            "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
+            " is (handed_over), or decode, which had it sooner, whose process is the prefill worker, too"
+            " (same_process), or where no prefill worker was ready.",
+            "why",
+            ComputedBy,
+            registry,
+        )
+        self._prompt_tokens = enum_counter(
+            "baton_prompt_tokens_computed_total",
+            "Tokens of clients' prompts that were not cached where they were computed, by the side that did.",
+            "side",
+            Side,
+            registry,
+        )
+
+    def _count_workers(self, registry: CollectorRegistry) -> None:
+        """Make the metrics of workers that come and go."""
         self._renewals = Counter(
             "baton_lease_renewals_total", "Leases renewed by workers.", registry=registry
         )
-
         self._lost = Counter(
             "baton_workers_lost_total",
             "Workers that are gone: they left, their process exited, their lease ran out (silent), or they"
@@ -119,15 +141,17 @@ class BootstrapMetrics:
         for side in Side:
             for how in Loss:
                 self._lost.labels(side.value, how.value)
-        self._not_believed = Counter(
+        self._rejected_exits = enum_counter(
             "baton_exits_not_believed_total",
             "Reports that a worker's process had exited which were not believed: the process answered, or the"
             " reporter did not show the secret of the process's starter (unproven).",
-            ["why"],
-            registry=registry,
+            "why",
+            ExitRejection,
+            registry,
         )
-        for disbelief in ExitRejection:
-            self._not_believed.labels(disbelief.value)
+
+    def _count_admission(self, registry: CollectorRegistry) -> None:
+        """Make the metrics of waiting and rejected requests."""
         self._waited = LabelledHistogram(
             "baton_admission_wait_seconds",
             "From a request's asking for a pair of workers until its room was opened, by its class.",
@@ -136,15 +160,17 @@ class BootstrapMetrics:
             (each.value for each in ClassBand),
             registry,
         )
-        self._refused = Counter(
+        self._refused = enum_counter(
             "baton_admission_refused_requests_total",
             "Requests that got no pair of workers, by why: the queue was full, they waited for too long,"
             " would have to, or a side has no worker for them.",
-            ["why"],
-            registry=registry,
+            "why",
+            RefusalReason,
+            registry,
         )
-        for why in RefusalReason:
-            self._refused.labels(why.value)
+
+    def _count_retries(self, registry: CollectorRegistry) -> None:
+        """Make the metrics of requests that go on in a new room."""
         self._retries = Counter(
             "baton_request_retries_total",
             "Requests that went on in a new room, by what the last one failed of.",
@@ -172,23 +198,6 @@ class BootstrapMetrics:
             registry=registry,
         )
 
-        prompts = Counter(
-            "baton_prompts_computed_total",
-            "Rooms of clients' requests whose prompt was computed, by who did and why: prefill, whose work it"
-            " is (handed_over), or decode, which had it sooner, whose process is the prefill worker, too"
-            " (same_process), or where no prefill worker was ready.",
-            ["why"],
-            registry=registry,
-        )
-        prompt_tokens = Counter(
-            "baton_prompt_tokens_computed_total",
-            "Tokens of clients' prompts that were not cached where they were computed, by the side that did.",
-            ["side"],
-            registry=registry,
-        )
-        self._prompts = {each: prompts.labels(each.value) for each in ComputedBy}
-        self._prompt_tokens = {side: prompt_tokens.labels(side.value) for side in Side}
-
     def prompt_computed(self, side: Side, tokens: int, why: ComputedBy) -> None:
         """Count the prompt of a client's room as computed by a side."""
         self._prompts[why].inc()
@@ -214,10 +223,10 @@ class BootstrapMetrics:
         self._lost.labels(side.value, how.value).inc()
 
     def exit_not_believed(self, why: ExitRejection) -> None:
-        self._not_believed.labels(why.value).inc()
+        self._rejected_exits[why].inc()
 
     def refused(self, why: RefusalReason) -> None:
-        self._refused.labels(why.value).inc()
+        self._refused[why].inc()
 
     def admitted(self, priority: int, waited_s: float) -> None:
         self._waited.observe(ClassBand.of(priority).value, waited_s)
@@ -238,11 +247,26 @@ class RegistryCollector(Collector):
         self._lacking = lacking
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield self._rooms()
+        yield from self._workers()
+        yield from self._capacity()
+        yield from self._queues()
+
+    def _ready(self, side: Side) -> list[Worker]:
+        return [
+            each
+            for each in self._registry.workers()
+            if (each.facts.side, each.state) == (side, WorkerState.READY)
+        ]
+
+    def _rooms(self) -> GaugeMetricFamily:
         rooms = GaugeMetricFamily("baton_rooms", "Rooms that are not retired, by phase.", labels=["phase"])
         for phase in RoomPhase:
             if phase is not RoomPhase.RETIRED:
                 rooms.add_metric([phase.value], self._registry.phases[phase])
-        yield rooms
+        return rooms
+
+    def _workers(self) -> Iterator[GaugeMetricFamily]:
         workers = GaugeMetricFamily("baton_workers", "Workers with a lease.", labels=["side", "state"])
         states = Count((worker.facts.side, worker.state) for worker in self._registry.workers())
         for side in Side:
@@ -255,18 +279,15 @@ class RegistryCollector(Collector):
             labels=["side"],
         )
         for side in Side:
-            parts = sum(
-                each.weight
-                for each in self._registry.workers()
-                if (each.facts.side, each.state) == (side, WorkerState.READY)
-            )
-            weights.add_metric([side.value], parts / WEIGHT_TOTAL)
+            weights.add_metric([side.value], sum(each.weight for each in self._ready(side)) / WEIGHT_TOTAL)
         yield weights
         yield GaugeMetricFamily(
             "baton_alone_workers",
             "Ready decode workers that compute prompts themselves where no prefill worker is ready.",
             value=self._registry.alone_count,
         )
+
+    def _capacity(self) -> Iterator[GaugeMetricFamily]:
         places = GaugeMetricFamily(
             "baton_worker_places",
             "Rooms that ready workers may hold, by what is there.",
@@ -279,9 +300,7 @@ class RegistryCollector(Collector):
             labels=["side", "state"],
         )
         for side in Side:
-            ready = [
-                w for w in self._registry.workers() if (w.facts.side, w.state) == (side, WorkerState.READY)
-            ]
+            ready = self._ready(side)
             taken = sum(worker.client_rooms for worker in ready)
             free = sum(worker.facts.rooms_max - worker.client_rooms for worker in ready)
             places.add_metric([side.value, "taken"], taken)
@@ -291,6 +310,8 @@ class RegistryCollector(Collector):
             tokens.add_metric([side.value, "left"], left)
         yield places
         yield tokens
+
+    def _queues(self) -> Iterator[GaugeMetricFamily]:
         queue = GaugeMetricFamily(
             "baton_admission_queue_requests",
             "Requests waiting for a pair of workers, by their class.",

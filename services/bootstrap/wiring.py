@@ -3,10 +3,10 @@
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
@@ -34,7 +34,7 @@ from baton.models.model_facts import ModelFacts, read_model
 from baton.models.model_files import prepare, resolve
 from baton.rooms.errors import Cause, Reason, UnknownRoom
 from baton.runtime import service_process
-from baton.runtime.clock import SystemClock
+from baton.runtime.clock import Clock, SystemClock
 from baton.runtime.garbage_collection import freeze_loaded_objects
 from baton.runtime.listening_ports import cannot_listen, reserve_port
 from baton.runtime.logging import Log, name_rooms
@@ -44,6 +44,7 @@ from baton.runtime.setting_kinds import join_address
 from baton.telemetry.process_metrics import describe_process
 from baton.telemetry.room_spans import RoomSpans
 from baton.telemetry.trace_endpoint import make_tracer
+from baton.telemetry.tracing import Tracer
 from baton.web.closed_connections import ClosedConnections
 from baton.wire.baton.v1 import rooms_pb2_grpc, workers_pb2_grpc
 from baton.wire.channel import Channels, Server
@@ -65,7 +66,7 @@ def run(settings: BootstrapSettings) -> int:
 
 
 async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
-    doors, signing = open_listeners(settings), read_reasoning_key(settings.thoughts_key_file)
+    listeners, reasoning_key = open_listeners(settings), read_reasoning_key(settings.thoughts_key_file)
     identity = Identity.of(settings.tls)
     server = Server(identity, settings.run_token)
     channels = Channels.showing(identity, settings.run_token)
@@ -76,10 +77,53 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
     loop = asyncio.get_running_loop()
     facts, model = await service_process.unless_stopped(shutdown, loop.run_in_executor(None, _load, settings))
 
-    asked_of_each = canary_request(model, facts.context_length)
-    clock, metrics_registry = SystemClock(), CollectorRegistry()
-    metrics = BootstrapMetrics(metrics_registry)
+    metrics_registry, clock = CollectorRegistry(), SystemClock()
     describe_process(metrics_registry, settings.role, settings.role, rank=0)
+    rooms = _make_rooms(settings, facts, channels, RoomSpans(tracer, "room"), clock, metrics_registry)
+    backend = _make_backend(settings, facts, rooms)
+    canary = Canary(rooms, backend, canary_request(model, facts.context_length))
+    own_address = join_address(local_address_of(settings.grpc_host), grpc_port)
+    accept_probe = AcceptProbe(
+        lambda: channels.to(own_address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock
+    )
+    await _start_grpc(server, rooms)
+    probes = probe_router(rooms.registry, lambda: canary.problem)
+    admin = operator_routers(rooms, metrics_registry)
+    app = create_app(
+        backend,
+        model,
+        metrics_registry,
+        _api_settings(settings, reasoning_key),
+        clock,
+        [probes] if listeners.apart else [probes, *admin],
+        listeners.api,
+        tracer,
+    )
+    freeze_loaded_objects()
+    http = await listeners.serve(
+        app,
+        lambda: create_pages(app, [probes, *admin], listeners.admin),
+        settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
+        ClosedConnections(metrics_registry),
+    )
+    log.info(
+        "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
+    )
+    work = (accept_probe.run(), rooms.keep_time(accept_probe.accepted_until_ms), canary.run())
+    try:
+        return 0 if await _run(work, shutdown, http, rooms, settings.drain_timeout_ms) else 1
+    finally:
+        await _close(server, rooms, channels, tracer)
+
+
+def _make_rooms(
+    settings: BootstrapSettings,
+    facts: ModelFacts,
+    channels: Channels,
+    spans: RoomSpans,
+    clock: Clock,
+    metrics_registry: CollectorRegistry,
+) -> RoomController:
     registry = Registry(
         model=facts.fingerprint,
         first_room=secrets.randbits(ROOM_ID_BITS) | 1,
@@ -92,87 +136,81 @@ async def _main(settings: BootstrapSettings, shutdown: asyncio.Event) -> int:
         registry,
         clock,
         channels,
-        metrics,
+        BootstrapMetrics(metrics_registry),
         settings.max_queue,
         settings.queue_timeout_ms,
-        RoomSpans(tracer, "room"),
+        spans,
         max_wait_ms=settings.max_wait_ms,
     )
     name_rooms(partial(_ids, registry))
     queued = rooms.admission.queued_by_class, rooms.admission.queued_by_side
     metrics_registry.register(RegistryCollector(registry, *queued))
-    backend = RoomBackend(
+    return rooms
+
+
+def _make_backend(settings: BootstrapSettings, facts: ModelFacts, rooms: RoomController) -> RoomBackend:
+    retry_wait_s = None if settings.retry_wait_ms is None else settings.retry_wait_ms / 1000
+    return RoomBackend(
         rooms,
         facts.context_length,
         settings.request_timeout_ms / 1000,
-        RetryBounds(
-            settings.room_attempts, None if settings.retry_wait_ms is None else settings.retry_wait_ms / 1000
-        ),
-    )
-    canary = Canary(rooms, backend, asked_of_each)
-    own_address = join_address(local_address_of(settings.grpc_host), grpc_port)
-    hearing = AcceptProbe(
-        lambda: channels.to(own_address, ServiceRole.BOOTSTRAP), lambda: server.accepted, clock
+        RetryBounds(settings.room_attempts, retry_wait_s),
     )
 
+
+def _api_settings(settings: BootstrapSettings, reasoning_key: bytes) -> ApiSettings:
+    return ApiSettings(
+        body_bytes_max=settings.max_body_bytes,
+        log_prompts=settings.log_prompts,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        max_logprobs=settings.max_logprobs,
+        clip_max_tokens=settings.clip_max_tokens,
+        responses_kept=settings.responses_kept,
+        responses_kept_bytes=settings.responses_kept_bytes,
+        thoughts_key=reasoning_key,
+        min_priority=settings.min_priority,
+        tenant_header=settings.tenant_header,
+    )
+
+
+async def _start_grpc(server: Server, rooms: RoomController) -> None:
     workers_pb2_grpc.add_WorkerRegistryServicer_to_server(WorkerRegistry(rooms), server.grpc)
     rooms_pb2_grpc.add_RoomServiceServicer_to_server(RoomService(rooms), server.grpc)
     await server.start(("baton.v1.WorkerRegistry", "baton.v1.RoomService"))
     await server.set_serving(serving=True)
-    probes = probe_router(registry, lambda: canary.problem)
-    admin = operator_routers(rooms, metrics_registry)
-    app = create_app(
-        backend,
-        model,
-        metrics_registry,
-        ApiSettings(
-            body_bytes_max=settings.max_body_bytes,
-            log_prompts=settings.log_prompts,
-            trust_request_chat_template=settings.trust_request_chat_template,
-            max_logprobs=settings.max_logprobs,
-            clip_max_tokens=settings.clip_max_tokens,
-            responses_kept=settings.responses_kept,
-            responses_kept_bytes=settings.responses_kept_bytes,
-            thoughts_key=signing,
-            min_priority=settings.min_priority,
-            tenant_header=settings.tenant_header,
-        ),
-        clock,
-        [probes] if doors.apart else [probes, *admin],
-        doors.api,
-        tracer,
-    )
-    freeze_loaded_objects()
-    http = await doors.serve(
-        app,
-        lambda: create_pages(app, [probes, *admin], doors.admin),
-        settings.drain_timeout_ms // 1000 + LAST_WORDS_S,
-        ClosedConnections(metrics_registry),
-    )
-    log.info(
-        "listening", http_port=http.port, admin_port=http.admin_port, grpc_port=grpc_port, model=model.name
-    )
 
-    work = (hearing.run(), rooms.keep_time(hearing.accepted_until_ms), canary.run())
+
+async def _run(
+    work: Iterable[Coroutine[Any, Any, None]],
+    shutdown: asyncio.Event,
+    http: HttpServers,
+    rooms: RoomController,
+    drain_timeout_ms: int,
+) -> bool:
+    """Run the router's own work until `shutdown` is set and requests are drained. Return whether all were
+    answered. Raises the error of work that failed."""
     tasks = [asyncio.create_task(each) for each in work]
     stopping = asyncio.create_task(shutdown.wait())
     try:
         done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
             task.result()
-        log.info("draining", rooms=registry.open_count())
-        return 0 if await _drain(http, rooms, settings.drain_timeout_ms) else 1
+        log.info("draining", rooms=rooms.registry.open_count())
+        return await _drain(http, rooms, drain_timeout_ms)
     finally:
         for task in (stopping, *tasks):
             task.cancel()
         await asyncio.gather(stopping, *tasks, return_exceptions=True)
-        await server.stop(STOP_GRACE_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_S):
-                await rooms.finish()
-        rooms.streams.close()
-        await channels.close()
-        await tracer.stop(STOP_GRACE_S)
+
+
+async def _close(server: Server, rooms: RoomController, channels: Channels, tracer: Tracer) -> None:
+    await server.stop(STOP_GRACE_S)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_GRACE_S):
+            await rooms.finish()
+    rooms.streams.close()
+    await channels.close()
+    await tracer.stop(STOP_GRACE_S)
 
 
 def operator_routers(rooms: RoomController, metrics: CollectorRegistry) -> list[APIRouter]:

@@ -1,13 +1,17 @@
 """The command `baton bench serve`: latency and throughput of a running server."""
 
 import json
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from baton.launch.serve_settings import DEFAULT_URL
 from baton.runtime.errors import StartupError
 from baton.runtime.service_process import raise_open_file_limit, report_startup_error
+
+if TYPE_CHECKING:
+    from baton.cli.load_client import LoadResult
+    from baton.cli.load_test import LoadShape
 
 CONCURRENCY: Final = 4
 REQUESTS_MIN: Final = 32
@@ -52,14 +56,9 @@ def serve(
     import uvloop
 
     from baton.cli.load_client import connect
-    from baton.cli.load_test import MAX_IN_FLIGHT, ApiEndpoint, LoadShape, Workload, measure
+    from baton.cli.load_test import ApiEndpoint, Workload, measure
 
-    if rate is not None and concurrency is not None:
-        raise typer.BadParameter("--rate and --concurrency: give one of them")
-    at_a_time = MAX_IN_FLIGHT if rate is not None else concurrency or CONCURRENCY
-    count = requests or (REQUESTS_MIN if rate is not None else max(REQUESTS_MIN, 4 * at_a_time))
-    if rate is None and count < at_a_time:
-        raise typer.BadParameter(f"--concurrency {at_a_time} with --requests {count}: give as many at least")
+    shape = _load_shape(rate, concurrency, requests)
     try:
         workload = Workload(
             prompt_tokens,
@@ -75,21 +74,36 @@ def serve(
         raise typer.BadParameter(str(error)) from None
     except StartupError as error:
         raise typer.Exit(report_startup_error(error)) from None
-    shape = LoadShape(count, at_a_time, rate)
 
-    async def run() -> None:
+    async def run() -> "tuple[dict[str, Any], LoadResult]":
         async with client:
-            settings, result = await measure(
-                client, workload, shape, model=model, warm_up=warm_up, timeout_s=timeout_s
-            )
-        figures = result.summary()
-        if ttft_slo_ms is not None or tpot_slo_ms is not None:
-            limits = {"ttft_slo_ms": ttft_slo_ms, "tpot_slo_ms": tpot_slo_ms}
-            figures |= {**limits, "goodput": result.goodput(ttft_slo_ms, tpot_slo_ms)}
-        print(json.dumps({"benchmark": "serve", **settings, **figures}))
+            return await measure(client, workload, shape, model=model, warm_up=warm_up, timeout_s=timeout_s)
 
     raise_open_file_limit()
     try:
-        uvloop.run(run())
+        settings, result = uvloop.run(run())
     except StartupError as error:
         raise typer.Exit(report_startup_error(error)) from None
+    print(json.dumps({"benchmark": "serve", **settings, **_figures(result, ttft_slo_ms, tpot_slo_ms)}))
+
+
+def _load_shape(rate: float | None, concurrency: int | None, requests: int) -> "LoadShape":
+    """Return the load that the flags ask for. Raises BadParameter."""
+    from baton.cli.load_test import MAX_IN_FLIGHT, LoadShape
+
+    if rate is not None and concurrency is not None:
+        raise typer.BadParameter("--rate and --concurrency: give one of them")
+    at_a_time = MAX_IN_FLIGHT if rate is not None else concurrency or CONCURRENCY
+    count = requests or (REQUESTS_MIN if rate is not None else max(REQUESTS_MIN, 4 * at_a_time))
+    if rate is None and count < at_a_time:
+        raise typer.BadParameter(f"--concurrency {at_a_time} with --requests {count}: give as many at least")
+    return LoadShape(count, at_a_time, rate)
+
+
+def _figures(result: "LoadResult", ttft_slo_ms: float | None, tpot_slo_ms: float | None) -> dict[str, Any]:
+    """Return what was measured, with the goodput if one of the limits is given."""
+    figures = result.summary()
+    if ttft_slo_ms is not None or tpot_slo_ms is not None:
+        limits = {"ttft_slo_ms": ttft_slo_ms, "tpot_slo_ms": tpot_slo_ms}
+        figures |= {**limits, "goodput": result.goodput(ttft_slo_ms, tpot_slo_ms)}
+    return figures

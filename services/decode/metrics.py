@@ -1,6 +1,7 @@
 """Metrics of a decode worker."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -30,65 +31,50 @@ QUEUES: Final = {
 class DecodeMetrics(WorkerMetrics):
     def __init__(self, registry: CollectorRegistry, max_running: int) -> None:
         super().__init__({**RECEIVER_MOVES, **LOCAL_MOVES}, QUEUES, registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._max_running = max_running
-        batch = Gauge(
-            "baton_decode_batch_places",
-            "Sequences that one step may continue, by what is there.",
-            ["state"],
-            registry=registry,
+        batch = gauge(
+            "baton_decode_batch_places", "Sequences that one step may continue, by what is there.", ["state"]
         )
         self._batch = Counts({state: batch.labels(state) for state in ("taken", "free")})
-        self._tokens = Counter("baton_decode_tokens_total", "Tokens drawn.", registry=registry)
+        self._tokens = counter("baton_decode_tokens_total", "Tokens drawn.")
         self._handover = LoopHistogram(
             "baton_handover_seconds",
             "From the room's arrival here until it was admitted.",
             _SECONDS,
             registry,
         )
-        self._revocations = Counter(
-            "baton_kv_revocations_total",
-            "Times that the exposed memory was taken back from its senders.",
-            registry=registry,
+        self._revocations = counter(
+            "baton_kv_revocations_total", "Times that the exposed memory was taken back from its senders."
         )
 
-        self._local = Counter(
+        self._local = counter(
             "baton_decode_local_rooms_total",
             "Rooms whose prompts were computed here, since that was sooner or no prefill worker was there.",
-            registry=registry,
         )
-        self._computed = Counter(
-            "baton_decode_prompt_tokens_total",
-            "Tokens of these prompts that were computed here.",
-            registry=registry,
+        self._computed = counter(
+            "baton_decode_prompt_tokens_total", "Tokens of these prompts that were computed here."
         )
-        self._grown = Counter(
-            "baton_decode_pages_grown_total",
-            "KV pages that running rooms took as they drew.",
-            registry=registry,
+        self._grown = counter(
+            "baton_decode_pages_grown_total", "KV pages that running rooms took as they drew."
         )
-        self._retracted = Counter(
+        self._retracted = counter(
             "baton_decode_rooms_retracted_total",
             "Rooms whose pages were needed by older ones, and whose requests went on in other rooms.",
-            registry=registry,
         )
-        self._given_up = Counter(
+        self._given_up = counter(
             "baton_decode_retracted_tokens_total",
             "Tokens of these whose KV was there: computed again, as far as it is not cached by then.",
-            registry=registry,
         )
 
-        draft_pages = Gauge(
-            "baton_decode_draft_pages",
-            "KV pages of the draft model, by state; none without one.",
-            ["state"],
-            registry=registry,
+        draft_pages = gauge(
+            "baton_decode_draft_pages", "KV pages of the draft model, by state; none without one.", ["state"]
         )
         self._draft_pages = Counts({state: draft_pages.labels(state) for state in ("taken", "free")})
-        drafts = Counter(
+        drafts = counter(
             "baton_decode_draft_tokens_total",
             "Tokens that were drafted and checked, by whence they came and what came of them.",
             ["source", "outcome"],
-            registry=registry,
         )
         self._drafts = {
             source: (drafts.labels(source.value, "taken"), drafts.labels(source.value, "missed"))

@@ -5,6 +5,7 @@ each is back at its start (`zero-at-idle`). Every series exists from the start o
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -60,15 +61,15 @@ class Counts(Generic[Member]):
 
     def __init__(self, gauges: Mapping[Member, Gauge]) -> None:
         self._gauges: Mapping[Member, Gauge] = gauges
-        self._told: Mapping[Member, int] = {}
+        self._recorded: Mapping[Member, int] = {}
 
     def record(self, census: Mapping[Member, int]) -> None:
-        if census == self._told:
+        if census == self._recorded:
             return
         for member, gauge in self._gauges.items():
-            if census[member] != self._told.get(member):
+            if census[member] != self._recorded.get(member):
                 gauge.set(census[member])
-        self._told = census
+        self._recorded = census
 
 
 def _labelled(gauge: Gauge, members: Iterable[State]) -> Counts[State]:
@@ -96,23 +97,22 @@ class WorkerMetrics:
     ) -> None:
         """Make all series. `moves`: moves of this side's rooms. `queues`: name and help of the gauge of
         each queue."""
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         phases = sorted({phase for phase, _ in moves}, key=list(Phase).index)
-        rooms = Gauge("baton_rooms", "Rooms held, by phase.", ["phase"], registry=registry)
-        pages = Gauge("baton_kv_pages", "KV pages, by state.", ["state"], registry=registry)
-        slots = Gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"], registry=registry)
-        self._queues = Counts({queue: Gauge(*told, registry=registry) for queue, told in queues.items()})
+        rooms = gauge("baton_rooms", "Rooms held, by phase.", ["phase"])
+        pages = gauge("baton_kv_pages", "KV pages, by state.", ["state"])
+        slots = gauge("baton_metadata_slots", "Metadata slots, by state.", ["state"])
+        self._queues = Counts({queue: gauge(*name_and_help) for queue, name_and_help in queues.items()})
         self._rooms = _labelled(rooms, phases)
         self._pages = _labelled(pages, PageState)
         self._slots = _labelled(slots, [state for state in PageState if state is not PageState.CACHED])
-        self._reused = Counter(
+        self._reused = counter(
             "baton_prefix_reused_tokens_total",
             "Tokens whose KV was in the pages already when their room began.",
-            registry=registry,
         )
-        self._queried = Counter(
+        self._queried = counter(
             "baton_prefix_queried_tokens_total",
             "Prompt tokens that were looked up in the prefix cache, of rooms that began.",
-            registry=registry,
         )
         self._failed = FailedRoomCounter("Rooms that failed here, by reason.", registry)
         spent = LabelledHistogram(
@@ -125,17 +125,15 @@ class WorkerMetrics:
         )
         self._phases = {phase: spent.of(phase.value) for phase in phases}
         self._unknown = _Total(
-            Counter(
+            counter(
                 "baton_rooms_unknown_news_total",
                 "Messages about rooms that this worker does not hold, or not any more: dropped.",
-                registry=registry,
             )
         )
         self._lines = _Total(
-            Counter(
+            counter(
                 "baton_timeline_lines_dropped_total",
                 "Lines of rooms' timelines that did not reach the bootstrap.",
-                registry=registry,
             )
         )
         self._step = LoopHistogram(
@@ -147,15 +145,11 @@ class WorkerMetrics:
         self._agreement = LoopHistogram(
             "baton_agreement_seconds", "Time of a turn's agreement.", _AGREEMENT_SECONDS, registry
         )
-        self._renewals = Counter(
-            "baton_lease_renewals_total", "Leases renewed at the bootstrap.", registry=registry
+        self._renewals = counter("baton_lease_renewals_total", "Leases renewed at the bootstrap.")
+        self._no_lease = counter(
+            "baton_lease_failures_total", "Registrations and renewals at the bootstrap that failed."
         )
-        self._no_lease = Counter(
-            "baton_lease_failures_total",
-            "Registrations and renewals at the bootstrap that failed.",
-            registry=registry,
-        )
-        self._turns = Counter("baton_turns_total", "Turns of the worker's loop.", registry=registry)
+        self._turns = counter("baton_turns_total", "Turns of the worker's loop.")
 
     def record_rooms(self, census: Mapping[Phase, int], unknown: int) -> None:
         """Set the gauges of rooms. `unknown`: evidence for rooms that are not here, counted since the

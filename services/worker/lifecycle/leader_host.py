@@ -159,25 +159,13 @@ class WorkerHost:
         Raises the error that ended the turns or a helper. The streams of all rooms then break at once. If
         the group broke, or the worker was declared gone, it does not return: the process ends.
         """
-        registration = workers_pb2.RegisterRequest()
-        registration.CopyFrom(role.registration)
-        registration.worker.MergeFrom(
-            rooms_pb2.Peer(
-                name=self._settings.name,
-                incarnation=self.incarnation,
-                address=join_address(self._settings.advertise, self.port),
-            )
-        )
-        registration.pid = os.getpid()
-        registration.credential = self._credential
-        registration.exit_digest = bytes.fromhex(self._settings.exit_digest)
         progress = self._progress
         if progress is None:
             raise AssertionError("start_pages comes first")
         lease = LeaseThread(
             self._settings.bootstrap,
             Channels.showing(self._identity, self._settings.run_token, open_thread_channel),
-            registration,
+            self._registration(role),
             self._departed,
             lambda holds: self._tried(holds, role.on_renewal),
             role.holds,
@@ -205,28 +193,50 @@ class WorkerHost:
         except Exception as error:
             for helper in helpers:
                 helper.cancel()
-            lost = LOST[Side(self._settings.role)]
-            if isinstance(error, DeclaredGone):
-                turns.cancel()  # its writes could reach memory of another owner
-                self._lost = f"{self._settings.name} was declared gone while it lives"
-                await self._break_off(role, lost)
-                end_now(ReportedGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
-            if isinstance(error, role.broken):
-                self._lost = f"{self._settings.name}: {error}"
-                log.error("the group broke", cause=self._lost)  # noqa: TRY400
-                await self._last_word(lease)
-                await self._break_off(role, Reason.GROUP_BROKEN)
-                end_now(GroupLost(self._lost))
-            self._lost = f"{self._settings.name} ends: {error}"
-            log.error("the worker ends", cause=f"{type(error).__name__}: {error}")  # noqa: TRY400
-            await self._last_word(lease)
-            await self._break_off(role, lost)
+            await self._end_early(role, lease, turns, error)
             raise
         finally:
             for task in (turns, stopping, *helpers):
                 task.cancel()
             await asyncio.gather(turns, stopping, *helpers, return_exceptions=True)
             await lease.stop()
+
+    def _registration(self, role: Role) -> workers_pb2.RegisterRequest:
+        registration = workers_pb2.RegisterRequest()
+        registration.CopyFrom(role.registration)
+        registration.worker.MergeFrom(
+            rooms_pb2.Peer(
+                name=self._settings.name,
+                incarnation=self.incarnation,
+                address=join_address(self._settings.advertise, self.port),
+            )
+        )
+        registration.pid = os.getpid()
+        registration.credential = self._credential
+        registration.exit_digest = bytes.fromhex(self._settings.exit_digest)
+        return registration
+
+    async def _end_early(
+        self, role: Role, lease: LeaseThread, turns: asyncio.Task[None], error: Exception
+    ) -> None:
+        """Send all callers of rooms the error that ended the worker. Does not return if the group broke, or
+        the worker was declared gone."""
+        lost = LOST[Side(self._settings.role)]
+        if isinstance(error, DeclaredGone):
+            turns.cancel()  # its writes could reach memory of another owner
+            self._lost = f"{self._settings.name} was declared gone while it lives"
+            await self._break_off(role, lost)
+            end_now(ReportedGone(f"{self._lost}: {TAKEN_FOR_GONE}"))
+        if isinstance(error, role.broken):
+            self._lost = f"{self._settings.name}: {error}"
+            log.error("the group broke", cause=self._lost)
+            await self._last_word(lease)
+            await self._break_off(role, Reason.GROUP_BROKEN)
+            end_now(GroupLost(self._lost))
+        self._lost = f"{self._settings.name} ends: {error}"
+        log.error("the worker ends", cause=f"{type(error).__name__}: {error}")
+        await self._last_word(lease)
+        await self._break_off(role, lost)
 
     async def close(self) -> None:
         """Break open streams, and end the servers."""
