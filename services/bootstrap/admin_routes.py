@@ -1,17 +1,18 @@
 """HTTP routes of the router besides the API: probes and metrics.
 
-GET /health          200 while the process serves
-GET /ping            200 once a request could be served, else 503
-GET /ready           200 once a canary hand-over has passed through a worker of each side, or a canary through
-                     a decode worker that serves alone, else 503 and why
+* `GET /health`: 200 while the process serves.
+* `GET /ping`: 200 once a request could be served, else 503.
+* `GET /ready`: 200 once a canary hand-over has passed through a worker of each side, or a canary through a
+  decode worker that serves alone. Else 503 and why.
 
 The platform calls these three without a key. Only operators see which workers are concerned. The other routes
 are for operators alone, and may be on a port of their own.
 
-GET /metrics         Prometheus text
-GET /rooms           newest rooms first; ?request_id= exactly that one's, ?limit=
-GET /rooms/{id}      one room's timeline
-PUT /workers/{name}  a process that serves both sides: ?prefill_weight= (0 to 100), from the next room on
+* `GET /metrics`: Prometheus text.
+* `GET /rooms`: newest rooms first. `?request_id=`: exactly that one's. `?limit=`: most rooms.
+* `GET /rooms/{id}`: one room's timeline.
+* `PUT /workers/{name}?prefill_weight=`: weight (0 to 100) of a process that serves both sides, from the next
+  room on.
 """
 
 from collections.abc import Callable

@@ -84,8 +84,9 @@ class WorkerTable:
     def register(self, facts: WorkerFacts, now_ms: int, turn_ms: int = 0) -> None:
         """Register a worker, or renew its lease.
 
-        Raises WorkerRefused with the field that differs from the stack's, NameInUse while another incarnation
-        of the name holds its lease, DeclaredGone, and TurnStalled if its turn has not ended for too long.
+        Raises WorkerRefused with the field that differs from the stack's. Raises NameInUse while another
+        incarnation of the name holds its lease. Raises DeclaredGone, and TurnStalled if its turn has not
+        ended for too long.
         """
         if facts.model != self.model:
             raise WorkerRefused("model", self.model, facts.model)

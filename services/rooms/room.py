@@ -23,13 +23,14 @@ class Room(ABC):
     """A sender or a receiver (see the subclasses). Made by `Roster.open` alone.
 
     Invariants:
-      terminal-absorbs    the phase never leaves SUCCESS or FAILED but for RETIRED
-      first-cause-wins    `cause` is set at most once, and a room in FAILED has one
-      failure-is-agreed   a cause that one rank alone knows ends the room on every rank, in every phase
-      cause-dies-with-room  the cause is part of this record: nothing else remembers it
-      fresh-attempt       a retry is another room, which starts in BOOTSTRAPPING like any other
-      apply-verdict       `phase` changes in `settle` alone, never in `note` or `vote`
-      waiting-has-no-deadline  in a phase that waits, its request's own time alone is a deadline
+
+    * `terminal-absorbs`: the phase never leaves SUCCESS or FAILED but for RETIRED.
+    * `first-cause-wins`: `cause` is set at most once, and a room in FAILED has one.
+    * `failure-is-agreed`: a cause that one rank alone knows ends the room on every rank, in every phase.
+    * `cause-dies-with-room`: the cause is part of this record: nothing else remembers it.
+    * `fresh-attempt`: a retry is another room, which starts in BOOTSTRAPPING like any other.
+    * `apply-verdict`: `phase` changes in `settle` alone, never in `note` or `vote`.
+    * `waiting-has-no-deadline`: in a phase that waits, its request's own time alone is a deadline.
     """
 
     SIDE: ClassVar[Side]

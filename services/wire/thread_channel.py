@@ -45,11 +45,11 @@ async def _answered(call: grpc.Future) -> Any:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
-    def tell(_: grpc.Future) -> None:
+    def notify(_: grpc.Future) -> None:
         with suppress(RuntimeError):  # the loop was closed: nobody waits
             loop.call_soon_threadsafe(_end, ended)
 
-    call.add_done_callback(tell)
+    call.add_done_callback(notify)
     try:
         await ended
     finally:

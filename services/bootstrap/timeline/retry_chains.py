@@ -1,8 +1,8 @@
 """Chains of rooms that belong to one request, found by an id.
 
 A room that continues another names it. So a request is a chain of rooms, with branches if its choices went on
-in rooms of their own. A client may use an id again, and the prompts of one HTTP request are requests of their
-own, `ID-0`, `ID-1`, … An id means the newest chain, and the others are named with it.
+in rooms of their own. A client may use an id again. The prompts of one HTTP request are requests of their own
+(`ID-0`, `ID-1` and so on). An id means the newest chain. The others are named with it.
 """
 
 import re

@@ -1,11 +1,11 @@
 """Routes for operators: the page, and the JSON that it and `baton top` and `baton explain` read.
 
-GET /                for a browser: go to /ui; else what is served
-GET /ui              the page: live picture, requests, and a request's timeline as a picture
-GET /live            workers, queues, pages, rooms by phase, the newest requests and the newest failed ones
-GET /workers         the workers, as in /live
-GET /requests        newest first; ?search= a part of an id, ?failed=true, ?limit=
-GET /requests/{id}   the story of one request, over all its rooms; id: a request's, an answer's, or a room's
+* `GET /`: a redirect to /ui for a browser, else a description of the server.
+* `GET /ui`: the page with the live view, the requests, and the drawing of a request's timeline.
+* `GET /live`: workers, queues, pages, rooms by phase, the newest requests and the newest failed ones.
+* `GET /workers`: the workers, as in /live.
+* `GET /requests`: newest first. `?search=`: a part of an id. `?failed=true`, `?limit=`.
+* `GET /requests/{id}`: timeline of one request over all its rooms. `id`: of a request, a response or a room.
 """
 
 import json
