@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry

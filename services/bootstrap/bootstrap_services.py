@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from baton.bootstrap.placement_request import QueueFull
+from baton.bootstrap.admission.placement_request import QueueFull
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_messages import room_to_wire
 from baton.fleet.room_entry import RoomPhase

@@ -15,8 +15,9 @@ from typing import Final
 from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap.room_backend import RoomBackend
 from baton.bootstrap.room_controller import RoomController
+from baton.fleet.need import Need
 from baton.fleet.pair_health import PairId
-from baton.fleet.placement import Need, Pair
+from baton.fleet.placement import Pair
 from baton.fleet.worker_record import Worker, WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.phases import Side

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed, TokenBatch
-from baton.bootstrap.admission import QUEUED_GONE
+from baton.bootstrap.admission.placement_request import QueueFull, Retry
 from baton.bootstrap.outbox import Outbox
-from baton.bootstrap.placement_request import QueueFull, Retry
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.retry import (
     RETRIED,
     RetryBounds,
@@ -197,7 +196,7 @@ class RequestStream:
         try:
             cause = self._judged(strand, failure)
         except RoomFailed:
-            self._rooms.admission.settle(strand.room.entry.id)
+            self._rooms.admission.promises.withdraw(strand.room.entry.id)
             raise
         alike: dict[tuple[int, ...], list[int]] = {}
         for choice in strand.choices:
@@ -213,7 +212,7 @@ class RequestStream:
             self._merged = Outbox(self._request.choices * (self._request.max_tokens + 1))
         self._branches.remove(strand)
         if not alike:
-            self._rooms.admission.settle(strand.room.entry.id)
+            self._rooms.admission.promises.withdraw(strand.room.entry.id)
         for choices in alike.values():
             part = replace(strand, choices=tuple(choices), carrier=None)
             strand.paused_ms = None  # one of them tells how long the pause was
@@ -278,7 +277,7 @@ class RequestStream:
         except (NoSuchWorker, QueueFull, TimeoutError) as error:
             raise self._without_another(strand, cause, error) from error
         if self._hung_up:
-            self._rooms.admission.discard(entry, QUEUED_GONE)
+            self._rooms.admission.discard(entry)
             raise RoomFailed(cause.text, cause.reason)
         wanted = tuple(choice for choice in strand.choices if choice in self._going)
         if wanted != strand.choices:  # the reader ended others meanwhile
@@ -307,7 +306,7 @@ class RequestStream:
 
     def _give_up(self, strand: _Branch, word: Moment, text: str) -> None:
         """Note in the last room's timeline that the reader wants no more, if no other room was opened."""
-        self._rooms.admission.settle(strand.room.entry.id)
+        self._rooms.admission.promises.withdraw(strand.room.entry.id)
         if strand.room.cause is None or strand.over:
             return
         strand.over = True

@@ -8,8 +8,8 @@ from typing import Final
 from baton.api.backend import Hangup, Limits, NoWorker, Overloaded, client_gone
 from baton.api.errors import CLIENT_GONE
 from baton.api.http.backend_errors import from_backend
+from baton.bootstrap.admission.placement_request import QueueFull
 from baton.bootstrap.history import NO_STATUS
-from baton.bootstrap.placement_request import QueueFull
 from baton.bootstrap.request_stream import RequestStream, reusable
 from baton.bootstrap.room_controller import RoomController
 from baton.bootstrap.room_stream import SIBLING_FAILED, RoomStream

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from baton.bootstrap.admission import Admission
+from baton.bootstrap.admission.admission import Admission
 from baton.bootstrap.credential_store import CredentialStore
 from baton.bootstrap.failure_log import FailureLog
 from baton.bootstrap.history import EMPTY_CENSUS, History
@@ -249,7 +249,7 @@ class RoomController:
         if on_end is not None:
             goes_back = entry.is_returned and REASONS[cause.reason].is_retried
             if not entry.canary and (goes_back or not has_failed):
-                self.admission.owe(entry)
+                self.admission.promises.add(entry)
             on_end(cause)
         elif not has_failed:
             self.timelines.report(room, Moment.GIVEN_UP, "its caller drives it, and may open another room")

@@ -15,20 +15,20 @@ wants no more of it.
 
 import asyncio
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import grpc
 
 from baton.api.backend import Hangup, RoomFailed, TokenBatch
 from baton.bootstrap.outbox import Outbox
 from baton.bootstrap.room_controller import ANSWERED, RoomController
+from baton.bootstrap.token_merger import TokenMerger, TokenMessage, TokensLost
 from baton.fleet.room_entry import RoomEntry
 from baton.pages.record import ALTERNATIVES_MAX
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
-from baton.rooms.plurals import counted
 from baton.rooms.reasons import LOST, REASONS
-from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.rooms.request import Request
 from baton.rooms.timeline import Moment
 from baton.runtime.logging import Log
 from baton.wire.baton.v1 import inference_pb2
@@ -70,19 +70,13 @@ class RoomStream:
         self._wire: inference_pb2.InferenceRequest | None = None
         """The same request as a message for both sides, made once."""
         self._timeout_s = timeout_s
-        self._given = len(request.output)
         # At most a batch a token, and one error.
         self._out: Outbox[TokenBatch | RoomFailed] = Outbox(request.choices * request.max_tokens + 1)
-        self._next = [self._given] * request.choices
-        """Position of the next token to pass on, in its output, by choice."""
-        self._going = set(range(request.choices))
-        """Choices with tokens to come."""
+        self._merger = TokenMerger(
+            request, entry.decode.name, awaits_prefill=not entry.is_local and _is_first_from_prefill(request)
+        )
         self._streaming = False
         """Whether a token was passed on."""
-        self._scores: list[Score] = []
-        """Scores of the prompt that prefill has reported so far."""
-        self._behind: list[_Offer] | None = None if entry.is_local or not _first_is_prefills(request) else []
-        """Messages of decode while prefill's first token is awaited. None if it is not, or no more."""
         self._counted = False
         """Whether the prompt was counted by the side that computed it."""
         self._accepted = False
@@ -115,9 +109,9 @@ class RoomStream:
     def end_choice(self, choice: int) -> None:
         """Pass on nothing more of one choice, and let decode draw no more of it. The last one ends the
         room."""
-        if choice not in self._going:
+        if choice not in self._merger.going:
             return
-        self._going.discard(choice)
+        self._merger.going.discard(choice)
         if self._over:
             self._end()
             self._rooms.stop(self.entry.id)
@@ -132,16 +126,16 @@ class RoomStream:
             case Hangup.STOP_STRING:
                 self._rooms.stop(self.entry.id)
             case Hangup.CLIENT_GONE:
-                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._merger.progress())
                 self._rooms.fail(self.entry.id, Cause(Reason.CLIENT_GONE, "the client hung up"))
             case Hangup.REQUEST_FAILED:
-                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+                self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._merger.progress())
                 self._rooms.fail(self.entry.id, Cause(Reason.CANCELLED, SIBLING_FAILED))
 
     @property
     def _over(self) -> bool:
         """Whether nothing more is passed on."""
-        return not self._going
+        return not self._merger.going
 
     # ---- the two sides
 
@@ -195,27 +189,21 @@ class RoomStream:
                     self.cached_tokens = told.cached_tokens
                 if told.local:
                     self._goes_on_with_decode()
-                if self._behind is None:
-                    self._offer(told.choice, told.first, tokens, finish)
-                else:
-                    self._keep_behind(self._behind, (told.choice, told.first, tokens, finish))
+                message = TokenMessage(told.choice, told.first, tokens, finish)
+                if not self._merger.store(message):
+                    self._offer(message)
             case "accepted" if side is Side.PREFILL:
                 self._accepted = True
             case "first_token":
                 first = reply.first_token
                 self.cached_tokens = first.cached_tokens
-                if len(self._scores) != self._request.scores:
-                    wanted = self._request.scores
-                    raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
+                self._merger.check_scores()
                 self._count(Side.PREFILL)
-                self._offer(0, self._given, (token_from_wire(first.token),), finish_from_wire(first.finish))
-                self._offer_behind()
+                tokens, finish = (token_from_wire(first.token),), finish_from_wire(first.finish)
+                self._offer(TokenMessage(0, self._merger.given, tokens, finish))
+                self._offer_stored()
             case "scores":
-                scores = scores_from_wire(reply.scores)
-                left = 0 if self._behind is None else self._request.scores - len(self._scores)
-                if reply.scores.first != 1 + len(self._scores) or len(scores) > left:
-                    raise Malformed(f"scores from token {reply.scores.first} on, {left} were to come")
-                self._scores += scores
+                self._merger.add_scores(reply.scores.first, scores_from_wire(reply.scores))
             case "outcome":
                 self._note_outcome(side, outcome_from_wire(reply.outcome))
                 if side is Side.PREFILL and not self._accepted:
@@ -231,7 +219,7 @@ class RoomStream:
         self._rooms.registry.mark_local(self.entry.id)
         if self._streaming:
             self._count(Side.DECODE)
-        self._offer_behind()
+        self._offer_stored()
 
     def _note_outcome(self, side: Side, cause: Cause | None) -> None:
         text = Reason.ANSWERED.value if cause is None else f"{cause.reason.value}: {cause.text}"
@@ -241,7 +229,11 @@ class RoomStream:
                 raise Malformed(f"the outcome {Reason.LOCAL.value} of a decode worker")
             self._goes_on_with_decode()
             return
-        if cause is None and side is Side.DECODE and not self._going <= self._whole_behind():
+        if (
+            cause is None
+            and side is Side.DECODE
+            and not self._merger.going <= self._merger.complete_in_store()
+        ):
             cause = Cause(Reason.DECODE_LOST, "decode worker ended the room before its answer was complete")
         if cause is None:
             return
@@ -296,18 +288,10 @@ class RoomStream:
 
     # ---- merging
 
-    def _keep_behind(self, behind: "list[_Offer]", offer: "_Offer") -> None:
-        """Store a message of decode until prefill has reported its first token. Raises Malformed for more
-        than the room may draw."""
-        if len(behind) >= self._request.choices * self._request.max_tokens:
-            raise Malformed("more messages than tokens may come")
-        behind.append(offer)
-
-    def _offer_behind(self) -> None:
+    def _offer_stored(self) -> None:
         """Pass on the stored messages of decode, since prefill's first token is awaited no more."""
-        behind, self._behind = self._behind or (), None
-        for offer in behind:
-            self._offer(*offer)
+        for message in self._merger.release():
+            self._offer(message)
 
     def _count(self, side: Side) -> None:
         """Count the prompt as computed by this side."""
@@ -315,29 +299,14 @@ class RoomStream:
             self._counted = True
             self._rooms.computed(self.entry, side, self._request.prefill_tokens - self.cached_tokens)
 
-    def _whole_behind(self) -> set[int]:
-        """Return choices that are complete in the stored messages."""
-        return {choice for choice, _, _, finish in self._behind or () if finish is not None}
-
-    def _offer(self, choice: int, first: int, tokens: tuple[Token, ...], finish: FinishReason | None) -> None:
-        """Pass on output tokens [first, first + n) of a choice that were not passed on yet, all of them or
-        none. Raises Malformed for a choice that was not asked for."""
-        if choice not in self._going:
-            if choice >= self._request.choices:
-                raise Malformed(f"tokens of choice {choice} of {self._request.choices}")
+    def _offer(self, message: TokenMessage) -> None:
+        """Pass on the tokens of a message that were not passed on yet. Raises Malformed."""
+        try:
+            batch = self._merger.take(message)
+        except TokensLost as error:
+            self.fail(Cause(Reason.DECODE_LOST, str(error)), Side.DECODE)
             return
-        at = self._next[choice]
-        fresh = tokens[at - first :] if first <= at else None
-        if fresh is None:
-            text = f"tokens {at} to {first} are missing"
-            self.fail(Cause(Reason.DECODE_LOST, text), Side.DECODE)
-            return
-        if not fresh:
-            return
-        left = self._request.max_tokens - at - len(fresh)
-        if left < 0 or (left == 0 and finish is None):
-            text = f"decode worker {self.entry.decode.name} drew on behind the last token"
-            self.fail(Cause(LOST[Side.DECODE], text), Side.DECODE)
+        if batch is None:
             return
         if not self._streaming:
             self._streaming = True
@@ -345,16 +314,10 @@ class RoomStream:
             self._rooms.timelines.report(self.entry.id, Moment.FIRST_TOKEN_PASSED_ON)
             if self.entry.is_local:
                 self._count(Side.DECODE)
-        self._next[choice] = at + len(fresh)
-        if finish is not None:
-            self._going.discard(choice)
-            if self._over:
-                self._end()
-                self._rooms.answered(self.entry.id, self._passed_on())
-        scores: tuple[Score, ...] = ()
-        if self._scores:
-            scores, self._scores = tuple(self._scores), []  # `scored-once`
-        self._out.put(TokenBatch(fresh, finish, choice, scores))
+        if self._over:
+            self._end()
+            self._rooms.answered(self.entry.id, self._merger.progress())
+        self._out.put(batch)
 
     def fail(self, cause: Cause, teller: Side | None = None) -> None:
         """Take a failure of one of the streams."""
@@ -367,22 +330,14 @@ class RoomStream:
 
     def _failed_outside(self, cause: Cause) -> None:
         if not self._over:
-            self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._passed_on())
+            self._rooms.timelines.report(self.entry.id, Moment.BROKEN_OFF, self._merger.progress())
             self.cause = cause
             self._out.put(RoomFailed(cause.text, cause.reason))
             self._end()
 
-    def _passed_on(self) -> str:
-        before = f", {self._given} of them by earlier rooms" if self._given else ""
-        if self._request.choices == 1:
-            return f"{counted(self._next[0], 'token')} passed on{before}"
-        before = f", behind {counted(self._given, 'token')} by earlier rooms" if self._given else ""
-        drawn = sum(self._next) - self._given * self._request.choices
-        return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"
-
     def _end(self) -> None:
         """End the stream for its reader. Outcomes are awaited for a while."""
-        self._going.clear()
+        self._merger.going.clear()
         for timer in (self._timer, self._echo):
             if timer is not None:
                 timer.cancel()
@@ -410,11 +365,7 @@ class RoomStream:
         return Cause(LOST[side], f"{who} broke off: {remote}")
 
 
-_Offer: TypeAlias = tuple[int, int, tuple[Token, ...], FinishReason | None]
-"""Tokens of a choice, from a position of its output on, with its finish reason if it ended."""
-
-
-def _first_is_prefills(request: Request) -> bool:
+def _is_first_from_prefill(request: Request) -> bool:
     """Return whether prefill alone can report the first token: with scores of the prompt, or with more
     log-probabilities than a metadata record holds (`record-fits`)."""
     sampling = request.sampling

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from baton.decode.sender_link import ReceiverIdentity, SenderLink
+from baton.decode.receiver_identity import ReceiverIdentity
+from baton.decode.sender_link import SenderLink
 from baton.ids import Generation, Incarnation, RoomId
 from baton.transfer.transfer_protocol import Endpoint
 from baton.wire.baton.v1 import inference_pb2, rooms_pb2

@@ -4,22 +4,20 @@ It is one stream to the worker's process, opened with the first room for it and 
 several rooms at one time travel together. No deadline runs while the sender has not answered: as long as
 the stream lives, the sender is busy and not lost (`live-is-not-lost`). A room that cannot wait ends by its
 own deadline. Only the end of the stream shows the waiting rooms that the sender is lost. The stream is
-opened anew, after growing pauses, for as long as a message is due. A close is repeated until it is
-answered, since only the answer is proof.
+opened anew, after growing pauses, for as long as a message is due.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import grpc
 
+from baton.decode.pending_closes import PendingCloses
+from baton.decode.receiver_identity import ReceiverIdentity
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.errors import LayoutMismatch
-from baton.pages.kv_checksum import KvChecksum
-from baton.pages.layout import KvLayout
-from baton.pages.record import SCHEMA_HASH
 from baton.pages.transfer_plan import plan_hand_over
 from baton.rooms.errors import Cause, NotConnected, Reason
 from baton.runtime.logging import Log
@@ -28,7 +26,7 @@ from baton.wire.channel import Channels
 from baton.wire.conversions import Malformed, cause_to_wire
 from baton.wire.duplex_stream import ChannelClosed, run_duplex
 from baton.wire.errors import NotQuiet, RemoteError, UnknownReceiver, WrongIncarnation, refusal_from_wire
-from baton.wire.layout_messages import layout_from_wire, layout_to_wire
+from baton.wire.layout_messages import layout_from_wire
 from baton.wire.service_role import ServiceRole
 from baton.worker.mailbox import Mailbox
 
@@ -42,41 +40,11 @@ OPEN_PAUSE_MAX_S: Final = 2.0
 UNNAMED_PAUSE_MIN_S: Final = 0.001
 UNNAMED_PAUSE_MAX_S: Final = 0.1
 """The same while the room that names this worker has not reached the sender."""
-CLOSE_PAUSE_MIN_S: Final = 0.05
-CLOSE_PAUSE_MAX_S: Final = 2.0
-"""Longest pause in seconds before a refused close is sent again."""
-CLOSE_WARNING_S: Final = 3.0
-"""Seconds after which a log warning names the sender that keeps a room's memory. Once a room."""
 MESSAGE_BYTES: Final = 1 << 20
 """Length in bytes from which further parts go into the next message."""
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[inference_pb2.HandOverRequest, inference_pb2.HandOverReply]"
 Problem: TypeAlias = RemoteError | Malformed | LayoutMismatch
-
-
-@dataclass(slots=True)
-class ReceiverIdentity:
-    """Identity of this decode worker for its senders, and its transfer endpoints."""
-
-    incarnation: Incarnation
-    secret: bytes = field(repr=False)
-    layouts: Sequence[KvLayout]
-    """KV layouts of all ranks, in rank order."""
-    checksum: KvChecksum
-    endpoints: Sequence[inference_pb2.Endpoint] = ()
-    """Present endpoints of all ranks, in rank order, once gathered."""
-
-    @property
-    def exposure(self) -> int:
-        return self.endpoints[0].incarnation
-
-    def connect(self) -> inference_pb2.ConnectRequest:
-        return inference_pb2.ConnectRequest(
-            endpoints=self.endpoints,
-            layouts=[layout_to_wire(each) for each in self.layouts],
-            schema=SCHEMA_HASH,
-            kv_checksum=self.checksum.value,
-        )
 
 
 @dataclass(slots=True)
@@ -87,18 +55,10 @@ class _Grant:
     """
 
     request: inference_pb2.GrantRequest
-    held: bool = False
+    is_waiting: bool = False
     """Whether it waits for a new connection from the sender."""
-    again: bool = False
+    was_refused: bool = False
     """Whether it was refused once for lack of a connection."""
-
-
-@dataclass(slots=True)
-class _Close:
-    request: inference_pb2.CloseRequest
-    warning: asyncio.TimerHandle
-    pause_s: float = CLOSE_PAUSE_MIN_S
-    problem: str = "the sender has not answered"
 
 
 class SenderLink:
@@ -140,10 +100,9 @@ class SenderLink:
         self._refused_s = 0.0
         """Seconds for which it has refused, by the sum of pauses. Time without an answer does not count."""
         self._grants: dict[RoomId, _Grant] = {}
-        self._closes: dict[RoomId, _Close] = {}
+        self.closes = PendingCloses(peer.name, self._wake_stream, self._report_quiet)
         self._connect_to_send = False
         self._grants_to_send: dict[RoomId, None] = {}
-        self._closes_to_send: dict[RoomId, None] = {}
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ended = False
@@ -156,8 +115,13 @@ class SenderLink:
         return self.connecting or bool(self._grants)
 
     @property
+    def _is_due(self) -> bool:
+        """Whether a message is to be sent."""
+        return self._connect_to_send or bool(self._grants_to_send) or self.closes.are_due
+
+    @property
     def needed(self) -> bool:
-        return self.knows or self.asking or bool(self._closes)
+        return self.knows or self.asking or len(self.closes) > 0
 
     # ---- what the turns ask
 
@@ -180,17 +144,13 @@ class SenderLink:
     def close(self, room: RoomId, generation: Generation) -> None:
         self._forget_grant(room)
         self._waiting.pop(room, None)
-        warning = asyncio.get_running_loop().call_later(CLOSE_WARNING_S, self._warn, room)
-        request = inference_pb2.CloseRequest(room=room, generation=generation)
-        self._closes[room] = _Close(request, warning)
-        self._closes_to_send[room] = None
-        self._wake_stream()
+        self.closes.add(room, generation)
 
     def over(self, room: RoomId) -> None:
         """Stop all messages for a room."""
         self._waiting.pop(room, None)
         self._forget_grant(room)
-        self._forget_close(room)
+        self.closes.forget(room)
         self._let_go()
 
     def exposed_anew(self) -> None:
@@ -203,8 +163,7 @@ class SenderLink:
     def end(self) -> None:
         """End the link."""
         self._ended = True
-        for close in self._closes.values():
-            close.warning.cancel()
+        self.closes.clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -256,8 +215,8 @@ class SenderLink:
             self._mailbox.put(group_pb2.Command(connected=self.incarnation))
         log.info("connected", worker=self.peer.name)
         for room, grant in self._grants.items():
-            if grant.held:
-                grant.held, grant.again = False, True
+            if grant.is_waiting:
+                grant.is_waiting, grant.was_refused = False, True
                 self._grants_to_send[room] = None
         if self._grants_to_send:
             self._wake_stream()
@@ -265,8 +224,9 @@ class SenderLink:
     def _connection_failed(self, problem: Problem) -> None:
         self.connecting = self.connected = self._connect_to_send = False
         log.warning("not connected", worker=self.peer.name, cause=str(problem))
-        refused = [room for room, grant in self._grants.items() if grant.held]
-        if _shuts_out(problem) and (self._waiting or refused):
+        refused = [room for room, grant in self._grants.items() if grant.is_waiting]
+        sees_no_end = isinstance(problem, RemoteError) and problem.kind == NotQuiet.__name__
+        if sees_no_end and (self._waiting or refused):
             self._shut_out()
         text = f"decode cannot connect to prefill worker {self.peer.name}: {problem}"
         waiting, self._waiting = self._waiting, {}
@@ -281,15 +241,15 @@ class SenderLink:
     def _grant_answered(self, reply: inference_pb2.GrantReply) -> None:
         room = RoomId(reply.room)
         grant = self._grants.get(room)
-        if grant is None or grant.held or room in self._grants_to_send:
+        if grant is None or grant.is_waiting or room in self._grants_to_send:
             return  # not wanted any more, or never sent
         if not reply.HasField("refused") or grant.request.mine:
             del self._grants[room]
             return
         problem = refusal_from_wire(reply.refused)
-        if problem.kind == NotConnected.__name__ and not grant.again:
+        if problem.kind == NotConnected.__name__ and not grant.was_refused:
             # The connection broke, or leads to memory that was moved: connect anew (`reconnect`).
-            grant.held, self.connected = True, False
+            grant.is_waiting, self.connected = True, False
             self._want_connection()
             return
         self._grant_failed(room, problem)
@@ -308,37 +268,6 @@ class SenderLink:
     def _forget_grant(self, room: RoomId) -> None:
         self._grants.pop(room, None)
         self._grants_to_send.pop(room, None)
-
-    # ---- closes
-
-    def _close_answered(self, reply: inference_pb2.CloseReply) -> None:
-        room = RoomId(reply.room)
-        close = self._closes.get(room)
-        if close is None or close.request.generation != reply.generation or room in self._closes_to_send:
-            return  # not wanted any more, or never sent: no proof (`ack-is-proof`)
-        if reply.HasField("refused"):
-            close.problem = str(refusal_from_wire(reply.refused))
-            asyncio.get_running_loop().call_later(close.pause_s, self._ask_close, room)
-            close.pause_s = min(close.pause_s * 2, CLOSE_PAUSE_MAX_S)
-            return
-        self._forget_close(room)
-        self._mailbox.put(group_pb2.Command(quiet=close.request))
-
-    def _ask_close(self, room: RoomId) -> None:
-        if room in self._closes and not self._ended:
-            self._closes_to_send[room] = None
-            self._wake_stream()
-
-    def _forget_close(self, room: RoomId) -> None:
-        close = self._closes.pop(room, None)
-        self._closes_to_send.pop(room, None)
-        if close is not None:
-            close.warning.cancel()
-
-    def _warn(self, room: RoomId) -> None:
-        if room in self._closes:
-            cause = self._closes[room].problem
-            log.warning("close not answered", room=room, worker=self.peer.name, cause=cause)
 
     # ---- the stream
 
@@ -371,7 +300,7 @@ class SenderLink:
 
     def _next(self) -> inference_pb2.HandOverRequest | None:
         """Return the next message, if one is due."""
-        if not (self._connect_to_send or self._grants_to_send or self._closes_to_send):
+        if not self._is_due:
             return None
         message = self._message()
         if not self._greeted:
@@ -396,8 +325,7 @@ class SenderLink:
             message.grants.append(self._grants[room].request)
             length += self._grants[room].request.ByteSize()
         if not self._grants_to_send:
-            message.closes.extend(self._closes[room].request for room in self._closes_to_send)
-            self._closes_to_send.clear()
+            message.closes.extend(self.closes.take_due())
         return message
 
     def _receive(self, reply: inference_pb2.HandOverReply) -> None:
@@ -407,19 +335,19 @@ class SenderLink:
         for grant in reply.grants:
             self._grant_answered(grant)
         for close in reply.closes:
-            self._close_answered(close)
+            self.closes.answered(close)
         self._let_go()
 
     def _broke(self, error: RemoteError) -> None:
         """Process the end of a stream: its messages will not be answered."""
         if _is_no_answer(error):
             self._grants_to_send.update(
-                {room: None for room, grant in self._grants.items() if not grant.held}
+                {room: None for room, grant in self._grants.items() if not grant.is_waiting}
             )
         else:
             if self.connecting or self._grants:
                 log.info("a stream to a sender broke", worker=self.peer.name, cause=str(error))
-            for room, grant in [each for each in self._grants.items() if not each[1].held]:
+            for room, grant in [each for each in self._grants.items() if not each[1].is_waiting]:
                 if grant.request.mine:
                     self._grants_to_send[room] = None  # its answer is not needed, but the sender waits for it
                 else:
@@ -432,9 +360,9 @@ class SenderLink:
         if not (self.knows or self._waiting or self._grants):
             self.connecting = False  # the rooms that needed it have ended (`zero-at-idle`)
         self._connect_to_send = self.connecting
-        self._closes_to_send.update(dict.fromkeys(self._closes))
+        self.closes.send_again()
         self._let_go()
-        if self._connect_to_send or self._grants_to_send or self._closes_to_send:
+        if self._is_due:
             self._news.set()
         else:
             self._news.clear()
@@ -442,6 +370,9 @@ class SenderLink:
     def _let_go(self) -> None:
         if not self.needed and not self._ended:
             self._unneeded(self)
+
+    def _report_quiet(self, close: inference_pb2.CloseRequest) -> None:
+        self._mailbox.put(group_pb2.Command(quiet=close))
 
     def _cancel(self, room: RoomId, cause: Cause) -> None:
         cancel = inference_pb2.CancelRequest(room=room, cause=cause_to_wire(cause))
@@ -458,10 +389,6 @@ def _may_pass(problem: Problem) -> bool:
     on it."""
     kinds = (NotConnected.__name__, NotQuiet.__name__)
     return isinstance(problem, RemoteError) and problem.kind in kinds
-
-
-def _shuts_out(problem: Problem) -> bool:
-    return isinstance(problem, RemoteError) and problem.kind == NotQuiet.__name__
 
 
 def _blame(problem: Problem) -> Reason:

@@ -6,7 +6,8 @@ It is pure: time is an argument, randomness is injected, and the caller performs
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from baton.fleet.placement import Need, Pair, choose_reserved, place, place_retracted, uncached_tokens
+from baton.fleet.need import Need
+from baton.fleet.placement import Pair, choose_reserved, place, place_retracted, uncached_tokens
 from baton.fleet.prefix_affinity import Block
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import RoomTable, remember

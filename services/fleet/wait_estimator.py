@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from baton.fleet.fair_queue import QueuedWork, QueueKey
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.queue_throughput import QueueThroughput
 from baton.fleet.running_work import MEMORY, OUTPUT_TOKENS, RunningWork
 from baton.ids import RoomId

@@ -5,7 +5,6 @@ pages stay reserved until no write reads them any more. See the package's docstr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import lcm
 from operator import gt
 from typing import Final, Protocol, TypeVar, assert_never
@@ -22,18 +21,17 @@ from baton.handover.requests import (
     SideRequest,
 )
 from baton.handover.route import Route
-from baton.ids import Generation, Incarnation, PageTables, RoomId
+from baton.handover.sending_room import SendingRoom
+from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.errors import Truncated, added
 from baton.pages.holdings import Holdings
 from baton.pages.layout import KvLayout
-from baton.pages.record import ALTERNATIVES_MAX, MetadataRecord
 from baton.rooms.deadlines import Deadlines
 from baton.rooms.errors import Cause, NotConnected, PeerFault, Reason, Refusal, UnknownRoom
 from baton.rooms.evidence import Evidence, Failed, Fenced, Finished, Granted, Proof, Sealed, Written
 from baton.rooms.phases import GATED, Effect, Phase, SenderEffect
 from baton.rooms.plurals import counted
 from baton.rooms.request import Request, Token
-from baton.rooms.sender import Sender
 from baton.rooms.timeline import Moment
 from baton.rooms.worker_load import WorkerLoad
 
@@ -53,71 +51,6 @@ class Writes(Protocol):
     @property
     def sealed(self) -> bool:
         """Whether the writes of the seals are DONE."""
-
-
-@dataclass(slots=True, eq=False)
-class SendingRoom(Sender):
-    """Record of one room on the sending side. The driver's record is a subclass with its own fields."""
-
-    request: Request = field(kw_only=True)
-    peer_name: str = field(default="", kw_only=True)
-    route: Route | None = field(default=None, init=False)
-    """Route to the memory that its grant names."""
-    pages: PageTables = field(default=(), init=False)
-    """Page tables by KV group, in the order of the tokens. Empty before the pages are reserved."""
-    begun: bool = field(default=False, init=False)
-    """Whether the room has its pages, so that it may be computed and written."""
-    computed: int = field(default=0, init=False)
-    """Number of leading tokens whose KV is in the pages."""
-    cached: int = field(default=0, init=False)
-    """Number of leading tokens whose KV was in the pages when they were reserved."""
-    first: Token | None = field(default=None, init=False)
-    likely_cached: int | None = field(default=None, init=False)
-    """Number of leading tokens whose KV was cached at the last look, before the room had its pages."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all known tokens were computed."""
-        return self.computed == self.request.prefill_tokens
-
-    @property
-    def urgency(self) -> tuple[int, int, RoomId]:
-        return self.request.priority, self.request.arrived_ms, self.id
-
-    @property
-    def reusable(self) -> tuple[int, ...]:
-        """Leading tokens whose cached KV the room may use.
-
-        The last token is always computed, because the next token is drawn from it. A prompt that is scored
-        is computed whole (`scored-is-computed`).
-        """
-        return self.request.tokens[:-1] if self.request.prompt_logprobs is None else ()
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the room is handed over. No later failure changes the outcome."""
-        return self.phase is Phase.SUCCESS
-
-    @property
-    def computable(self) -> bool:
-        return self.phase is Phase.TRANSFERRING and not self.complete
-
-    @property
-    def record(self) -> MetadataRecord:
-        """Return the metadata record for the receiver. Call it once the whole prompt is computed."""
-        if self.first is None or self.grant is None:
-            raise AssertionError(f"room {self.id} has a record before it was computed")
-        return MetadataRecord(
-            room=self.id,
-            generation=self.grant.generation,
-            prompt_tokens=self.request.prefill_tokens,
-            cached_tokens=self.cached,
-            pages=tuple(map(len, self.grant.pages)),
-            first_token=self.first.id,
-            first_logprob=self.first.logprob,
-            # Only this side can report to the bootstrap what does not fit (`record-fits`).
-            alternatives=self.first.top[:ALTERNATIVES_MAX],
-        )
 
 
 S = TypeVar("S", bound=SendingRoom)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton.engine_interface import PromptScores, Row, Sequence
-from baton.handover.sending_side import SendingRoom
+from baton.handover.sending_room import SendingRoom
 from baton.pages.kv_checksum import nonzero_sum
 from baton.pages.layout import GroupHead
 from baton.prefill.overlap import Overlap

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.bootstrap.placement_request import NotInTime, QueueFull, Retry
+from baton.bootstrap.admission.placement_request import NotInTime, QueueFull, Retry
 from baton.fleet.fair_queue import QUANTUM
-from baton.fleet.placement import Need, Pair
+from baton.fleet.need import Need
+from baton.fleet.placement import Pair
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import DELIVERY_MS
@@ -196,7 +197,7 @@ async def test_a_prompt_is_hashed_once_however_often_it_is_looked_at(
         hashed.append(len(prompt))
         return ()
 
-    monkeypatch.setattr("baton.bootstrap.admission.hash_blocks", blocks)
+    monkeypatch.setattr("baton.bootstrap.admission.admission.hash_blocks", blocks)
     await fill(at)
     prompt = (1, 2, 3)
     await_place = asyncio.ensure_future(at.admission.admit("a", 3, 5, prompt=prompt))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bootstrap.placement_request import QueueFull
-from baton.fleet.placement import Need
+from baton.bootstrap.admission.placement_request import QueueFull
+from baton.fleet.need import Need
 from baton.ids import RoomId
 from baton.rooms.errors import Cause, NoSuchWorker, Reason
 from baton.rooms.phases import Side

@@ -10,8 +10,8 @@ from httpx import ASGITransport, AsyncClient
 from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.canary import LOOK_S, OUTPUT_TOKENS, RETRY_S, Canary, canary_prompt
 from baton.bootstrap.canary_request import canary_request
+from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.placement import Need
 from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Cause, Reason

@@ -9,7 +9,7 @@ import pytest
 from baton.api.backend import Hangup, NoWorker, RoomFailed, TokenBatch
 from baton.bootstrap.request_stream import RequestStream
 from baton.bootstrap.room_messages import room_to_wire
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.rooms.choice_pages import ChoicePages
 from baton.rooms.errors import Cause, Reason
 from baton.rooms.request import Request, Sampling

@@ -9,7 +9,6 @@ import pytest
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
-from baton.rooms.errors import Cause, Reason
 from baton.rooms.phases import Side
 from baton.wire.baton.v1 import rooms_pb2, rooms_pb2_grpc, workers_pb2, workers_pb2_grpc
 from baton.wire.load_messages import load_from_wire
@@ -109,7 +108,7 @@ async def test_the_message_in_which_a_room_ends_tells_it_and_those_who_wait_are_
         goes_on.set()
         assert await read(stream) == ([7, 8, 9], "length")
         assert (await late).decode.name == "decode-0"
-        at.admission.discard(await late, Cause(Reason.CANCELLED, "no longer wanted"))
+        at.admission.discard(await late)
         at.retired()
         await at.unfollowed()
         assert at.registry.open_count() == 0

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from baton.api.backend import Hangup, NoWorker
 from baton.bootstrap.admin_routes import probe_router
 from baton.bootstrap.canary import ALONE_MS, Canary
+from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.placement import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.bootstrap.placement_request import NotInTime, QueueFull
+from baton.bootstrap.admission.placement_request import NotInTime, QueueFull
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import RoomId
 from tests.bootstrap.scripted import House, house

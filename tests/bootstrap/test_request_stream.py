@@ -10,10 +10,10 @@ import pytest
 
 from baton.api.backend import Hangup, RoomFailed
 from baton.bootstrap import room_stream
+from baton.bootstrap.admission.placement_request import QueueFull, Retry
 from baton.bootstrap.canary import Canary
-from baton.bootstrap.placement_request import QueueFull, Retry
 from baton.bootstrap.room_messages import room_to_wire
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import RETRIED
 from baton.fleet.worker_record import WorkerState

@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 
 from baton.api.backend import Hangup, NoWorker
-from baton.bootstrap.placement_request import Retry
+from baton.bootstrap.admission.placement_request import Retry
 from baton.bootstrap.timeline import retry_chains
 from baton.bootstrap.timeline.routes import FILES, PAGE, page_router, timeline_router
 from baton.bootstrap.timeline.timeline_schema import Activity, State
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.room_entry import RoomEntry
 from baton.fleet.room_table import CANARY_ROOMS_FILED_MAX
 from baton.ids import Incarnation, RoomId

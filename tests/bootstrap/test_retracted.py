@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.bootstrap.placement_request import Retry
+from baton.bootstrap.admission.placement_request import Retry
 from baton.bootstrap.request_stream import RequestStream
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, hash_blocks
 from baton.fleet.retry import MARGIN_TOKENS
 from baton.ids import Incarnation, RoomId
@@ -520,7 +520,7 @@ async def test_drain_keeps_promises_older_ones_that_wait_for_other_workers_hold_
     for each in old:
         each.cancel()
     await asyncio.gather(*old, return_exceptions=True)
-    assert not fleet.at.admission.going_back
+    assert not fleet.at.admission.promises.queued
 
 
 async def test_drain_keeps_promises_who_reads_slowly_is_waited_for(paused: House) -> None:
@@ -565,7 +565,7 @@ async def test_drain_keeps_promises_an_attempt_that_fails_on_the_way_back_goes_b
         assert await read(stream) == ([7, 8, 9], "length")
         assert at.entry(2).cause == LOST_THERE
         assert [at.entry(room).decode.name for room in (2, 3)] == [at.decode.name] * 2
-        assert not at.admission.owed
+        assert not at.admission.promises.rooms
         for room in (2, 3):
             at.retired(room)
         assert at.admission.drain(at.decode.incarnation) == 0

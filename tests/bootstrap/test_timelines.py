@@ -3,7 +3,7 @@
 import asyncio
 
 from baton.bootstrap.timelines import Timelines
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
 from baton.fleet.worker_record import Worker

@@ -13,7 +13,7 @@ def asking(peers: Peers) -> int:
 
 def closing(peers: Peers) -> int:
     """Rooms whose proof is being sought."""
-    return sum(len(link._closes) for link in links_of(peers).values())
+    return sum(len(link.closes) for link in links_of(peers).values())
 
 
 def needed(peers: Peers) -> set[Incarnation]:

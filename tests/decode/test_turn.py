@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.decode import sender_link
+from baton.decode import pending_closes
 from baton.ids import Generation, RoomId
 from baton.pages.errors import LayoutMismatch
 from baton.pages.pool import PageState
@@ -216,7 +216,7 @@ async def test_ack_is_proof_a_close_is_asked_again_where_it_was_refused_or_its_s
 async def test_who_keeps_a_rooms_memory_is_told_once(
     bench: DecodeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sender_link, "CLOSE_WARNING_S", 0.0)
+    monkeypatch.setattr(pending_closes, "WARNING_S", 0.0)
     caller = await started(bench)
     bench.sender.refuse_closes = [PeerFault("not now")] * 2
     await bench.cancel(1)

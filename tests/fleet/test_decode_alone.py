@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.room_entry import RoomPhase
 from baton.ids import RoomId
 from baton.rooms.errors import LocalBug, NoCapacity, NoneReady, NoSuchWorker, TooLarge

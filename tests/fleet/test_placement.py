@@ -9,8 +9,9 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from baton.fleet import placement
+from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.placement import LOOKS_MAX, Need, uncached_tokens
+from baton.fleet.placement import LOOKS_MAX, uncached_tokens
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, Block, hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase

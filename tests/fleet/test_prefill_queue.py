@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.prefill_queue import LEFT_MS_MAX, PrefillQueue
 from baton.ids import RoomId
 from baton.rooms.phases import Side

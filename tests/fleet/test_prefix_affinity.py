@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.prefix_affinity import BLOCK_TOKENS, SentPrefixes, hash_blocks
 from baton.fleet.registry import Registry
 from baton.ids import Incarnation, RoomId

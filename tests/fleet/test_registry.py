@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton.fleet.need import Need
 from baton.fleet.pair_health import BROKEN_AFTER
-from baton.fleet.placement import Need
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import EVENTS_PER_ROOM_MAX, RoomEntry, RoomPhase
 from baton.fleet.room_table import CANARY_ROOMS_FILED_MAX, CLOSING_MS, DELIVERY_MS, OPEN_MS_MAX, OUTCOME_MS

@@ -5,7 +5,8 @@ from typing import Final
 
 import pytest
 
-from baton.fleet.placement import Need, Pair
+from baton.fleet.need import Need
+from baton.fleet.placement import Pair
 from baton.fleet.registry import Registry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import NoCapacity, UnknownWorker

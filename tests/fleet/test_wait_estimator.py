@@ -1,7 +1,7 @@
 """Expected waits of a line: what counts as a measurement, and what is known before there is one."""
 
 from baton.fleet.fair_queue import FairQueue, QueueKey
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.wait_estimator import WaitEstimator
 from baton.ids import RoomId
 

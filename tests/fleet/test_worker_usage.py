@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from baton.fleet.placement import GROWN_TOKENS, LOOKS_MAX, Need
+from baton.fleet.need import GROWN_TOKENS, Need
+from baton.fleet.placement import LOOKS_MAX
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
 from baton.fleet.worker_record import Worker

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry, RoomPhase
 from baton.fleet.room_table import CLOSING_MS, OPEN_MS_MAX, OUTCOME_MS

@@ -19,7 +19,8 @@ from baton.handover.requests import (
     SendSeal,
 )
 from baton.handover.route import Route
-from baton.handover.sending_side import GIVEN_UP, SendingRoom, SendingSide
+from baton.handover.sending_room import SendingRoom
+from baton.handover.sending_side import GIVEN_UP, SendingSide
 from baton.ids import Generation, Incarnation, PageTables, RoomId
 from baton.pages.errors import Truncated
 from baton.pages.holdings import Holdings

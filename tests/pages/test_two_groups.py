@@ -15,7 +15,8 @@ from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import Grant, SendRecord
 from baton.handover.route import Route, Target
-from baton.handover.sending_side import SendingRoom, SendingSide
+from baton.handover.sending_room import SendingRoom
+from baton.handover.sending_side import SendingSide
 from baton.ids import Incarnation, RoomId
 from baton.pages.errors import Truncated
 from baton.pages.holdings import Holdings

@@ -11,7 +11,7 @@ import pytest
 from baton.bootstrap import credential_store
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
 from baton.bootstrap.credential_store import CredentialStore
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation

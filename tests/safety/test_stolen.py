@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.bootstrap.bootstrap_services import RoomService, WorkerRegistry
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.room_entry import RoomPhase
 from baton.fleet.worker_record import WorkerState
 from baton.ids import Incarnation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from baton.api.backend import Hangup, RoomFailed
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.worker_record import Worker
 from baton.rooms.phases import Side
 from tests.sim.checks import QUIET, amplified, deaf, dirty, mistaken, unexplained, unrest

@@ -12,7 +12,8 @@ from baton.handover.handover_side import HandOverSide
 from baton.handover.receiving_room import ReceivingRoom
 from baton.handover.receiving_side import ReceivingSide
 from baton.handover.requests import Grant
-from baton.handover.sending_side import SendingRoom, SendingSide
+from baton.handover.sending_room import SendingRoom
+from baton.handover.sending_side import SendingSide
 from baton.ids import Generation, Incarnation, RoomId
 from baton.pages.holdings import Holdings, Standing
 from baton.pages.kv_checksum import KvChecksum

@@ -20,6 +20,10 @@ SENTENCE_WORDS: Final = 30
 FILE_LINES: Final = 400
 FUNCTION_LINES: Final = 60
 FOLDER_FILES: Final = 25
+LONG_FILES: Final = {
+    "handover/receiving_side.py": "one side of one state machine: its commands, its news and its moves",
+}
+"""Files that are longer than FILE_LINES, since a cut would make them worse to read, and why. At most 4."""
 SHARED_NAMES: Final = frozenset({"__init__", "settings", "wiring", "metrics", "errors", "routes"})
 """File names that several packages have."""
 CODE: Final = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
@@ -92,7 +96,9 @@ def empty_packages() -> int:
 
 
 def long_files() -> int:
-    return sum(len(path.read_text().splitlines()) > FILE_LINES for path in sources())
+    """Count files of more than FILE_LINES lines, without the exceptions."""
+    named = {SERVICES / each for each in LONG_FILES}
+    return sum(len(path.read_text().splitlines()) > FILE_LINES for path in sources() if path not in named)
 
 
 def long_functions() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.fleet.fair_queue import QueueKey
-from baton.fleet.placement import Need
+from baton.fleet.need import Need
 from baton.fleet.room_entry import RoomEntry
 from baton.ids import Incarnation, RoomId
 from baton.rooms.errors import Reason

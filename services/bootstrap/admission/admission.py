@@ -1,30 +1,31 @@
 """Admission of requests: each gets a room at once, or waits in a bounded queue, or is rejected.
 
 The registry chooses the pair of workers. A request that fits none now waits in a bounded queue
-(`bounded-admission`). The queue is served as soon as there may be space. `baton.fleet.fair_queue` decides its
-order.
+(`bounded-admission`), in the order of `baton.fleet.fair_queue`, until there may be space.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
-from baton.bootstrap.counters import decrement
-from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
-from baton.bootstrap.placement_request import (
+from baton.bootstrap.admission.counters import decrement
+from baton.bootstrap.admission.decode_promises import DecodePromises
+from baton.bootstrap.admission.placement_request import (
     NotInTime,
     PlacementRequest,
     QueueFull,
     Retry,
     WaitingRequest,
-    not_in_time,
 )
+from baton.bootstrap.admission.queue_bounds import QueueBounds
+from baton.bootstrap.admission.ready_wait import ReadyWait
+from baton.bootstrap.metrics import BootstrapMetrics, RefusalReason
 from baton.bootstrap.timelines import Timelines
 from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueEntry, QueueKey
-from baton.fleet.placement import Need, Pair
+from baton.fleet.need import Need
+from baton.fleet.placement import Pair
 from baton.fleet.prefix_affinity import hash_blocks
 from baton.fleet.registry import Registry
 from baton.fleet.room_entry import RoomEntry
@@ -40,9 +41,6 @@ from baton.runtime.clock import Clock
 RETRY_AFTER_S_MAX: Final = 600
 LOOKED_AT_MAX: Final = 64
 """Most requests for other workers that are looked at before one that there is space for."""
-REJUDGED_MAX: Final = 64
-"""Most requests that one look rejects because the queue got slower than expected."""
-QUEUED_GONE: Final = Cause(Reason.CLIENT_GONE, "gone while queued")
 
 
 class Admission:
@@ -64,28 +62,18 @@ class Admission:
         self._clock = clock
         self._timelines = timelines
         self._metrics = metrics
-        self._max_queue = max_queue
         self._queue_timeout_ms = queue_timeout_ms
         self.expected = WaitEstimator(queue_timeout_ms, max_wait_ms)
         """Wait estimates. Streams of rooms report their progress here."""
         self._line: FairQueue[WaitingRequest] = FairQueue()
-        self._awaiting_worker: Counter[tuple[int, Side | None]] = Counter()
-        """Number of retried requests that wait for a side to have a ready worker again, by class and side."""
+        self._ready_wait = ReadyWait()
+        """Retried requests that wait for a side to have a ready worker again."""
+        self._bounds = QueueBounds(self._line, self.expected, self._ready_wait, max_queue)
         self.retrying: Counter[RoomId] = Counter()
         """Number of requests that look for a next room, by the room that ended."""
-        self.going_back: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
-        """Queued requests by the decode worker that retracted their rooms, the first to come first."""
+        self.promises = DecodePromises()
         self._outlook: Hashable = None
         """Registry's outlook when queued requests were last told that no worker can hold them."""
-        self._news_outlook: Hashable = None
-        """Registry's outlook when requests that wait for a worker last looked again."""
-        self._paused: Counter[Incarnation | None] = Counter()
-        """Number of requests between two rooms, by the decode worker that retracted the last one, if any."""
-        self.owed: dict[RoomId, Incarnation] = {}
-        """Decode workers that serve a request to its end even while they drain, by its last room, until its
-        reader is there and asks for the next one."""
-        self._news = asyncio.Event()
-        """Set for a moment when a worker may have become ready, or have space."""
         self._ending: Cause | None = None
         """Reason for which no room is opened any more."""
 
@@ -121,18 +109,12 @@ class Admission:
         """
         margin = 0 if retry is None else retry.margin
         need = Need(
-            prompt_tokens,
-            tokens,
-            choices=choices,
-            margin=margin,
-            may_be_local=may_be_local,
-            scores=scores,
+            prompt_tokens, tokens, choices=choices, margin=margin, may_be_local=may_be_local, scores=scores
         )
         came_ms = self._clock.wall_ms() if arrived_ms is None else arrived_ms
         claim = QueueKey(priority, tenant, self.expected.cost(need), came_ms, had_room=retry is not None)
         asked = PlacementRequest(request_id, need, retry, prompt, salt, trace, claim)
-        loop = asyncio.get_running_loop()
-        asked_s = loop.time()
+        came_s = asyncio.get_running_loop().time()
         try:
             entry = await (self._open_in_turn(asked) if retry is None else self._open_again(asked, retry))
         except NoSuchWorker:
@@ -145,7 +127,7 @@ class Admission:
         except TimeoutError:
             self._metrics.refused(RefusalReason.TOO_LATE)
             raise
-        self._metrics.admitted(priority, loop.time() - asked_s)
+        self._metrics.admitted(priority, asyncio.get_running_loop().time() - came_s)
         return entry
 
     def open_on(self, request_id: str, pair: Pair, need: Need) -> RoomEntry:
@@ -154,8 +136,9 @@ class Admission:
         self._timelines.report(entry.id, Moment.OPENED, f"canary {entry.where}")
         return entry
 
-    def discard(self, entry: RoomEntry, cause: Cause) -> None:
-        """Close a room that was opened, but sent to no worker."""
+    def discard(self, entry: RoomEntry) -> None:
+        """Close a room whose client is gone, and that was sent to no worker."""
+        cause = Cause(Reason.CLIENT_GONE, "gone while queued")
         self.expected.ended(entry.id, is_over=False)
         self._registry.end(entry.id, cause, self._clock.now_ms())
         self._timelines.end(entry.id, cause)
@@ -168,30 +151,18 @@ class Admission:
         (`Registry.drain`). `broken`: it is about to end, and likely to be restarted."""
         if broken:
             self._registry.expect_back(incarnation, self._clock.now_ms())
-        unread = sum(each == incarnation for each in self.owed.values())
-        return self._registry.drain(incarnation, self._paused[incarnation] + unread)
-
-    def owe(self, entry: RoomEntry) -> None:
-        """Note that a room ended early, and that its request may go on on the same decode worker. The worker
-        waits until the request asks for its next room or gives up."""
-        self.owed[entry.id] = entry.decode.incarnation
-
-    def settle(self, room: RoomId) -> None:
-        """Note that nothing is owed for a room any more."""
-        self.owed.pop(room, None)
+        return self._registry.drain(incarnation, self.promises.count(incarnation))
 
     def wake(self) -> None:
         """Serve the queue, since a worker may have become ready, have space, or be gone."""
-        if self._awaiting_worker:
-            heard = self._registry.outlook(self._clock.now_ms())
-            if heard != self._news_outlook or self._ending is not None:
-                self._news_outlook = heard
-                self._news.set()
-                self._news.clear()
+        if self._ready_wait.total():
+            self._ready_wait.wake(
+                self._registry.outlook(self._clock.now_ms()), force=self._ending is not None
+            )
         self._look()
         if len(self._line):
             self._serve_queue()
-            self._turn_away_late()
+            self._bounds.reject_late()
             self._look()
 
     def retry_after_s(self, priority: int = 0, tenant: bytes = b"") -> int:
@@ -208,26 +179,20 @@ class Admission:
 
     def queued(self) -> int:
         """Return the number of requests that wait for a pair of workers."""
-        return len(self._line) + self._awaiting_worker.total()
+        return len(self._line) + self._ready_wait.total()
 
     def queued_by_class(self) -> Counter[int]:
-        counts = self._line.by_class()
-        for (priority, _), count in self._awaiting_worker.items():
-            counts[priority] += count
-        return counts
+        return self._line.by_class() + self._ready_wait.by_class()
 
     def queued_by_side(self) -> Mapping[Side, int]:
         """Return the number of waiting requests by the side that they lack: the side without a ready worker,
         or the side without space for the first of the queue. Requests that lack both are left out."""
-        counts: Counter[Side] = Counter()
-        for (_, side), count in self._awaiting_worker.items():
-            counts += Counter({} if side is None else {side: count})
-        first = self._line.first()
-        if first is None:
+        counts = self._ready_wait.by_side()
+        if (first := self._line.first()) is None:
             return counts
-        asked = first.waiting.request
+        need, retry = first.waiting.request.need, first.waiting.request.retry
         try:
-            self._registry.place(asked.need, frozenset() if asked.retry is None else asked.retry.avoid)
+            self._registry.place(need, frozenset() if retry is None else retry.avoid)
         except (NoCapacity, NoneReady) as error:
             counts += Counter({} if error.side is None else {error.side: len(self._line)})
         except NoSuchWorker:
@@ -251,27 +216,32 @@ class Admission:
     def _ahead(self, claim: QueueKey) -> QueuedWork:
         """Return the work before a newcomer. Requests that wait for a ready worker are counted as large as it
         is."""
-        ahead, hoping = self._line.ahead(claim), self._awaiting_worker.total()
+        ahead, hoping = self._line.ahead(claim), self._ready_wait.total()
         return ahead._replace(all=ahead.all + hoping, tokens=ahead.tokens + hoping * claim.tokens)
 
     async def _open_again(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
         """Open the next room of a request, after waiting for a worker if a side has none."""
         self.retrying[retry.room] += 1
-        self._paused[retry.returns_to] += 1
-        self.settle(retry.room)
+        self.promises.withdraw(retry.room)
         try:
-            await asyncio.sleep(retry.pause_s)
-            until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
-            while True:
-                try:
-                    return await self._open_in_turn(asked)
-                except NoSuchWorker as error:
-                    hopeless = isinstance(error, TooLarge) and not retry.fit_before
-                    if hopeless or self._ending or not await self._worker_news(asked, error, until_s):
-                        raise
+            with self.promises.pause(retry.returns_to):
+                await asyncio.sleep(retry.pause_s)
+                return await self._open_when_ready(asked, retry)
         finally:
             decrement(self.retrying, retry.room)
-            decrement(self._paused, retry.returns_to)
+
+    async def _open_when_ready(self, asked: PlacementRequest, retry: Retry) -> RoomEntry:
+        until_s = None if retry.wait_s is None else asyncio.get_running_loop().time() + retry.wait_s
+        while True:
+            try:
+                return await self._open_in_turn(asked)
+            except NoSuchWorker as error:
+                hopeless = isinstance(error, TooLarge) and not retry.fit_before
+                if hopeless or self._ending or not self._bounds.may_wait_for_ready(retry):
+                    raise
+                lacks = error.side if isinstance(error, NoneReady) else None
+                if not await self._ready_wait.wait(asked.claim.priority, lacks, until_s):
+                    raise
 
     def _serve_queue(self) -> None:
         """Open rooms for queued requests that fit, in their order. A request that waits for some workers does
@@ -309,9 +279,7 @@ class Admission:
         """Open rooms for requests that fit the draining worker that retracted theirs, and that the scan did
         not reach. Requests before them may not go there."""
         for incarnation in self._registry.accepting_retracted():
-            going_back = self.going_back.get(incarnation, {}).values()
-            unseen = (each for each in going_back if not (each.is_skipped or each.waiting.opened.done()))
-            for one in list(islice(unseen, LOOKED_AT_MAX)):
+            for one in self.promises.unseen(incarnation, LOOKED_AT_MAX):
                 self._serve(one)
 
     def _reserve(self, waiting: WaitingRequest, lacks: NoCapacity) -> None:
@@ -354,14 +322,13 @@ class Admission:
         ahead = self._ahead(asked.claim)
         waiting = WaitingRequest(asked, asyncio.get_running_loop().create_future())
         one = self._line.enter(waiting, asked.claim)
-        back = None if asked.retry is None else asked.retry.returns_to
-        if back is not None:
-            self.going_back.setdefault(back, {})[one.number] = one
+        if asked.retry is not None:
+            self.promises.enter(asked.retry.returns_to, one)
         try:
             if fits:
                 self._serve_queue()
             if not waiting.opened.done():
-                self._check_may_wait(asked, ahead)
+                self._bounds.check_may_wait(asked, ahead, self._clock.now_ms())
                 told = f"class {asked.claim.priority}, {ahead.all} before it"
                 waiting.queued = self._timelines.line(Moment.QUEUED, told)
                 if asked.retry is None:
@@ -370,60 +337,13 @@ class Admission:
             return await self._turn(waiting)
         finally:
             self._line.leave(one)
-            if back is not None:
-                del self.going_back[back][one.number]
-                if not self.going_back[back]:
-                    del self.going_back[back]
-
-    def _check_may_wait(self, asked: PlacementRequest, ahead: QueuedWork) -> None:
-        """Check that a queued request may wait. Raises QueueFull if the queue is full, or the request would
-        wait too long."""
-        line, hoping, claim = self._line, self._awaiting_worker.total(), asked.claim
-        if asked.retry is None:
-            others = line.count_up_to(claim.priority) - line.retried - 1
-            is_full = others >= self._max_queue
-        else:
-            # One that was retracted is not turned away: there are no more of those than had a room.
-            others = line.retried - 1 + hoping
-            is_full = others >= self._max_queue and asked.retry.is_attempt
-        if is_full:
-            raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
-        self._look()
-        wait_ms = self.expected.too_long_ms(ahead, claim)
-        if wait_ms is not None:
-            raise not_in_time(wait_ms, ahead.all)
-        if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
-            self._turn_away_last(claim)
-
-    def _turn_away_last(self, claim: QueueKey) -> None:
-        """Reject a request of a lower class in favour of a newcomer. Raises QueueFull if there is none."""
-        last = self._line.last()
-        if last is None or last.claim.priority <= claim.priority:
-            raise QueueFull(f"the queue for workers is full: {counted(len(self._line) - 1, 'request')}")
-        self._line.leave(last)
-        if not last.waiting.opened.done():
-            text = "the queue for workers is full, and its place went to a request of a higher class"
-            last.waiting.opened.set_exception(QueueFull(text))
-
-    def _turn_away_late(self) -> None:
-        """Reject the newest requests of the lowest class while the expected wait is longer than any request
-        may wait. This covers requests that came before there was a throughput, or before it fell."""
-        for _ in range(REJUDGED_MAX):
-            last = self._line.last()
-            if last is None:
-                return
-            everybody = self._line.in_all()
-            wait_ms = self.expected.too_late_ms(everybody, last.claim)
-            if wait_ms is None:
-                return
-            self._line.leave(last)
-            if not last.waiting.opened.done():
-                last.waiting.opened.set_exception(not_in_time(wait_ms, everybody.all - 1))
+            if asked.retry is not None:
+                self.promises.leave(asked.retry.returns_to, one)
 
     async def _turn(self, waiting: WaitingRequest) -> RoomEntry:
-        opened, may_wait = waiting.opened, waiting.request.retry is None
+        opened, is_new = waiting.opened, waiting.request.retry is None
         try:
-            async with asyncio.timeout(self._queue_timeout_ms / 1000 if may_wait else None):
+            async with asyncio.timeout(self._queue_timeout_ms / 1000 if is_new else None):
                 return await opened
         except TimeoutError:
             if opened.cancelled():
@@ -431,25 +351,8 @@ class Admission:
             return await opened  # its turn came as its time ended
         except asyncio.CancelledError:
             if not opened.cancelled() and opened.exception() is None:
-                self.discard(opened.result(), QUEUED_GONE)
+                self.discard(opened.result())
             raise
-
-    async def _worker_news(self, asked: PlacementRequest, lacks: NoSuchWorker, until_s: float | None) -> bool:
-        """Wait until a worker may have become ready. Return False if it is too late, or too many wait."""
-        bounded = asked.retry is None or asked.retry.is_attempt
-        if bounded and self._line.retried + self._awaiting_worker.total() >= self._max_queue:
-            return False
-        hope = asked.claim.priority, lacks.side if isinstance(lacks, NoneReady) else None
-        self._awaiting_worker[hope] += 1
-        try:
-            async with asyncio.timeout_at(until_s):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        else:
-            return True
-        finally:
-            decrement(self._awaiting_worker, hope)
 
     def _pair(self, asked: PlacementRequest) -> Pair:
         """Return the best pair. Raises NoCapacity, and NoSuchWorker if waiting in the queue does not help."""

@@ -1,0 +1,66 @@
+"""Requests that a decode worker serves to their end, even while it drains (`drain-keeps-promises`)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from baton.bootstrap.admission.counters import decrement
+from baton.bootstrap.admission.placement_request import WaitingRequest
+from baton.fleet.fair_queue import QueueEntry
+from baton.fleet.room_entry import RoomEntry
+from baton.ids import Incarnation, RoomId
+
+
+class DecodePromises:
+    """Requests between two rooms that may go on on the decode worker of the first one."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[RoomId, Incarnation] = {}
+        """Decode worker of each room that ended early, until its reader asks for the next one."""
+        self.queued: dict[Incarnation, dict[int, QueueEntry[WaitingRequest]]] = {}
+        """Queued requests by the decode worker that retracted their rooms, the first to come first."""
+        self._paused: Counter[Incarnation | None] = Counter()
+        """Number of requests that look for their next room, by the decode worker that retracted the last."""
+
+    def add(self, entry: RoomEntry) -> None:
+        """Note that a room ended early, and that its request may go on on the same decode worker. The worker
+        waits until the request asks for its next room or gives up."""
+        self.rooms[entry.id] = entry.decode.incarnation
+
+    def withdraw(self, room: RoomId) -> None:
+        """Note that the request of a room has asked for its next one, or gives up."""
+        self.rooms.pop(room, None)
+
+    def count(self, incarnation: Incarnation) -> int:
+        """Return the number of requests that a draining decode worker has to wait for."""
+        unread = sum(each == incarnation for each in self.rooms.values())
+        return self._paused[incarnation] + unread
+
+    @contextmanager
+    def pause(self, incarnation: Incarnation | None) -> Iterator[None]:
+        """Let a draining worker wait for a request while it looks for its next room."""
+        self._paused[incarnation] += 1
+        try:
+            yield
+        finally:
+            decrement(self._paused, incarnation)
+
+    def enter(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
+        """Note that a request is queued whose room this worker retracted. None: no worker did."""
+        if incarnation is not None:
+            self.queued.setdefault(incarnation, {})[one.number] = one
+
+    def leave(self, incarnation: Incarnation | None, one: QueueEntry[WaitingRequest]) -> None:
+        """Note that the request has left the queue."""
+        if incarnation is not None:
+            del self.queued[incarnation][one.number]
+            if not self.queued[incarnation]:
+                del self.queued[incarnation]
+
+    def unseen(self, incarnation: Incarnation, most: int) -> list[QueueEntry[WaitingRequest]]:
+        """Return up to `most` queued requests of a worker that the present scan did not reach."""
+        queued = self.queued.get(incarnation, {}).values()
+        return list(
+            islice((one for one in queued if not (one.is_skipped or one.waiting.opened.done())), most)
+        )

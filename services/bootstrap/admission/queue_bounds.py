@@ -1,0 +1,91 @@
+"""Bounds of the queue for workers: which requests may wait, and which are rejected instead.
+
+The number of waiting requests is bounded, and so is the expected wait of each (`bounded-admission`).
+"""
+
+from typing import Final
+
+from baton.bootstrap.admission.placement_request import (
+    PlacementRequest,
+    QueueFull,
+    Retry,
+    WaitingRequest,
+    not_in_time,
+)
+from baton.bootstrap.admission.ready_wait import ReadyWait
+from baton.fleet.fair_queue import FairQueue, QueuedWork, QueueKey
+from baton.fleet.wait_estimator import WaitEstimator
+from baton.rooms.plurals import counted
+
+REJUDGED_MAX: Final = 64
+"""Most requests that one look rejects because the queue got slower than expected."""
+
+
+class QueueBounds:
+    """Bounds of one queue, together with requests that wait for a ready worker."""
+
+    def __init__(
+        self,
+        line: FairQueue[WaitingRequest],
+        expected: WaitEstimator,
+        ready_wait: ReadyWait,
+        max_queue: int,
+    ) -> None:
+        """`max_queue`: most new requests of a class and those above it, and most retried ones of all."""
+        self._line = line
+        self._expected = expected
+        self._ready_wait = ready_wait
+        self._max_queue = max_queue
+
+    def check_may_wait(self, asked: PlacementRequest, ahead: QueuedWork, now_ms: int) -> None:
+        """Check that a request that just entered the queue may wait there.
+
+        `ahead`: work before it. Raises QueueFull if the queue is full, and NotInTime if the request would
+        wait too long. Rejects another request if the newcomer needs its place.
+        """
+        line, hoping, claim = self._line, self._ready_wait.total(), asked.claim
+        if asked.retry is None:
+            others = line.count_up_to(claim.priority) - line.retried - 1
+            is_full = others >= self._max_queue
+        else:
+            # One that was retracted is not turned away: there are no more of those than had a room.
+            others = line.retried - 1 + hoping
+            is_full = others >= self._max_queue and asked.retry.is_attempt
+        if is_full:
+            raise QueueFull(f"the queue for workers is full: {counted(others, 'request')}")
+        self._expected.look(now_ms, len(line), line.in_class)
+        wait_ms = self._expected.too_long_ms(ahead, claim)
+        if wait_ms is not None:
+            raise not_in_time(wait_ms, ahead.all)
+        if asked.retry is None and len(line) + hoping > 2 * self._max_queue:
+            self._reject_last(claim)
+
+    def may_wait_for_ready(self, retry: Retry) -> bool:
+        """Return whether a request with a retry may wait for a side to have a ready worker."""
+        others = self._line.retried + self._ready_wait.total()
+        return not retry.is_attempt or others < self._max_queue
+
+    def reject_late(self) -> None:
+        """Reject the newest requests of the lowest class while the expected wait is longer than any request
+        may wait. This covers requests that came before there was a throughput, or before it fell."""
+        for _ in range(REJUDGED_MAX):
+            last = self._line.last()
+            if last is None:
+                return
+            everybody = self._line.in_all()
+            wait_ms = self._expected.too_late_ms(everybody, last.claim)
+            if wait_ms is None:
+                return
+            self._line.leave(last)
+            if not last.waiting.opened.done():
+                last.waiting.opened.set_exception(not_in_time(wait_ms, everybody.all - 1))
+
+    def _reject_last(self, claim: QueueKey) -> None:
+        """Reject a request of a lower class in favour of a newcomer. Raises QueueFull if there is none."""
+        last = self._line.last()
+        if last is None or last.claim.priority <= claim.priority:
+            raise QueueFull(f"the queue for workers is full: {counted(len(self._line) - 1, 'request')}")
+        self._line.leave(last)
+        if not last.waiting.opened.done():
+            text = "the queue for workers is full, and its place went to a request of a higher class"
+            last.waiting.opened.set_exception(QueueFull(text))

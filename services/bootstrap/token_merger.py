@@ -1,0 +1,116 @@
+"""Merge of both workers' tokens of one room: one order, and each position once.
+
+Tokens are merged by their position in a choice's output. If prefill alone can report all that comes with the
+first token, messages of decode are stored until it has.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.api.backend import TokenBatch
+from baton.rooms.plurals import counted
+from baton.rooms.request import FinishReason, Request, Score, Token
+from baton.wire.conversions import Malformed
+
+
+class TokensLost(Exception):
+    """Decode left out tokens of a choice, or drew on behind the last one."""
+
+
+class TokenMessage(NamedTuple):
+    """Tokens of one choice from a worker."""
+
+    choice: int
+    first: int
+    """Position of the first of them in the choice's output."""
+    tokens: tuple[Token, ...]
+    finish: FinishReason | None
+    """Finish reason of the choice, if its last token is among them."""
+
+
+class TokenMerger:
+    """Tokens of one room that were passed on, and those that wait."""
+
+    def __init__(self, request: Request, decode: str, *, awaits_prefill: bool) -> None:
+        """`decode`: name of the decode worker. `awaits_prefill`: store messages of decode until `release`."""
+        self._request = request
+        self._decode = decode
+        self.given = len(request.output)
+        """Output tokens that earlier rooms of the request passed on."""
+        self.going = set(range(request.choices))
+        """Choices with tokens to come."""
+        self._next = [self.given] * request.choices
+        """Position of the next token to pass on, in its output, by choice."""
+        self._scores: list[Score] = []
+        """Scores of the prompt that prefill has reported and that were not passed on."""
+        self._stored: list[TokenMessage] | None = [] if awaits_prefill else None
+        """Messages of decode while prefill's first token is awaited. None if it is not, or no more."""
+
+    def store(self, message: TokenMessage) -> bool:
+        """Store a message of decode if prefill's first token is awaited. Return False if it is not.
+
+        Raises Malformed for more messages than the room may draw tokens.
+        """
+        if self._stored is None:
+            return False
+        if len(self._stored) >= self._request.choices * self._request.max_tokens:
+            raise Malformed("more messages than tokens may come")
+        self._stored.append(message)
+        return True
+
+    def release(self) -> list[TokenMessage]:
+        """Return the stored messages, and store none from now on."""
+        stored, self._stored = self._stored or [], None
+        return stored
+
+    def complete_in_store(self) -> set[int]:
+        """Return the choices that are complete in the stored messages."""
+        return {message.choice for message in self._stored or () if message.finish is not None}
+
+    def add_scores(self, first: int, scores: Sequence[Score]) -> None:
+        """Take scores of the prompt, from token `first` on. Raises Malformed if they do not follow the
+        earlier ones, or are too many or too late."""
+        left = 0 if self._stored is None else self._request.scores - len(self._scores)
+        if first != 1 + len(self._scores) or len(scores) > left:
+            raise Malformed(f"scores from token {first} on, {left} were to come")
+        self._scores += scores
+
+    def check_scores(self) -> None:
+        """Check that all scores of the prompt came before the first token. Raises Malformed."""
+        if len(self._scores) != self._request.scores:
+            wanted = self._request.scores
+            raise Malformed(f"{len(self._scores)} scores before the first token, of {wanted}")
+
+    def take(self, message: TokenMessage) -> TokenBatch | None:
+        """Return the tokens of a message that were not passed on yet, None if there are none.
+
+        Raises TokensLost, and Malformed for a choice that the request does not have.
+        """
+        choice, first, tokens, finish = message
+        if choice not in self.going:
+            if choice >= self._request.choices:
+                raise Malformed(f"tokens of choice {choice} of {self._request.choices}")
+            return None
+        at = self._next[choice]
+        if first > at:
+            raise TokensLost(f"tokens {at} to {first} are missing")
+        fresh = tokens[at - first :]
+        if not fresh:
+            return None
+        left = self._request.max_tokens - at - len(fresh)
+        if left < 0 or (left == 0 and finish is None):
+            raise TokensLost(f"decode worker {self._decode} drew on behind the last token")
+        self._next[choice] = at + len(fresh)
+        if finish is not None:
+            self.going.discard(choice)
+        scores, self._scores = tuple(self._scores), []  # `scored-once`
+        return TokenBatch(fresh, finish, choice, scores)
+
+    def progress(self) -> str:
+        """Return how many tokens were passed on, for the timeline."""
+        before = f", {self.given} of them by earlier rooms" if self.given else ""
+        if self._request.choices == 1:
+            return f"{counted(self._next[0], 'token')} passed on{before}"
+        before = f", behind {counted(self.given, 'token')} by earlier rooms" if self.given else ""
+        drawn = sum(self._next) - self.given * self._request.choices
+        return f"{counted(drawn, 'token')} of {self._request.choices} choices passed on{before}"

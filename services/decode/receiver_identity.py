@@ -1,0 +1,36 @@
+"""Identity of a decode worker, as its senders learn it when they connect."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.ids import Incarnation
+from baton.pages.kv_checksum import KvChecksum
+from baton.pages.layout import KvLayout
+from baton.pages.record import SCHEMA_HASH
+from baton.wire.baton.v1 import inference_pb2
+from baton.wire.layout_messages import layout_to_wire
+
+
+@dataclass(slots=True)
+class ReceiverIdentity:
+    """Identity of this decode worker for its senders, and its transfer endpoints."""
+
+    incarnation: Incarnation
+    secret: bytes = field(repr=False)
+    layouts: Sequence[KvLayout]
+    """KV layouts of all ranks, in rank order."""
+    checksum: KvChecksum
+    endpoints: Sequence[inference_pb2.Endpoint] = ()
+    """Present endpoints of all ranks, in rank order, once gathered."""
+
+    @property
+    def exposure(self) -> int:
+        return self.endpoints[0].incarnation
+
+    def connect(self) -> inference_pb2.ConnectRequest:
+        return inference_pb2.ConnectRequest(
+            endpoints=self.endpoints,
+            layouts=[layout_to_wire(each) for each in self.layouts],
+            schema=SCHEMA_HASH,
+            kv_checksum=self.checksum.value,
+        )
