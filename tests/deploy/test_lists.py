@@ -15,6 +15,8 @@ from tests.deploy.packages import LISTS, Pin, bootstrap_requirements, pins, proj
 
 LOWEST: Final = "lowest"
 """The list of `make test-lowest`: the lowest version of each package, which no other list has."""
+VLLM: Final = "vllm-cpu"
+"""The list of `make test-vllm`: versions that vLLM allows."""
 NAMES: Final = sorted(path.stem for path in LISTS.glob("*.txt"))
 RUN: Final = ("torch", "torch-cuda", "run")
 HASH: Final = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -67,6 +69,18 @@ def test_the_projects_own_ranges_are_held_and_everything_that_runs_is_there_with
     assert not {"pytest", "mypy", "ruff", "playwright"} & listed.keys()
 
 
+def test_workers_on_vllms_engine_run_with_versions_that_baton_allows() -> None:
+    """torch is listed by itself, and its companions are not needed for text."""
+    groups, listed = project(), of("torch-cpu", VLLM)
+    wanted = [each for group in ("", "certs", "gguf", "otel") for each in groups[group]]
+    assert [each for each in wanted if not holds(listed, Requirement(each))] == []
+    [bound] = groups["vllm"]
+    [pin] = listed["vllm-cpu"]
+    [version] = [each.version for each in pin.requirement.specifier]
+    assert Requirement(bound).specifier.contains(version), "the extra's vLLM is the tested one"
+    assert not {"torch", "torchaudio", "torchvision", "triton"} & pins(VLLM).keys()
+
+
 @pytest.mark.parametrize("name", ["bootstrap", "run"])
 def test_what_a_listed_package_needs_here_is_listed(name: str) -> None:
     """`--no-deps` installs what is there and asks for no more."""
@@ -83,7 +97,7 @@ def test_what_a_listed_package_needs_here_is_listed(name: str) -> None:
 
 
 def test_the_lists_agree_with_each_other() -> None:
-    whole = of(*(name for name in NAMES if name != LOWEST))
+    whole = of(*(name for name in NAMES if name not in (LOWEST, VLLM)))
     for package, found in whole.items():
         by_marker: dict[str, set[str]] = {}
         for pin in found:

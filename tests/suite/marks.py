@@ -16,17 +16,22 @@ REASONS: Final = {
     "stack": "starts services by their command lines, or a worker's processes with a model over NIXL",
     "browser": "drives a browser",
     "emulated": "compiles a kernel for another CPU, or with a fault: only `make verify-kernels` has it",
+    "vllm": "needs vLLM, which has an environment of its own: only `make test-vllm` has it",
     "bench": "runs a benchmark",
     "sweep": "builds models of many types that the model library knows",
     "search": "searches many states, or for faults that were put into the product",
     "prometheus": "needs the programs of Prometheus",
 }
 """The marks, and what a test with each of them does."""
-FOLDERS: Final = {"tests/process/": ("stack",), "tests/ui/": ("stack", "browser")}
+FOLDERS: Final = {
+    "tests/process/": ("stack",),
+    "tests/ui/": ("stack", "browser"),
+    "tests/vllm/": ("stack", "vllm"),
+}
 """Folders whose tests all have these marks."""
 QUICK, REST, ALL = "quick", "rest", "all"
 PARTS: Final = (QUICK, REST)
-NOT_IN_A_TIER: Final = ("emulated", "all_groups", "all_models")
+NOT_IN_A_TIER: Final = ("emulated", "all_groups", "all_models", "vllm")
 """Marks of tests that run only if the option of the same name is given."""
 SERVICES: Final = frozenset({"serve", "bootstrap", "prefill", "decode"})
 """Words of the command line that start services."""

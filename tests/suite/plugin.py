@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("all-groups", "verify-groups"),
         ("all-models", "verify-models"),
         ("emulated", "verify-kernels"),
+        ("vllm", "test-vllm"),
     ):
         parser.addoption(f"--{name}", action="store_true", help=f"also the tests of `make {word}`")
 

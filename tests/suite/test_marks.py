@@ -32,7 +32,7 @@ WORDS: Final = {QUICK: "test", REST: "test-rest", ALL: "test-all"}
 
 BATON: Final = [sys.executable, "-m", "baton.cli.main"]
 NOT_TESTED_HERE: Final = {"gpu", *NOT_IN_A_TIER}
-"""Marks of tests for a GPU, or of `make verify-groups`, `verify-models` and `verify-kernels`."""
+"""Marks of tests for a GPU, or of `make verify-groups`, `verify-models`, `verify-kernels` and `test-vllm`."""
 
 
 def recipe(word: str) -> str:
@@ -50,7 +50,7 @@ def test_each_word_runs_its_tier_and_nothing_else(tier: str) -> None:
     assert ran == [f"-m pytest -n 2 --dist loadfile --tier {tier} "]
 
 
-@pytest.mark.parametrize("broken", ["check", "test", "test-lowest", "test-rest", "nothing"])
+@pytest.mark.parametrize("broken", ["check", "test", "test-lowest", "test-rest", "test-vllm", "nothing"])
 def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each(
     broken: str, tmp_path: Path
 ) -> None:
@@ -60,7 +60,7 @@ def test_continuous_integration_runs_the_checks_and_every_test_and_fails_by_each
     make.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([ROOT / ".ci" / "run"], env=environ, capture_output=True, text=True, timeout=60)
-    words = ["check", "test", "test-lowest", "test-rest"]
+    words = ["check", "test", "test-lowest", "test-rest", "test-vllm"]
     ran = words[: words.index(broken) + 1] if broken in words else words
     assert done.stdout.splitlines() == [f"{word} in true" for word in ran]
     assert (done.returncode != 0) is (broken in words)

@@ -367,8 +367,11 @@ WALKS: Final[Mapping[type, Callable[[Any, Parts, ConvertedParameter], Parts]]] =
     library.MergeModulelist: _stacked,
     library.Concatenate: _joined,
     library.Chunk: _chunked,
-    library.Split: _split,
     library.Transpose: _transposed,
     library.Interleave: _deinterleaved,
+    **({library.Split: _split} if hasattr(library, "Split") else {}),
 }
-"""For each operation of the library, the same operation on sources in the place of tensors."""
+"""For each operation of the library, the same operation on sources in the place of tensors.
+
+transformers 5.19 has no `Split`.
+"""
