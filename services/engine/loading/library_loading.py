@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig
+from transformers import __version__ as library_version
 
 from baton.engine.execution.attention_span import ATTENTION_NAME
 from baton.engine.kv_cache import DTYPES
@@ -26,8 +27,23 @@ from baton.runtime.logging import Log
 
 log = Log(__name__)
 
+LIBRARY_NEEDED: Final = "5.24"
+"""First version of transformers that this engine is tested with. Other parts of Baton run with 5.19."""
 LINE_CHARACTERS: Final = 300
 """Most characters of a library error in a message."""
+
+
+def check_library_version(version: str = library_version) -> None:
+    """Raise StartupError if `version` of transformers is too old for this engine."""
+    if _release(version) < _release(LIBRARY_NEEDED):
+        raise StartupError(
+            f"the torch engine needs transformers {LIBRARY_NEEDED} or newer, and {version} is installed:"
+            f" pip install 'transformers>={LIBRARY_NEEDED}'"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 @contextmanager

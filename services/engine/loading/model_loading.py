@@ -15,6 +15,7 @@ from baton.engine.device import find_device
 from baton.engine.kv_cache import DTYPES
 from baton.engine.loading.capability_probes import refuse_by_configuration
 from baton.engine.loading.library_loading import (
+    check_library_version,
     check_logits,
     library_errors_in_a_line,
     load_definition,
@@ -73,6 +74,7 @@ def load_model(
     Raises ModelNotFound, ModelUnreadable, ContextTooLong, UnsupportedModel, CannotSplit, DeviceNotFound or
     StartupError.
     """
+    check_library_version()
     with library_errors_in_a_line(directory):
         dummy = load_format is LoadFormat.DUMMY
         return _load_model(directory, dtype, device, rank_group, dummy, context_length, quantization)

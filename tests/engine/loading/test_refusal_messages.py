@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from baton.engine.gguf.convert import main
+from baton.engine.loading.library_loading import check_library_version
 from baton.engine.loading.model_loading import load_model
 from baton.runtime.errors import StartupError
 from tests.engine import tiny_models
@@ -34,6 +35,19 @@ def refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> str:
     assert not any(each in line for each in LIBRARY_S)
     assert "REPORT" not in capsys.readouterr().err
     return line
+
+
+@pytest.mark.parametrize("version", ["5.19.0", "5.23.4", "4.57.1"])
+def test_a_library_that_is_too_old_for_this_engine_is_refused_with_the_version_that_it_needs(
+    version: str,
+) -> None:
+    with pytest.raises(StartupError, match=rf"needs transformers 5\.24 or newer, and {version} is installed"):
+        check_library_version(version)
+
+
+@pytest.mark.parametrize("version", [transformers.__version__, "5.24.0.dev0", "6.0.1"])
+def test_a_newer_library_is_not_refused(version: str) -> None:
+    check_library_version(version)
 
 
 @pytest.fixture
