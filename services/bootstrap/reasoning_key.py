@@ -21,7 +21,7 @@ def read_reasoning_key(file: str) -> bytes:
         with Path(file).open("rb") as opened:
             key = opened.read(BYTES_MAX + 1).strip()
     except OSError as error:
-        raise StartupError(f"--thoughts-key-file {file} cannot be read: {error.strerror}") from None
+        raise StartupError(f"--reasoning-key-file {file} cannot be read: {error.strerror}") from None
     if not BYTES_MIN <= len(key) <= BYTES_MAX:
-        raise StartupError(f"--thoughts-key-file {file} has to hold {BYTES_MIN} to {BYTES_MAX} bytes")
+        raise StartupError(f"--reasoning-key-file {file} has to hold {BYTES_MIN} to {BYTES_MAX} bytes")
     return key

@@ -62,13 +62,15 @@ class BootstrapSettings(ServiceSettings):
     )
     reasoning_parser: str = setting(
         AUTO,
-        "How thoughts are told from answers (auto: as above; none: they are part of the answer).",
+        "How reasoning is told apart from the answer (auto: as above; none: it is part of the answer).",
         REASONING_PARSER,
     )
-    tell_tools: bool = setting(
+    describe_tools: bool = setting(
         True,
-        "Where a model's chat template knows no tools, tell them in the system message (false: refuse them).",
+        "If a model's chat template knows no tools, describe them in the system message (false: refuse"
+        " requests with tools).",
         SWITCH,
+        former_name="tell_tools",
     )
     trust_request_chat_template: bool = setting(
         False,
@@ -136,11 +138,12 @@ class BootstrapSettings(ServiceSettings):
         "Most memory for them; the one used longest ago goes first, of the API key that has most.",
         SIZE,
     )
-    thoughts_key_file: str = setting(
+    reasoning_key_file: str = setting(
         "",
-        "File whose content signs the thoughts that clients carry (reasoning.encrypted_content); the same for"
-        " all bootstraps (not given: a key is drawn at each start).",
+        "File whose content signs the reasoning that clients carry (reasoning.encrypted_content); the same"
+        " for all bootstraps (not given: a key is drawn at each start).",
         TEXT,
+        former_name="thoughts_key_file",
     )
     max_body_bytes: int = setting(4 * 2**20, "Largest request body.", SIZE)
     rate_limit: int = setting(

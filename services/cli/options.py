@@ -60,7 +60,7 @@ def _option(each: Setting, panel: str | None = None) -> Any:
     return Annotated[
         str | None,
         typer.Option(
-            each.flag,
+            *each.flags,
             help=each.help + default,
             metavar=each.kind.metavar,
             show_default=False,

@@ -191,7 +191,7 @@ def _source_of(each: Setting, flags: Flags, environ: Mapping[str, str]) -> str |
     """Return the flag or variable that gives the setting, if one does."""
     if flags.get(each.name) is not None:
         return each.flag
-    return each.variable if each.variable in environ else None
+    return next((name for name in each.variables if name in environ), None)
 
 
 def _check_counts(settings: ServeSettings, flags: Flags, environ: Mapping[str, str]) -> None:

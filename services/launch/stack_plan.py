@@ -231,7 +231,8 @@ def _load(
 ) -> Service:
     """Return a service's settings: those that were given to `baton serve` for it, and `decided`."""
     passed = {each.name for group in passed_on().values() for each in group}
-    names = passed & {each.name for each in settings_of(cls)}
-    variables = {PREFIX + name.upper() for name in names}
+    taken = [each for each in settings_of(cls) if each.name in passed]
+    names = [each.name for each in taken]
+    variables = {variable for each in taken for variable in each.variables}
     given = {variable: text for variable, text in environ.items() if variable in variables}
     return load(cls, {**{name: flags.get(name) for name in names}, **decided}, given)

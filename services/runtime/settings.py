@@ -42,36 +42,53 @@ class Setting:
     """Whether it is given by its variable only, and never shown. All users of a machine can read command
     lines.
     """
+    former_name: str = ""
+    """Older name, which is accepted, too. Empty: none."""
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return _flag(self.name)
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.name.upper()
+        return _variable(self.name)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flag, and the older one if there is one."""
+        return (self.flag, _flag(self.former_name)) if self.former_name else (self.flag,)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Variable, and the older one if there is one."""
+        return (self.variable, _variable(self.former_name)) if self.former_name else (self.variable,)
 
     @property
     def default_text(self) -> str:
         return self.kind.show(self.default)
 
 
-def setting(default: T, help: str, kind: SettingKind[T], *, secret: bool = False) -> T:  # noqa: A002
+def setting(
+    default: T,
+    help: str,  # noqa: A002
+    kind: SettingKind[T],
+    *,
+    secret: bool = False,
+    former_name: str = "",
+) -> T:
     """Return a field of a settings class. Its type is that of its value, for readers of the class."""
-    return field(default=default, repr=not secret, metadata={"help": help, "kind": kind, "secret": secret})
+    metadata = {"help": help, "kind": kind, "secret": secret, "former_name": former_name}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """Return the settings of a settings class in their order."""
-    return tuple(
-        Setting(f.name, f.default, f.metadata["help"], f.metadata["kind"], f.metadata["secret"])
-        for f in fields(cls)
-    )
+    return tuple(Setting(name=each.name, default=each.default, **each.metadata) for each in fields(cls))
 
 
 def variables_of(*classes: type) -> frozenset[str]:
     """Return the `BATON_*` variables of these classes."""
-    return frozenset(s.variable for cls in classes for s in settings_of(cls))
+    return frozenset(name for cls in classes for each in settings_of(cls) for name in each.variables)
 
 
 def load(
@@ -86,10 +103,10 @@ def load(
     other services, which are no mistakes. Raises SettingsError.
     """
     known = {s.name: s for s in settings_of(cls)}
-    refuse_unknown(environ, {s.variable for s in known.values()} | set(also_known))
+    refuse_unknown(environ, variables_of(cls) | set(also_known))
     for name in flags:
         if name not in known:
-            flag = "--" + name.replace("_", "-")
+            flag = _flag(name)
             raise SettingsError(f"{flag} is unknown{_nearest(flag, [s.flag for s in known.values()])}")
     values: dict[str, Any] = {}
     for name, each in known.items():
@@ -100,8 +117,9 @@ def load(
             )
         if given is not None:
             values[name] = _parse(each, each.flag, given)
-        elif each.variable in environ:
-            values[name] = _parse(each, each.variable, environ[each.variable])
+        for variable in each.variables:
+            if variable in environ and name not in values:
+                values[name] = _parse(each, variable, environ[variable])
     return cls(**values)
 
 
@@ -135,6 +153,14 @@ def to_environ(settings: object) -> dict[str, str]:
         for each in settings_of(type(settings))
         if each.secret and getattr(settings, each.name) != each.default
     }
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 def _parse(each: Setting, source: str, text: str) -> Any:

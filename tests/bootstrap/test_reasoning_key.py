@@ -21,5 +21,5 @@ def test_a_file_that_holds_none_ends_the_start(tmp_path: Path, content: bytes | 
     file = tmp_path / "key"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(StartupError, match="--thoughts-key-file"):
+    with pytest.raises(StartupError, match="--reasoning-key-file"):
         read_reasoning_key(str(file))

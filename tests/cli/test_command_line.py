@@ -40,6 +40,13 @@ def test_help_of_a_service_shows_every_setting_with_its_default() -> None:
     assert "(default: 1GiB)" in " ".join(text.replace("│", "").split())
 
 
+def test_a_former_flag_is_taken_for_the_new_one() -> None:
+    for flag in ("--describe-tools", "--tell-tools"):
+        result = baton("bootstrap", flag, "perhaps")
+        assert result.returncode == 2
+        assert "--describe-tools: 'perhaps' is not allowed" in result.stderr
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys; from baton.cli.main import app\n"

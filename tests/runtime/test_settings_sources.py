@@ -77,6 +77,15 @@ def test_a_variable_of_another_service_is_no_mistake() -> None:
     load(PrefillSettings, {}, environ, variables_of(*SERVICES))
 
 
+def test_a_former_name_of_a_variable_is_read_unless_the_new_one_is_given() -> None:
+    old, new = "BATON_THOUGHTS_KEY_FILE", "BATON_REASONING_KEY_FILE"
+    required = {"model": "m"}
+    assert load(BootstrapSettings, required, {old: "old"}).reasoning_key_file == "old"
+    assert load(BootstrapSettings, required, {old: "old", new: "new"}).reasoning_key_file == "new"
+    flag = {"reasoning_key_file": "flag"}
+    assert load(BootstrapSettings, required | flag, {old: "old", new: "new"}).reasoning_key_file == "flag"
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
